@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 NODES ?= 10
 RELEASE := $(VENV)/release-tools
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
+# Where this is set, each Python process that a test starts would compile all of Muster that it imports, and each process of
+# pytest-xdist would rewrite all tests in each run.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-stragglers bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -139,6 +143,9 @@ bench-daemon: setup ## what the node daemon costs, beside Prometheus' node expor
 
 bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two clusters of containers
 	@$(BIN)/python -m benchmarks.bench_tls
+
+bench-stragglers: image ## how soon a slow rank is named, whom a clean run names, and what that costs
+	@$(BIN)/python -m muster.slurm.image run -- python3 -m benchmarks.bench_stragglers
 
 bench-trust: setup ## what callers without rights cost
 	@$(BIN)/python -m benchmarks.bench_trust

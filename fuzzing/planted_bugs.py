@@ -50,8 +50,8 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
     "snapshot_headers": PlantedBug(
         "The index of a shard may end behind the shard.",
         module="muster.checkpoint.format.layout",
-        code="footer.header_offset <= footer.header_offset + body <= len(shard) - FOOTER_BYTES:",
-        bug="footer.header_offset <= footer.header_offset + body <= 2 * len(shard):",
+        code="footer.header_offset <= footer.header_offset + body <= size - FOOTER_BYTES\n",
+        bug="footer.header_offset <= footer.header_offset + body <= 2 * size\n",
     ),
     "shard_transfers": PlantedBug(
         "Pieces of another length than they say are written into a replica.",

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from muster.daemon.host.orphan_guard import run_guarded
 from muster.launcher.command import Command, print_error, site_arguments
-from muster.launcher.commands import cancel, events, logs, nodes, pki, policy, run, status, submit, swap
+from muster.launcher.commands import cancel, check, drain, events, logs, nodes, pki, policy, run, status, submit, swap
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
 COMMANDS: tuple[Command, ...] = (
@@ -26,10 +26,12 @@ COMMANDS: tuple[Command, ...] = (
     logs.COMMAND,
     cancel.COMMAND,
     swap.COMMAND,
+    drain.COMMAND,
     nodes.COMMAND,
     run.COMMAND,
     pki.COMMAND,
     policy.COMMAND,
+    check.COMMAND,
 )
 
 

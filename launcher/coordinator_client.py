@@ -128,6 +128,16 @@ class CoordinatorClient:
         request = pb.SwapRequest(gang=ref, node=node, reason=reason)
         return await self._answer(self._stub.Swap(request, timeout=CALL_TIMEOUT_S))
 
+    async def drain(self, node: str, reason: str) -> pb.DrainReply:
+        """Has Slurm start nothing more on `node`, and gangs leave it as they have spares.
+
+        Raises:
+            NotAllowed: the caller is no operator.
+            NotNow: the site has Muster in observe mode.
+        """
+        request = pb.DrainRequest(node=node, reason=reason)
+        return await self._answer(self._stub.Drain(request, timeout=CALL_TIMEOUT_S))
+
     async def watch(self, ref: pb.GangRef) -> AsyncIterator[pb.GangView]:
         """Yields the gang after every change, until the gang is final."""
         async for view in self._stream(self._stub.Watch(ref)):

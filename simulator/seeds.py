@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster.daemon.coordinator.core.state.events import GangSpec
-from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
+from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.simulator.coverage.counts import Coverage
 from muster.simulator.environment.durations import Durations
 from muster.simulator.environment.network import COORDINATOR, NetworkConditions
-from muster.simulator.faults import injection, network_faults, process_faults
+from muster.simulator.faults import hardware_faults, injection, network_faults, process_faults
 from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.invariants.violation import InvariantViolation
 from muster.simulator.world.agent import Agent
@@ -29,6 +30,8 @@ TIGHT_LIMITS = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps
 """Limits that some runs reach soon."""
 SMALL_JOURNAL = replace(NO_LIMITS, journal_mib_per_job=0.1)
 """A part of the journal that a gang uses up with its start and some recoveries."""
+STRAGGLER_RULE = StragglerRule(share=0.9, window_s=8.0, response=Response.SWAP)
+"""Shorter than any site's: a run lasts a minute or two."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
@@ -41,6 +44,11 @@ def _limits(seed: int) -> Limits:
     if seed % 14 == 9:
         return SMALL_JOURNAL
     return TIGHT_LIMITS if seed % 4 == 2 else NO_LIMITS
+
+
+def _resumes_nodes(seed: int) -> bool:
+    """Some sites let Muster resume nodes."""
+    return random.Random(f"resumes {seed}").random() < 0.3  # as in `_step_s`
 
 
 def _step_s(seed: int, usual_step_s: float) -> float:
@@ -65,6 +73,7 @@ class SeedRun:
     def __init__(self, seed: int, folder: Path, trace: bool = False) -> None:
         rng = random.Random(f"plan {seed}")
         self._rng = rng
+        self._closer_looks = random.Random(f"closer looks {seed}")
         self._gangs = ["g1"] if rng.random() < 0.85 else ["g1", "g2"]
         specs = [self._spec() for _ in self._gangs]
         count = sum(spec.nodes + spec.spares for spec in specs) + rng.choice([0, 0, 1, 2])
@@ -78,7 +87,7 @@ class SeedRun:
                     delay_rate=rng.choice([0.0, 0.01, 0.05]),
                 ),
                 Durations(step_s=_step_s(seed, rng.choice([0.3, 0.4, 0.5]))),
-                _limits(seed),
+                replace(_limits(seed), straggler=STRAGGLER_RULE, resume_after_check=_resumes_nodes(seed)),
                 standby=seed % 4 == 1,
             ),
             seed,
@@ -99,8 +108,37 @@ class SeedRun:
         ):
             if rng.random() < probability:
                 injection.arm_random(self.world, phases)
+        if any(spec.spares for spec in specs) and random.Random(f"only version {seed}").random() < 0.3:
+            injection.arm(self.world, hardware_faults.flip_bit_in_only_version, 2.0)
+        self._spoil_node_checks(seed)
+        self._slow_down(seed)
+        self._allow_idleness(seed)
         for gang, spec in zip(self._gangs, specs, strict=True):
-            self._submit(gang, spec)
+            self._submit(gang, self._with_newer_keys(spec))
+
+    def _with_newer_keys(self, spec: GangSpec) -> GangSpec:
+        """`spec` with the keys that generators of their own decide, which leaves all other seeds as they are."""
+        return replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s)
+
+    def _allow_idleness(self, seed: int) -> None:
+        """In some seeds agents measure for how long their ranks are idle."""
+        rng = random.Random(f"idleness {seed}")  # as in `_step_s`
+        self._hang_after_idle_s = rng.choice([4.0, 12.0]) if rng.random() < 0.12 else 0.0
+
+    def _spoil_node_checks(self, seed: int) -> None:
+        """In some seeds agents check their nodes, and some nodes fail."""
+        rng = random.Random(f"node checks {seed}")  # as in `_step_s`
+        self._preflight = rng.random() < 0.15
+        for machine in self.world.machines.values():
+            bad = rng.random() < 0.25
+            machine.check_outcome = rng.choice(["wrong", "failed", "silent", "slow"]) if bad else "passed"
+
+    def _slow_down(self, seed: int) -> None:
+        """In some seeds a node or a rank is slow, and the site leaves nodes for that."""
+        rng = random.Random(f"stragglers {seed}")  # as in `_step_s`
+        if rng.random() < 0.24:
+            fault = rng.choice([hardware_faults.slow_node, process_faults.slow_rank])
+            injection.arm(self.world, fault, 2.0 * rng.random())
 
     def _arm_faults(self, seed: int) -> None:
         """Arm faults that would otherwise be too rare.
@@ -108,16 +146,20 @@ class SeedRun:
         Each one has a random generator of its own, so that a change to one of them leaves the others as they are.
         """
         for phase, shares in injection.ARMED_FAULTS.items():
-            remainder = random.Random(f"{phase} {seed}").random()
-            for (fault, after_s), share in shares.items():
-                if 0 <= remainder < share:
-                    injection.arm(self.world, fault, after_s, phase)
-                remainder -= share
+            self._arm_one(random.Random(f"{phase} {seed}").random(), shares, phase)
+        self._arm_one(random.Random(f"more {seed}").random(), injection.MORE_FAULTS, Phase.RUNNING)
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.7:
             injection.arm(self.world, network_faults.isolate_nodes_of_every_gang, 4.0)
         if self.world.durations.step_s() > 1.0:
             injection.arm(self.world, process_faults.stop_agent_and_daemon, 8.0)
             injection.arm(self.world, process_faults.stop_agent_and_daemon, 20.0)
+
+    def _arm_one(self, remainder: float, shares: Mapping[tuple[injection.Fault, float], float], phase: Phase) -> None:
+        """Arm the fault in whose share `remainder` (0 to 1) lies, if any."""
+        for (fault, after_s), share in shares.items():
+            if 0 <= remainder < share:
+                injection.arm(self.world, fault, after_s, phase)
+            remainder -= share
 
     def _submit(self, gang: str, spec: GangSpec) -> None:
         world, rng = self.world, self._rng
@@ -172,7 +214,8 @@ class SeedRun:
         end = at + HEAL_TIME_S + SETTLE_TIMEOUT_S
         while not self._is_settled():
             if world.schedule.now > end:
-                raise InvariantViolation(f"invariant 4: {', '.join(map(self._describe, self._gangs))}: did not settle")
+                words = [*map(self._describe, self._gangs), *self._ended_unnoticed()]
+                raise InvariantViolation(f"invariant 4: {', '.join(words)}: did not settle")
             self.world.run_until(world.schedule.now + 1.0)
         world.observer.run_settled()
 
@@ -186,17 +229,28 @@ class SeedRun:
         spec = self._spec()
         if gang and gang.final and len(self._gangs) < 4 and spec.nodes + spec.spares <= len(self.world.machines):
             self._gangs.append(f"g{len(self._gangs) + 1}")
-            self._submit(self._gangs[-1], spec)
+            self._submit(self._gangs[-1], self._with_newer_keys(spec))
 
     def _repair_nodes(self) -> None:
-        """An operator repairs drained nodes and resumes them in Slurm."""
+        """An operator repairs drained nodes and resumes them in Slurm. Where Muster may resume nodes, too, the operator
+        often keeps some for a closer look instead."""
         world = self.world
+        if world.limits.resume_after_check and self._closer_looks.random() < 0.7:
+            self._keep_nodes()
+            return
         for name, node in world.cluster.nodes().items():
             machine = world.machines[name]
             if node.drained and machine.powered and not machine.frozen and self._rng.random() < 0.8:
-                machine.ranks_unkillable_until = 0.0
+                machine.ranks_unkillable_until = min(machine.ranks_unkillable_until, world.schedule.now)
                 world.note(f"an operator resumes {name}")
                 world.cluster.resume(name)
+
+    def _keep_nodes(self) -> None:
+        """An operator writes another reason for the drain of some nodes."""
+        for name, node in self.world.cluster.nodes().items():
+            if node.drained and self._closer_looks.random() < 0.4:
+                self.world.note(f"an operator writes another reason for the drain of {name}")
+                self.world.cluster.drain(name, "fan broken, ticket 7")
 
     # -- the end --
 
@@ -213,8 +267,18 @@ class SeedRun:
             and not world.slurm.unavailable_reason
             and not coordinator.core.state.owed
             and not coordinator.core.state.correlated_faults
+            and not self._ended_unnoticed()
             and all(map(self._is_gang_settled, self._gangs))
         )
+
+    def _ended_unnoticed(self) -> list[str]:
+        """Nodes of which the core believes what is over: an operator's drain, though Slurm has the node in service; or
+        a precursor, though the node has reported its end."""
+        world, machines = self.world, self.world.machines
+        known = world.coordinator.core.state.nodes.values()
+        drained = (node.name for node in known if node.drain is not None)
+        drains = [name for name in drained if world.coordinator.sees_in_service(name)]
+        return drains + [node.name for node in known if machines[node.name].ended_signals & node.precursors.keys()]
 
     def _is_healed(self) -> bool:
         """No link is cut and no process is stopped. Ended processes may stay ended."""
@@ -243,7 +307,8 @@ class SeedRun:
                 and not pool_jobs
                 and not any(self._should_exit(a) for (g, _), a in world.agents.items() if g == id)
             )
-        if any(pool_job.id not in {m.job for m in gang.present()} for pool_job in pool_jobs):
+        wanted = {member.job for member in gang.present()} | {request.job for request in gang.pool.values()}
+        if any(pool_job.id not in wanted for pool_job in pool_jobs):
             return False  # a pool job that no gang needs is still there
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             return job.state is JobState.PENDING

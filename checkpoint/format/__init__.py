@@ -1,4 +1,5 @@
-"""What the training process and the agent share: shard layout, versions, names of durable folders, stack files, errors.
+"""What the training process and the agent share: shard layout, versions, names of durable folders, stack files, errors;
+and whether replicas agree, which the agent and the coordinator must judge alike.
 
-File formats only, without torch. Every other room may import it.
+Never imports torch. Every other room may import it.
 """

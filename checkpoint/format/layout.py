@@ -6,9 +6,10 @@
     header_offset   the index (JSON), the leaf directory (for a restore), the durable metadata (rank 0 only)
     size - 64       the footer
 
-Replicas of one model hold equal tensors, so all pieces before `objects_offset` are equal. The bytes from
-`header_offset` on are equal from snapshot to snapshot, so a buddy needs them once. Both offsets are therefore borders
-of pieces.
+Replicas of one model hold equal tensors, so all pieces before `objects_offset` are equal. The first `compared_bytes`
+hold what must be equal in all ranks of a replica group: parameters and optimizer states, and no buffers. The bytes from
+`header_offset` on are equal from snapshot to snapshot, so a buddy needs them once. All three are therefore borders of
+pieces.
 
 The durable metadata names offsets and lengths in files that only a flush writes, and an object's length changes from
 snapshot to snapshot. So the metadata holds numbered placeholders of 8 bytes instead of offsets and lengths. Every
@@ -34,7 +35,7 @@ LENGTH_BYTES = 8
 """Bytes before an object that hold its length."""
 
 _MAGIC = b"MUSTERs1"
-_FOOTER = struct.Struct("<8s5Q16x")
+_FOOTER = struct.Struct("<8s7Q")
 _LENGTH = struct.Struct("<Q")
 
 # A placeholder is an integer that pickle writes as LONG1 with 8 bytes: 4 bytes of number, then this tag.
@@ -43,13 +44,18 @@ _PLACEHOLDER = re.compile(rb"\x8a\x08(.{4})" + re.escape(struct.pack("<I", _PLAC
 
 
 class Footer(NamedTuple):
-    """The last 64 bytes of a shard: offsets and lengths in bytes."""
+    """The last 64 bytes of a shard: offsets and lengths in bytes.
+
+    `replica_group`: names the ranks whose first `compared_bytes` must be equal. 0: no bytes are compared.
+    """
 
     objects_offset: int
     header_offset: int
     index_bytes: int
     directory_bytes: int
     metadata_bytes: int
+    compared_bytes: int = 0
+    replica_group: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,8 @@ def write_footer(shard: memoryview, footer: Footer) -> None:
     shard[len(shard) - FOOTER_BYTES :] = _FOOTER.pack(_MAGIC, *footer)
 
 
-def read_footer(shard: memoryview) -> Footer:
-    """The footer of a shard.
+def read_footer(shard: memoryview, shard_bytes: int | None = None) -> Footer:
+    """The footer of a shard. `shard_bytes`: the size of the whole shard, of which `shard` is the end.
 
     Raises:
         CorruptShard: these bytes aren't a shard.
@@ -124,9 +130,12 @@ def read_footer(shard: memoryview) -> Footer:
         raise CorruptShard(
             f"the footer begins with {magic!r}, not {_MAGIC!r}: the bytes are no shard, or of another version of Muster"
         )
+    size = len(shard) if shard_bytes is None else shard_bytes
     body = footer.index_bytes + footer.directory_bytes + footer.metadata_bytes
-    if not footer.objects_offset <= footer.header_offset <= footer.header_offset + body <= len(shard) - FOOTER_BYTES:
-        raise CorruptShard(f"the footer's offsets {footer} don't fit into {len(shard)} bytes")
+    if footer.compared_bytes > footer.objects_offset or not (
+        footer.objects_offset <= footer.header_offset <= footer.header_offset + body <= size - FOOTER_BYTES
+    ):
+        raise CorruptShard(f"the footer's offsets {footer} don't fit into {size} bytes")
     return footer
 
 

@@ -16,7 +16,7 @@ Invariants:
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -27,13 +27,13 @@ import grpc
 
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.block_times import StepBlocks
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
+from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import transfer
@@ -42,12 +42,15 @@ from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
-from muster.v1.agent_pb2 import TIER_OWN, BlockTimes, FlushOrder, Order, ShardStatus
+from muster.v1.agent_pb2 import (
+    TIER_OWN,
+    FlushOrder,
+    Order,
+    ReplicaDisagreement,
+    ShardStatus,
+)
 
 log = logging.getLogger(__name__)
-
-PHASE_NAME_LETTERS = 64
-"""The longest name of a declared phase that is reported. Longer names are cut, to bound the size of a status."""
 
 _NEVER_FENCED = 1 << 62
 """A generation above all others, for tasks that a fence must not cancel."""
@@ -67,7 +70,7 @@ class CheckpointService:
     Args:
         gang_id, node: the gang and the node of this agent.
         dial: returns a stub for the agent on a node.
-        on_change: called when `shards`, `committed`, `progress` or `phases` return something new.
+        on_change: called when `shards`, `committed`, `progress` or `rank_reports` have something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
         slot_wait_s: seconds that an offer waits for slots of this node.
     """
@@ -89,6 +92,7 @@ class CheckpointService:
         self._run_in_thread = run_in_thread = WorkerThreads()
         self._shard_store = store = ShardStore(on_change)
         self._sockets = RankSockets(self._on_rank_message)
+        self.rank_reports = RankReports(on_change, lambda rank: self._sockets.generation(rank) is not None)
         self._slots = SlotPool(gang_id, self._grant_free_slot)
         self._replica_builder = ReplicaBuilder(gang_id, store, run_in_thread)
         self._commit_protocol = commit = CommitProtocol(
@@ -104,9 +108,6 @@ class CheckpointService:
         self._progress: dict[int, int] = {}
         self._undecided_ranks: set[int] = set()
         """Ranks that have neither kept nor skipped their newest step yet."""
-        self._stopped: dict[int, int] = {}
-        self._phases: dict[int, str] = {}
-        self._step_blocks: dict[int, StepBlocks] = {}
         self._digesting: set[tuple[int, Version]] = set()
 
     # Called by the agent.
@@ -121,8 +122,8 @@ class CheckpointService:
         Applying the same order again changes nothing.
         """
         if self._commit_protocol.apply_order(order):
-            self._progress, self._stopped, self._phases, self._undecided_ranks = {}, {}, {}, set()
-            self._step_blocks = {}
+            self._progress, self._undecided_ranks = {}, set()
+            self.rank_reports.begin_generation()
             replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
             self._replica_builder.set_replicated_ranks(
                 place.rank for place in order.places if place.node in replicated_nodes
@@ -157,17 +158,9 @@ class CheckpointService:
         """The newest finished step of each rank of this node in this generation."""
         return dict(self._progress)
 
-    def stopped(self) -> dict[int, int]:
-        """The last step of each rank of this node that was asked to stop and has finished that step."""
-        return dict(self._stopped)
-
-    def phases(self) -> dict[int, str]:
-        """The declared phase of each rank of this node; empty for a rank that has left its phase."""
-        return dict(self._phases)
-
-    def block_times(self) -> dict[int, BlockTimes]:
-        """The newest measured steps of each rank of this node that has measured some in this generation."""
-        return {rank: times for rank, blocks in self._step_blocks.items() if (times := blocks.times()) is not None}
+    def disagreement(self) -> ReplicaDisagreement | None:
+        """On the commit leader: the first version of this generation on which replicas disagree; None: none."""
+        return self._commit_protocol.disagreement
 
     def is_digesting(self, rank: int, generation: int) -> bool:
         """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""
@@ -219,6 +212,7 @@ class CheckpointService:
     async def close(self) -> None:
         """End all tasks and free all memory."""
         self._recall.cancel()
+        self.rank_reports.close()
         self._sockets.close_up_to(_NEVER_FENCED)
         tasks = list(self._tasks)
         for task in tasks:
@@ -265,21 +259,18 @@ class CheckpointService:
     # Messages from ranks.
 
     def _on_rank_message(self, rank: int, generation: int, message: rank_pb2.RankMessage) -> None:
-        kind = message.WhichOneof("body")
-        if kind == "progress":
-            version = Version(generation, message.progress.step)
-            self._on_step_times(rank, generation, message.progress.step_times)
-            self._on_progress(rank, version, message.progress.snapshot_skipped)
-        elif kind == "declared":
-            self._on_declared_phase(rank, generation, message.declared.phase)
-        elif kind == "filled":
-            self._on_filled(rank, Version(generation, message.filled.step), message.filled.slot)
-        elif kind == "stopped":
-            self._on_stopped(rank, Version(generation, message.stopped.step))
-        elif kind == "join":
-            self._spawn(generation, self._on_join(rank, generation))
-        elif kind == "layout":
-            self._spawn(generation, self._on_layout(rank, generation, message.layout.slot_bytes))
+        if generation == self._commit_protocol.order.generation:
+            self.rank_reports.handle_message(rank, message)
+        match message.WhichOneof("body"):
+            case "progress":
+                version = Version(generation, message.progress.step)
+                self._on_progress(rank, version, message.progress.snapshot_skipped)
+            case "filled":
+                self._on_filled(rank, Version(generation, message.filled.step), message.filled.slot)
+            case "join":
+                self._spawn(generation, self._on_join(rank, generation))
+            case "layout":
+                self._spawn(generation, self._on_layout(rank, generation, message.layout.slot_bytes))
 
     async def _on_join(self, rank: int, generation: int) -> None:
         try:
@@ -338,24 +329,6 @@ class CheckpointService:
         if skipped and not self._slots_refused:
             self._commit_protocol.record_skipped(rank, version)
             self._replica_receiver.notify_slots_changed()
-        self._on_change()
-
-    def _on_stopped(self, rank: int, version: Version) -> None:
-        if version.generation != self._commit_protocol.order.generation:
-            return
-        self._stopped[rank] = version.step
-        self._on_change()
-
-    def _on_step_times(self, rank: int, generation: int, step_times: Iterable[rank_pb2.StepTime]) -> None:
-        if generation != self._commit_protocol.order.generation:
-            return
-        for step_time in step_times:
-            self._step_blocks.setdefault(rank, StepBlocks()).add(step_time)
-
-    def _on_declared_phase(self, rank: int, generation: int, phase: str) -> None:
-        if generation != self._commit_protocol.order.generation:
-            return
-        self._phases[rank] = phase[:PHASE_NAME_LETTERS]
         self._on_change()
 
     def _on_filled(self, rank: int, version: Version, number: int) -> None:

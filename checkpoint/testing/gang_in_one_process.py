@@ -26,6 +26,7 @@ class TorchlessRank:
         connection: the connection to its agent.
         rank, world_size: the rank's number, and the number of ranks.
         durable_metadata: the bytes that stand for the durable metadata; empty on all ranks but 0.
+        replica_group: the shared bytes are compared with those of the ranks of this group; 0: with none.
     """
 
     connection: AgentConnection
@@ -33,6 +34,7 @@ class TorchlessRank:
     world_size: int
     durable_metadata: bytes = b""
     slot_bytes: int = 0
+    replica_group: int = 0
     _objects_offset: int = 0
     _header_offset: int = 0
     _index: bytes = field(default=b"", repr=False)
@@ -68,7 +70,13 @@ class TorchlessRank:
         view[self._header_offset : end] = self._index
         view[end : end + len(self.durable_metadata)] = self.durable_metadata
         footer = layout.Footer(
-            self._objects_offset, self._header_offset, len(self._index), 0, len(self.durable_metadata)
+            self._objects_offset,
+            self._header_offset,
+            len(self._index),
+            0,
+            len(self.durable_metadata),
+            self._objects_offset if self.replica_group else 0,
+            self.replica_group,
         )
         layout.write_footer(view, footer)
 
@@ -153,6 +161,13 @@ class _PeerService(peer_pb2_grpc.PeerServiceServicer):
         return await self.checkpoint_service.Committed(request, context)
 
 
+def reported(service: CheckpointService, rank: int) -> agent_pb2.RankStatus:
+    """What the agent with this service would report of what the rank has said of itself."""
+    status = agent_pb2.RankStatus(rank=rank)
+    service.rank_reports.add_to(status)
+    return status
+
+
 @dataclass
 class InProcessNode:
     """One agent's checkpoint service, and the server in front of it."""
@@ -174,6 +189,8 @@ class InProcessGang:
         self.gang_id = gang_id
         self.nodes: dict[str, InProcessNode] = {}
         self.generation = 0
+        self.agreed_groups: tuple[int, ...] = ()
+        self.replicas_differ = False
         self.slot_wait_s = LOCAL_SLOT_WAIT_S
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -220,6 +237,8 @@ class InProcessGang:
             for name, node in self.nodes.items()
         )
         order.places.extend(agent_pb2.RankPlace(rank=rank, node=name) for rank, name in places.items())
+        order.agreed_groups.extend(self.agreed_groups)
+        order.replicas_differ = self.replicas_differ
         if restore is not None:
             order.restore.CopyFrom(restore)
         return order

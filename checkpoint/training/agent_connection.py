@@ -5,26 +5,35 @@ for a slot on purpose. When the agent ends, snapshots end and training goes on.
 """
 
 import array
+import fcntl
 import logging
 import mmap
 import os
 import select
 import socket
+import struct
+import termios
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from muster.checkpoint.format import stack_file
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
+from muster.checkpoint.training import flight_recorder
+from muster.checkpoint.training.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import (
     AgentRankMessage,
     AgentRestore,
     AgentSlots,
+    RankAlive,
     RankDeclared,
     RankFilled,
     RankJoin,
     RankLayout,
     RankMessage,
+    RankNotFinite,
     RankProgress,
     RankStopped,
     StepTime,
@@ -35,6 +44,13 @@ log = logging.getLogger(__name__)
 _PACKET_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 4
 """The agent sends at most two slots in one message."""
+
+_MAX_UNREAD_BYTES = 1 << 14
+"""No sign of life is sent while the agent has so much left to read: while the agent is stopped, signs must not fill the
+socket."""
+
+NO_STEP_S = 5.0
+"""Seconds without a step after which signs of life tell what the flight recorder says. No hang is found sooner."""
 
 _SLOTS_TIMEOUT_S = 120.0
 """Seconds that the agent may take to allocate slots: large slots take long, because all their pages are allocated."""
@@ -72,6 +88,11 @@ class AgentConnection:
         self.slots: list[memoryview] = []
         self.alive = True
         self.stop_reason = ""
+        self._closing = threading.Lock()
+        """Held while a sign of life is sent: its thread must not use the number of a closed descriptor."""
+        self._signs: SignsOfLife | None = None
+        self._progressed_at = inf
+        """When the newest step was reported (monotonic seconds); infinite before the first."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "AgentConnection | None":
@@ -79,7 +100,14 @@ class AgentConnection:
         if "MUSTER_AGENT_FD" not in environ:
             return None
         stack_file.register()
-        return cls(int(environ["MUSTER_AGENT_FD"]), int(environ["RANK"]), int(environ["MUSTER_GENERATION"]))
+        connection = cls(int(environ["MUSTER_AGENT_FD"]), int(environ["RANK"]), int(environ["MUSTER_GENERATION"]))
+        connection.start_signs_of_life()
+        return connection
+
+    def start_signs_of_life(self) -> None:
+        """From now on, tell the agent once a second that this process runs Python."""
+        self._signs = SignsOfLife(self.send_sign_of_life)
+        self._signs.start()
 
     def join(self) -> StartPoint:
         """Identify this process to the agent, and wait for the state to start from.
@@ -128,8 +156,13 @@ class AgentConnection:
     def report_progress(self, step: int, *, skipped: bool = False, step_times: Iterable[StepTime] = ()) -> None:
         """Report that an optimizer step is finished. `skipped`: its snapshot was due, and no slot was free.
         `step_times`: steps measured since the last report."""
+        self._progressed_at = time.monotonic()
         progress = RankProgress(step=step, snapshot_skipped=skipped, step_times=step_times)
         self._send(RankMessage(progress=progress))
+
+    def report_not_finite(self, step: int, words: str) -> None:
+        """Report that the script gave a value that is no finite number."""
+        self._send(RankMessage(not_finite=RankNotFinite(step=step, words=words)))
 
     def declare_phase(self, phase: str) -> None:
         """Declare a phase in which this rank finishes no step; empty: the phase is over."""
@@ -144,6 +177,30 @@ class AgentConnection:
     def report_stopped(self, step: int) -> None:
         """Report that `step` is the last step of this rank, as the agent has asked."""
         self._send(RankMessage(stopped=RankStopped(step=step)))
+
+    def send_sign_of_life(self, last: bool = False) -> bool:
+        """Tell the agent that this process runs Python, without waiting. A thread of its own may call this.
+
+        `last`: the interpreter is about to end. Returns False once the connection is lost.
+        """
+        message = RankMessage(alive=RankAlive(last=last, entered_collectives=self._entered_collectives()))
+        with self._closing:
+            if not self.alive:
+                return False
+            try:
+                if _unread_bytes(self._socket) < _MAX_UNREAD_BYTES:
+                    self._socket.send(message.SerializeToString(), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+            except OSError:
+                return False  # the training's own thread will notice it
+            return True
+
+    def _entered_collectives(self) -> int | None:
+        """None while the rank makes steps, for nobody has to know then. None before its first step, too: PyTorch's
+        recorder is not safe to read while the script makes process groups."""
+        quiet = time.monotonic() - self._progressed_at >= NO_STEP_S
+        return flight_recorder.entered_collectives() if quiet else None
 
     def read_pending(self) -> None:
         """Read all messages that have arrived, without waiting. This takes microseconds if none has."""
@@ -205,8 +262,11 @@ class AgentConnection:
 
     def close(self) -> None:
         """Close the connection and unmap the slots."""
-        self.alive, self.slots, self._free_slots = False, [], {}
-        self._socket.close()
+        if self._signs is not None:
+            self._signs.stop()
+        with self._closing:
+            self.alive, self.slots, self._free_slots = False, [], {}
+            self._socket.close()
 
     def _send(self, message: RankMessage) -> None:
         if not self.alive:
@@ -255,6 +315,11 @@ class AgentConnection:
             log.warning("the agent is gone (%s): no more snapshots", reason)
         self.alive = False
         self._free_slots.clear()
+
+
+def _unread_bytes(sock: socket.socket) -> int:
+    """Bytes of memory for what was sent and not read yet."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, struct.pack("i", 0)))[0])
 
 
 def _start_point(restore: AgentRestore, fds: list[int]) -> StartPoint:

@@ -21,11 +21,13 @@ from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
+from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
+from muster.checkpoint.training.replicas import find_replicas
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
-from muster.checkpoint.training.step_timer import StepTimer
+from muster.checkpoint.training.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
 from muster.checkpoint.training.wait_budget import WaitBudget
 
@@ -51,6 +53,7 @@ class Checkpoint:
         wait_share: the share of the training time that may be spent waiting for commits, at most 1 s at a time. When
             it is used up, a step that is due before the last kept step is decided is not kept.
         link: the connection to the agent. Default: the connection that the environment names, if any.
+        host_time: the present moment in seconds, by which the steps of models on CPUs are measured.
         states: objects with state_dict() and load_state_dict(), by name. The random generators are kept without a name.
 
     Raises:
@@ -64,6 +67,7 @@ class Checkpoint:
         per_rank: Collection[str] | None = None,
         wait_share: float = 0.05,
         link: AgentConnection | None = None,
+        host_time: Callable[[], float] = time.monotonic,
         **states: Any,
     ) -> None:
         if every < 1:
@@ -79,8 +83,10 @@ class Checkpoint:
         self._min_object_bytes: dict[str, int] = {}
         self._planned_stop: PlannedStop | None = None
         self._phases: list[str] = []
+        self._host_clock = HostClock(host_time)
         self._timer: StepTimer | None = None
         self._has_timer = False
+        self._reported_not_finite = False
 
     def restore(self, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None) -> int:
         """Load the state that this generation starts from.
@@ -130,12 +136,14 @@ class Checkpoint:
                 "unbroken run, and the results may differ in their last bits; give restore() a warmup"
             )
 
-    def step(self, n: int, *, final: bool = False) -> bool:
+    def step(self, n: int, *, final: bool = False, loss: Any = None, gradient_norm: Any = None) -> bool:
         """Report that `n` optimizer steps are finished, and take a snapshot if one is due.
 
         Args:
             n: finished steps, counted from the start of the training.
             final: this is the last step. Its snapshot waits for a slot, and no hang is looked for afterwards.
+            loss, gradient_norm: of this step, as numbers or tensors. Muster reports the first that is NaN or infinite.
+                They are read only after a snapshot, because a GPU is waited for then anyway.
 
         Returns:
             True: go on. False: a planned stop; the state is kept, exit with status 0.
@@ -146,7 +154,8 @@ class Checkpoint:
         self._connection.read_pending()
         stop = self._is_stop_due(n)
         if final or stop or n % self._every == 0:
-            self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0)
+            if self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0):
+                self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         else:
             self._report_finished(n)
         if self._timer is not None:
@@ -198,7 +207,7 @@ class Checkpoint:
         if not self._has_timer:
             self._has_timer = True
             if rank_and_world_size()[1] > 1:
-                self._timer = StepTimer.of_states(self._states.wrapped.values())
+                self._timer = StepTimer.of_states(self._states.wrapped.values(), self._host_clock)
         elif self._timer is not None:
             self._timer.end_step(n)
 
@@ -213,8 +222,16 @@ class Checkpoint:
             self._planned_stop = PlannedStop(*rank_and_world_size())
         return self._planned_stop.is_due(bool(self._connection.stop_reason), n)
 
-    def _snapshot(self, n: int, wait_s: float) -> None:
+    def _report_not_finite(self, n: int, values: dict[str, Any]) -> None:
+        """Report the first values of this generation that are NaN or infinite."""
+        if not self._reported_not_finite and (words := not_finite(values)):
+            assert self._connection is not None
+            self._reported_not_finite = True
+            self._connection.report_not_finite(n, words)
+
+    def _snapshot(self, n: int, wait_s: float) -> bool:
         """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time.
+        Returns whether it was taken.
 
         `wait_s`: wait so many seconds for any slot; 0: the step is kept only if it is the one that all ranks keep next.
         """
@@ -227,8 +244,10 @@ class Checkpoint:
             structure = StateLeaf(tuple(STRUCTURE.split(".")), None)
             self._make_plan(captured, plan_publication([*captured.leaves, structure]))
             wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
-        if not self._fill_slot(n, captured, wait_s):
+        filled = self._fill_slot(n, captured, wait_s)
+        if not filled:
             self._connection.report_progress(n, skipped=True)
+        return filled
 
     def _fill_slot(self, n: int, captured: CapturedState, wait_s: float) -> bool:
         """Write the captured state into a slot; returns False if no slot is free."""
@@ -263,7 +282,8 @@ class Checkpoint:
     def _make_plan(self, captured: CapturedState, publication: Publication) -> None:
         """Plan the shard, and request slots for it."""
         assert self._connection is not None
-        self._plan = ShardPlan(captured, publication, self._min_object_bytes)
+        replicas = find_replicas(self._states, captured.leaves, publication.world_size)
+        self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas)
         refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset)
         if refused:
             log.error("no snapshots: %s", refused)

@@ -5,7 +5,7 @@ tensors' raw bytes to their places and writes the objects, which have room to gr
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import state_tree, torch_items
 from muster.checkpoint.training.publication import Publication
+from muster.checkpoint.training.replicas import Replicas
 from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf
 
 _MIN_OBJECT_BYTES = 256
@@ -79,26 +80,40 @@ class ShardPlan:
         captured: the state to plan for.
         publication: what this rank publishes of the state.
         min_object_bytes: the least room for an object by its name, for objects that have outgrown an earlier plan.
+        replicas: the part of the state that is compared with that of other ranks. It lies at the begin of the slot.
     """
 
-    def __init__(self, captured: CapturedState, publication: Publication, min_object_bytes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        captured: CapturedState,
+        publication: Publication,
+        min_object_bytes: Mapping[str, int],
+        replicas: Replicas,
+    ) -> None:
         self.signature = signature(captured.leaves)
         self.publication = publication
         self.constants = {STRUCTURE: torch_items.dump_object(state_tree.structure(captured.shared))}
         leaves = captured.leaves
         self.tensors: dict[str, TensorLocation] = {}
         self.objects: dict[str, ObjectLocation] = {}
-        self.objects_offset = self._place_tensors(leaves)
+        self.compared_bytes = self._place_tensors(leaves, 0, replicas.names.__contains__)
+        self.replica_group = replicas.group(repr(self._compared_layout()))
+        self.objects_offset = self._place_tensors(leaves, self.compared_bytes, lambda name: name not in replicas.names)
         self.header_offset = self._place_objects(leaves, min_object_bytes)
         self._object_locations = [self.objects.get(leaf.name) for leaf in leaves]
         self._header_parts = (self._index(), self._leaf_directory(leaves), publication.metadata)
         header_end = self.header_offset + sum(map(len, self._header_parts))
         self.bytes = layout.align_up(header_end) + layout.FOOTER_BYTES
 
-    def _place_tensors(self, leaves: list[StateLeaf]) -> int:
-        end = 0
+    def _compared_layout(self) -> list[tuple[str, int, TensorKind | None]]:
+        """Where which tensor of the compared part is. Equal in all ranks whose parts can be compared."""
+        kinds = {state_tree.name(path): kind for path, kind in self.signature}
+        return [(name, location.offset, kinds[name]) for name, location in self.tensors.items()]
+
+    def _place_tensors(self, leaves: list[StateLeaf], end: int, is_placed: Callable[[str], bool]) -> int:
+        """Place the tensors that `is_placed` chooses by name, from offset `end` on. Returns where they end."""
         for number, (path, kind) in enumerate(self.signature):
-            if kind is None:
+            if kind is None or not is_placed(leaves[kind[2]].name):  # leaves that share memory have one place
                 continue
             name = state_tree.name(path)
             dtype, shape, first = kind
@@ -162,7 +177,16 @@ class ShardPlan:
         for part in self._header_parts:
             slot[end : end + len(part)] = part
             end += len(part)
-        footer = layout.Footer(self.objects_offset, self.header_offset, *map(len, self._header_parts))
+        index, directory, metadata = map(len, self._header_parts)
+        footer = layout.Footer(
+            self.objects_offset,
+            self.header_offset,
+            index,
+            directory,
+            metadata,
+            self.compared_bytes,
+            self.replica_group,
+        )
         layout.write_footer(slot, footer)
 
     def write_objects(self, slot: memoryview, leaves: list[StateLeaf]) -> None:

@@ -15,7 +15,7 @@ without both moments is not measured (FSDP2 sums gradients without these hooks),
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -48,11 +48,18 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For training on CPUs: the backward pass returns when the gradients are summed."""
+    """For training on CPUs: the backward pass returns when the gradients are summed.
+
+    Args:
+        now: the present moment, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
 
     def note(self) -> float:
         """The present moment, in seconds."""
-        return time.monotonic()
+        return self._now()
 
     def has_passed(self, moment: float) -> bool:
         """A moment of the host has always passed."""
@@ -116,13 +123,16 @@ class StepTimer:
         self._learn()
 
     @classmethod
-    def of_states(cls, states: Collection[Any]) -> "StepTimer | None":
-        """The timer for a user's models and optimizers; None if these can't be measured."""
+    def of_states(cls, states: Collection[Any], host_clock: HostClock) -> "StepTimer | None":
+        """The timer for a user's models and optimizers; None if these can't be measured.
+
+        `host_clock`: where moments are noted if the models are on CPUs.
+        """
         modules = [state for state in states if isinstance(state, nn.Module)]
         optimizers = [state for state in states if isinstance(state, torch.optim.Optimizer)]
         parameters = {id(p): p for module in modules for p in module.parameters()}
         kinds = {parameter.device.type for parameter in parameters.values()}
-        clocks: dict[str, Clock] = {"cpu": HostClock(), "cuda": CudaClock()}
+        clocks: dict[str, Clock] = {"cpu": host_clock, "cuda": CudaClock()}
         if not optimizers or len(kinds) != 1 or not kinds <= clocks.keys():
             return None
         return cls(parameters.values(), optimizers, clocks[kinds.pop()])

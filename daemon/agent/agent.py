@@ -27,11 +27,13 @@ from muster.daemon.agent.failure_detector.peers import (
     make_agent_server,
 )
 from muster.daemon.agent.memory_handover import MemoryHandover
+from muster.daemon.agent.own_node_check import OwnNodeCheck
 from muster.daemon.agent.pool_jobs import PoolRequests
+from muster.daemon.agent.rank_statuses import RankStatuses, RankStore
 from muster.daemon.agent.ranks import reconcile
+from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
-from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.identity import IdentityUnavailable
@@ -42,15 +44,13 @@ from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
     AgentStatus,
-    BlockTimes,
     Certificate,
     Duty,
     FlushOrder,
     Order,
     ProbeOrder,
     ProbeResult,
-    RankPhase,
-    RankStatus,
+    ReplicaDisagreement,
     ShardStatus,
     Silence,
 )
@@ -74,7 +74,7 @@ _SILENCE_BY_REACHABILITY = {
 }
 
 
-class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
+class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, Protocol):
     """The memory store of this node (muster.checkpoint.store.checkpoint_service.CheckpointService)."""
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
@@ -82,11 +82,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
     def fence(self, generation: int) -> None: ...
     def shards(self) -> list[ShardStatus]: ...
     def committed(self) -> Version | None: ...
-    def progress(self) -> dict[int, int]: ...
-    def stopped(self) -> dict[int, int]: ...
-    def phases(self) -> dict[int, str]: ...
-    def block_times(self) -> dict[int, BlockTimes]: ...
-    def is_digesting(self, rank: int, generation: int) -> bool: ...
+    def disagreement(self) -> ReplicaDisagreement | None: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
     async def close(self) -> None: ...
@@ -113,10 +109,24 @@ class Agent:
         self._handover = MemoryHandover(identity.gang, identity.node, settings.slurm_job_id, settings.memory_socket)
         self._keep_memory = self._stop_completed = False
         self._ranks_with_steps: frozenset[int] = frozenset()
-        self._exit_withheld = False
         self._pool = make_pool(self._status_changed)
         self._stacks = StackDumps(settings.job.run_dir, settings.job.gang)
-        self._supervisor = RankSupervisor(settings.job, self._checkpoints.rank_socket, self._ranks_changed)
+        self._supervisor = RankSupervisor(
+            settings.job, self._checkpoints.rank_socket, self._ranks_changed, lambda: self._node_check.pids
+        )
+        job, preflight = settings.job.zygote_spec, settings.spec.preflight
+        self._node_check = OwnNodeCheck(preflight, job, self._status_changed, self._supervisor.broken_import)
+        self._idleness = RankIdleness(
+            settings.spec.hang_after_idle_s, self._supervisor.running_pids, self._status_changed
+        )
+        self._rank_statuses = RankStatuses(
+            self._supervisor,
+            self._checkpoints,
+            self._idleness,
+            self._stacks,
+            # Pipelines also send from rank to rank, which the recorder may count with the collectives.
+            ordered_collectives=max(settings.spec.tensor_parallel, settings.spec.pipeline_parallel) <= 1,
+        )
         self._order: Order | None = None
         self._fenced_generation = 0
         self._killed_generation = 0
@@ -156,6 +166,8 @@ class Agent:
         self._stream = self._attach(port)
         self._spawn(self._stream.run())
         self._spawn(self._peer_monitor.run())
+        self._spawn(self._node_check.run(), vital=False)
+        self._spawn(self._idleness.run(), vital=False)
         try:
             return await self._done
         finally:
@@ -293,7 +305,8 @@ class Agent:
         """Shards, commits or steps have changed, which happens at every step. Report it after a delay, except the first
         step of a generation, and what follows the last one: the gang waits for these."""
         ranks_with_steps = frozenset(self._checkpoints.progress())
-        if ranks_with_steps != self._ranks_with_steps or self._exit_withheld or self._checkpoints.stopped():
+        first_step = ranks_with_steps != self._ranks_with_steps
+        if first_step or self._rank_statuses.exit_withheld or self._checkpoints.rank_reports.any_stopped():
             self._ranks_with_steps = ranks_with_steps
             self._status_changed()
         elif self._stream is not None:
@@ -310,7 +323,7 @@ class Agent:
         done = order is not None and reconcile.is_carried_out(self._local_state(), order)
         return AgentStatus(
             fenced_generation=self._fenced_generation,
-            ranks=self._ranks(),
+            ranks=self._rank_statuses.read(self._fenced_generation, self._killed_generation),
             shards=self._checkpoints.shards(),
             committed=self._checkpoints.committed(),
             store_port=listening.port if listening is not None else 0,
@@ -326,32 +339,9 @@ class Agent:
             pool=self._pool.answers(),
             store_reserved=listening is not None and not listening.hosted,
             stacks_generation=self._stacks.generation,
+            disagreement=self._checkpoints.disagreement(),
+            node_check=self._node_check.status,
         )
-
-    def _ranks(self) -> list[RankStatus]:
-        """The statuses of the ranks.
-
-        A rank that exited with 0 is reported only after all that it kept is reported: if the gang ends with it, the
-        last checkpoint is chosen among the reported ones. Ends that this agent causes are reported with the fence,
-        after all ranks have ended, so that none looks like a crash. A fault is reported at once.
-        """
-        ended = [rank for rank in self._supervisor.statuses({}) if _exited_with_zero(rank)]
-        digesting = {(r.rank, r.generation) for r in ended if self._checkpoints.is_digesting(r.rank, r.generation)}
-        self._exit_withheld = bool(digesting)
-        ranks, phases = list(self._supervisor.statuses(self._checkpoints.progress())), self._checkpoints.phases()
-        stopped, block_times = self._checkpoints.stopped(), self._checkpoints.block_times()
-        for rank in ranks:
-            rank.declared_phase = phases.get(rank.rank, "")
-            rank.stopped_step = stopped.get(rank.rank, 0)
-            if rank.rank in block_times:
-                rank.block_times.CopyFrom(block_times[rank.rank])
-            if (
-                rank.rank,
-                rank.generation,
-            ) in digesting or self._fenced_generation < rank.generation <= self._killed_generation:
-                rank.phase = RankPhase.RANK_PHASE_RUNNING
-        limit_stderr(ranks)
-        return ranks
 
     def _attach(self, port: int) -> AgentStream:
         settings = self._settings
@@ -496,10 +486,6 @@ class Agent:
             log.error("%s", error, exc_info=error)
         elif not self._done.done():
             self._done.set_exception(error)
-
-
-def _exited_with_zero(rank: RankStatus) -> bool:
-    return rank.phase == RankPhase.RANK_PHASE_EXITED and rank.exit_code == 0
 
 
 def _describe(order: Order) -> str:

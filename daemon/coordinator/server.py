@@ -17,6 +17,7 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
+from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.node_service import NodeService
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
@@ -31,7 +32,7 @@ from muster.daemon.transport.channel import bind, make_server, stop_server
 from muster.daemon.transport.coordinator_names import CoordinatorNames
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.management_hosts import Resolve
-from muster.daemon.transport.server_limits import StreamLimits
+from muster.daemon.transport.server_limits import StreamLimits, UserLimits
 from muster.daemon.transport.tls import CertificateFiles, Trust
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
@@ -49,6 +50,8 @@ class Settings:
         listen: "host:port", port 0 for any.
         confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
         stream_limits: what one stream may send, and how long its client may leave messages unread.
+        user_limits: what one user may have under way at the public API.
+        login_names: finds the names of users who request something.
         shedding: the load at which watchers are given up.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
@@ -67,6 +70,8 @@ class Settings:
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
+    user_limits: UserLimits = field(default_factory=UserLimits)
+    login_names: LoginNames = field(default_factory=LoginNames)
     shedding: SheddingLimits = field(default_factory=SheddingLimits)
     certificate_files: CertificateFiles | None = None
     configured_names: frozenset[str] = frozenset()
@@ -186,7 +191,16 @@ class Coordinator:
             server,
         )
         api_pb2_grpc.add_MusterServicer_to_server(
-            MusterService(engine, lookup, self.roster, settings.rights, settings.stream_limits), server
+            MusterService(
+                engine,
+                lookup,
+                self.roster,
+                settings.rights,
+                settings.stream_limits,
+                user_limits=settings.user_limits,
+                login_names=settings.login_names,
+            ),
+            server,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)

@@ -12,11 +12,11 @@ import ipaddress
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.daemon.host.worker_threads import run_in_own_thread
 
 TIMEOUT_S = 5.0
 """Seconds that a caller waits for an answer."""
@@ -103,27 +103,4 @@ class NameResolver:
 
     async def _run_in_thread(self, name: str) -> set[str]:
         async with self._threads:
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[set[str]] = loop.create_future()
-
-            def work() -> None:
-                found: set[str] | OSError
-                try:
-                    found = self._look_up(name)
-                except OSError as error:
-                    found = error
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(_settle, answer, found)
-
-            # A daemon: the process may end while the resolver blocks.
-            threading.Thread(target=work, name="name-resolution", daemon=True).start()
-            return await answer
-
-
-def _settle(answer: asyncio.Future[set[str]], found: set[str] | OSError) -> None:
-    if answer.done():
-        return
-    if isinstance(found, OSError):
-        answer.set_exception(found)
-    else:
-        answer.set_result(found)
+            return await run_in_own_thread(lambda: self._look_up(name), "name-resolution")

@@ -14,11 +14,13 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,6 +40,13 @@ def adopt_orphans() -> None:
     """Make this process a subreaper: descendants become its children when their parents end. Children do not inherit
     this."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def allow_tracers_below(pid: int) -> None:
+    """Where Yama restricts ptrace to ancestors, let `pid` and its descendants of the same user trace this process, too:
+    py-spy reads stacks so. It survives exec, and children do not inherit it. Without Yama it changes nothing."""
+    with suppress(OSError):  # a kernel without Yama
+        _prctl(_PR_SET_PTRACER, pid)
 
 
 def set_process_name(name: str) -> None:

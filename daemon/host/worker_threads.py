@@ -1,8 +1,10 @@
-"""Threads for work that would block the event loop: digests, copies of memory, files."""
+"""Threads for work that would block the event loop: digests, copies of memory, files; questions to other services."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -22,3 +24,34 @@ class WorkerThreads:
     def close(self) -> None:
         """Accept no more work; running work continues to its end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def run_in_own_thread(call: Callable[[], T], name: str) -> T:
+    """What `call` returns, which may block for very long: the end of the process does not wait for its thread. Whoever
+    is cancelled meanwhile leaves the thread behind.
+
+    Raises:
+        OSError: `call` has raised it. It must raise nothing else.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        try:
+            found: T | OSError = call()
+        except OSError as error:
+            found = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_settle, answer, found)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await answer
+
+
+def _settle(answer: asyncio.Future[T], found: T | OSError) -> None:
+    if answer.done():
+        return
+    if isinstance(found, OSError):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)

@@ -28,6 +28,7 @@ from muster.daemon.node import nvhcd_service
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory import systemd_fd_store
 from muster.daemon.node.sensors.sensor import SensorPaths
+from muster.daemon.node.watchdog import watchdog_s
 from muster.daemon.transport import site_config
 from muster.daemon.transport.channel import ListenError
 from muster.daemon.transport.identity import IdentityError
@@ -78,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nvhcd", metavar="SOCKET",
                         help="for NVRx, which asks for the verdict on this node; empty: none; default "
                         f"{nvhcd_service.NAME} beside the socket of --memory")  # fmt: skip
+    parser.add_argument("--check-python", metavar="COMMAND", default="",
+                        help="a Python interpreter with PyTorch or numpy, with its flags: it makes the check of this "
+                        "node before Muster resumes the node; default: no check, and no resume")  # fmt: skip
     return parser
 
 
@@ -118,8 +122,11 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         ),
         memory=Path(flags.memory) if flags.memory else None,
         nvhcd=_nvhcd(flags.memory, flags.nvhcd),
+        check_python=flags.check_python,
         systemd=Systemd(
-            os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())
+            os.environ.get("NOTIFY_SOCKET", ""),
+            systemd_fd_store.inherited_descriptors(os.environ, os.getpid()),
+            watchdog_s(os.environ, os.getpid()),
         ),
         trust=settings.trust(),
     )

@@ -22,10 +22,13 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.daemon.node.clock_offset import ClockOffset
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.own_verdict import OwnVerdict
+from muster.daemon.node.requested_check import RequestedCheck
 from muster.daemon.node.sensors.sensor import Observation
 from muster.daemon.node.stream_pauses import DEFAULT_TIMEOUTS, ReturnPause, StreamTimeouts
 from muster.daemon.transport.channel import (
@@ -56,10 +59,11 @@ class StreamLost(Exception):
 
 @dataclass(slots=True)
 class _StreamState:
-    """One stream: what was sent and not answered yet (None: not a signal), whether a heartbeat waits for that, whether
-    hello was answered, whether it closed."""
+    """One stream: what was sent and not answered yet (None: not a signal), when the newest heartbeat was sent
+    (monotonic seconds), whether a heartbeat waits for that, whether hello was answered, whether it closed."""
 
     unanswered: deque[Observation | None] = field(default_factory=deque)
+    heartbeat_sent_at: float = 0.0
     heartbeat_waits: bool = False
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
@@ -75,7 +79,8 @@ class NodeStream:
     that the coordinator sends. The stream is reopened when a new one is due.
 
     `on_rules` gets the rules of signals that the coordinator sends in its answer to hello. `own_verdict` gets all
-    observations and answers.
+    observations and answers. `clock_offset` gets the coordinator's time. `requested_check` gets the name of the check
+    that each order asks for.
     """
 
     def __init__(
@@ -91,8 +96,12 @@ class NodeStream:
         key: ServerKey | None = None,
         on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
         own_verdict: OwnVerdict | None = None,
+        clock_offset: ClockOffset | None = None,
+        requested_check: RequestedCheck | None = None,
     ) -> None:
+        self._requested_check = requested_check or RequestedCheck("")
         self._own_verdict = own_verdict or OwnVerdict()
+        self._clock_offset = clock_offset or ClockOffset()
         self._on_rules = on_rules
         self._coordinator = coordinator
         self._credentials = credentials
@@ -206,8 +215,10 @@ class NodeStream:
                 next_heartbeat_at = loop.time() + self._heartbeat_s
                 self._seq += 1
                 state.unanswered.append(None)
+                state.heartbeat_sent_at = clock.monotonic()
                 kept = [pb.KeptGang(gang_id=gang, generation=newest) for gang, newest in self._memory.kept()]
-                yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq, kept=kept))
+                checked = self._requested_check.message()
+                yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq, kept=kept, checked=checked))
             else:
                 next_heartbeat_at = min(
                     next_heartbeat_at, loop.time() + self._heartbeat_s
@@ -232,6 +243,9 @@ class NodeStream:
         if observation:
             self._outbox.confirm(observation)
         self._own_verdict.take_answer(order, observation, to_hello)
+        if order.now_s and order.seq and order.seq == self._seq:
+            self._clock_offset.note(state.heartbeat_sent_at, order.now_s)
+        self._requested_check.ask(order.check)
         for gang in order.over:
             self._memory.mark_obsolete(gang.gang_id, gang.generation)
         if state.heartbeat_waits:

@@ -17,6 +17,7 @@ from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node import nvhcd_service
+from muster.daemon.node.clock_offset import ClockOffset
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
@@ -24,16 +25,19 @@ from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.own_verdict import OwnVerdict
 from muster.daemon.node.port_reservation import ALL_ADDRESSES, STORED_PREFIX, PortReservation
 from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.node.requested_check import RequestedCheck
 from muster.daemon.node.sensors import SENSORS
+from muster.daemon.node.sensors.nvml import NvmlSensor
 from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
+from muster.daemon.node.watchdog import report_alive
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import node_pb2
+from muster.v1.memory_pb2 import GpuCounters
 
-BOOT_ID = SensorPaths().boot_id
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
 _log = logging.getLogger(__name__)
@@ -41,10 +45,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """What systemd gave this process: the notification socket, and the stored descriptors by name."""
+    """What systemd gave this process: the notification socket, the stored descriptors by name, and the seconds of its
+    watchdog (0: none)."""
 
     notify: str = ""
     stored: Mapping[str, int] = field(default_factory=dict)
+    watchdog_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class NodeSettings:
     listen: "host:port"; port 0: any free port.
     memory: the socket for memory that is kept over a requeue; None: keep none.
     nvhcd: the socket on which NVRx asks for the verdict on this node; None: none.
+    check_python: the interpreter of the checks that the coordinator asks for; empty: make none.
     trust: whom to take for a coordinator; None: all connections are plain text.
     """
 
@@ -64,9 +71,9 @@ class NodeSettings:
     credentials: Credentials
     heartbeat_s: float = 5.0
     roots: SensorPaths = field(default_factory=SensorPaths)
-    boot_id: Path = BOOT_ID
     memory: Path | None = None
     nvhcd: Path | None = None
+    check_python: str = ""
     systemd: Systemd = field(default_factory=Systemd)
     trust: Trust | None = None
 
@@ -83,7 +90,10 @@ class NodeDaemon:
         self._kept_memory = KeptMemoryStore(store)
         self._reservation = PortReservation(settings.listen, stored, store)
         self._key = ServerKey() if settings.trust else None
+        self._sensors = [make(settings.roots) for make in SENSORS]
         self._own_verdict = OwnVerdict()
+        self._clock_offset = ClockOffset()
+        self._requested_check = RequestedCheck(settings.check_python)
         self._stream = NodeStream(
             settings.coordinator,
             settings.credentials,
@@ -94,6 +104,8 @@ class NodeDaemon:
             key=self._key,
             on_rules=self._use_rules,
             own_verdict=self._own_verdict,
+            clock_offset=self._clock_offset,
+            requested_check=self._requested_check,
         )
         self._windows = SignalWindows(self._stream.report)
 
@@ -121,15 +133,18 @@ class NodeDaemon:
         _log.info("node %s, answers probes on port %d", self._settings.node, self._port)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for make in SENSORS:
-                    tasks.create_task(run_sensor(make(self._settings.roots), self._windows.report))
+                for sensor in self._sensors:
+                    tasks.create_task(run_sensor(sensor, self._windows.report))
                 tasks.create_task(self._stream.run())
+                tasks.create_task(self._requested_check.run())
                 tasks.create_task(self._reservation.run())
                 tasks.create_task(ClockSteps().run())
+                tasks.create_task(self._clock_offset.run(self._windows.report))
                 if memory is not None:
                     tasks.create_task(memory.run())
                 if self._settings.nvhcd is not None:
                     tasks.create_task(nvhcd_service.serve(self._settings.nvhcd, self._own_verdict.current))
+                tasks.create_task(report_alive(self._settings.systemd.notify, self._settings.systemd.watchdog_s))
         finally:
             await server.stop(PROBE_GRACE_S)
 
@@ -137,11 +152,19 @@ class NodeDaemon:
         """Recover what an earlier daemon has kept. If no memory is to be kept, release all of it."""
         path, given = self._settings.memory, self._settings.systemd.stored
         stored = {name: fd for name, fd in given.items() if not name.startswith(STORED_PREFIX)}
-        verdict = self._own_verdict
-        service = MemoryService(path, self._kept_memory, verdict=lambda: verdict.current().message()) if path else None
+        service = None
+        if path:
+            service = MemoryService(
+                path, self._kept_memory, verdict=lambda: self._own_verdict.current().message(), counters=self._counters
+            )
         self._kept_memory.recover(stored, service.prolog_job() if service else None)
         self._kept_memory.release_expired(clock.monotonic())
         return service
+
+    def _counters(self) -> GpuCounters:
+        """The newest error counters of the GPUs. A thread of the memory service asks for them."""
+        sensor = next(sensor for sensor in self._sensors if isinstance(sensor, NvmlSensor))
+        return sensor.counters.message(clock.monotonic())
 
     def _use_rules(self, messages: Iterable[node_pb2.SignalRule]) -> None:
         self._windows.use(map(SignalRule.from_message, messages))
@@ -156,7 +179,7 @@ class NodeDaemon:
         )
         return node_pb2.NodeHello(
             node=self._settings.node,
-            boot_id=self._settings.boot_id.read_text().strip(),
+            boot_id=self._settings.roots.boot_id.read_text().strip(),
             probe_address=f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
             version=version("muster"),
             incarnation=self._incarnation,

@@ -75,6 +75,7 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     ("/muster.v1.Muster/Cancel",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     ("/muster.v1.Muster/Flush",                   (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     ("/muster.v1.Muster/Swap",                    (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/Drain",                   (_WHO,    _NO,   _NO,   _NO,    _NO,   _YES,     _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
     ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
     ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO)),
@@ -116,6 +117,11 @@ def is_allowed(method: str, kinds: Iterable[CallerKind]) -> bool:
 def may_call(method: str, kinds: Iterable[CallerKind]) -> bool:
     """A caller of these kinds is let through to `method`, perhaps only for what the caller owns."""
     return not {Answer.ALLOWED, Answer.OWN}.isdisjoint(answers(method, kinds))
+
+
+def callers(method: str) -> list[CallerKind]:
+    """The kinds of callers that are let through to `method`, in the order of the table; none: the method has no row."""
+    return [kind for kind in CallerKind if may_call(method, [kind])]
 
 
 def is_public(method: str) -> bool:

@@ -62,7 +62,10 @@ class Rights:
             possible.add(CallerKind.OWNER)
         if names_job and uid in (ROOT, self.own_uid):
             possible.add(CallerKind.NODE_ROOT)
-        return "" if authority_table.may_call(method, possible) else f"uid {uid} may not call {method}"
+        if authority_table.may_call(method, possible):
+            return ""
+        others = " or ".join(authority_table.callers(method)) or "nobody"
+        return f"uid {uid} may not call {method}: {others} may"
 
     def allows(
         self,

@@ -23,10 +23,14 @@ MAX_TEXT_CHARS = 4_096
 """Characters that are kept of a free text from an agent."""
 MAX_SIGNAL_CHARS = 1_000
 """Characters that are kept of the text of a hardware signal: one line of the kernel log."""
+MAX_CHECK_CHARS = 500
+"""Characters that are kept of each text of a node check. The durable state holds the newest one of each node."""
 MAX_STDERR_BYTES = 512 * 1024
 """Bytes of stderr in one status of an agent: with 1,024 ranks, a status still fits into the largest message."""
 
 # An agent's status: each entry costs the coordinator about 2 µs (measured).
+MAX_NAMED_RANKS = 64
+"""Ranks that one disagreement of replicas names: all of a larger group would only fill the journal."""
 MAX_RANK_STATUSES = 2 * MAX_RANKS_PER_NODE
 """Ranks in one status: those of the newest generation, and older ones that are not dead yet."""
 MAX_BLOCKS_PER_RANK = 8

@@ -97,7 +97,7 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
         loss = backward()
         optimizer.step()
         last = is_last(args, step, device)
-        go_on = checkpoint.step(step, final=last)
+        go_on = checkpoint.step(step, final=last, loss=loss)
         if rank == 0:
             print(f"step {step} loss {loss:.4f} {time.monotonic() - started:.3f} s", flush=True)
         if not go_on:

@@ -11,6 +11,7 @@ from muster.daemon.transport.site_config import Site, SiteError, split_address, 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-policy-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 _FILE = Path(_FOLDER.name) / "policy.toml"
 _ACTIONS = get_args(SignalAction)
+Policy.load()  # a process reads the shipped table once: that is no work for the site's file
 
 
 def check(data: bytes) -> None:

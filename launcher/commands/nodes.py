@@ -11,6 +11,7 @@ from muster.launcher.output.tables import node_lines
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what node checks have found, too")
     parser.add_argument("--json", action="store_true", help="print one NodeView (api.proto) on each line")
 
 
@@ -21,7 +22,7 @@ async def _run(options: argparse.Namespace) -> int:
         for node in reply.nodes:
             print(to_json(node), flush=True)
     elif reply.nodes:
-        for line in node_lines(reply.nodes, word_painter()):
+        for line in node_lines(reply.nodes, word_painter(), verbose=options.verbose):
             print(line, flush=False)
         sys.stdout.flush()
     else:

@@ -34,7 +34,7 @@ def make_files(folder: Path, hosts: list[str], days: int) -> None:
     try:
         made = Authority.create("Muster: coordinators")
         private_file.create(folder / _AUTHORITY_KEY, authority.pem_of_key(made.key).decode())
-        (folder / _AUTHORITY).write_bytes(made.pem)
+        _write_public(folder / _AUTHORITY, made.pem)
         for listed in names:
             _issue(made, folder, listed, days)
     except BaseException:
@@ -71,7 +71,14 @@ def _issue(issuing: Authority, folder: Path, names: list[str], days: int) -> Non
     of_host = folder / names[0]
     of_host.mkdir(mode=0o700, exist_ok=True)
     private_file.replace(of_host / _KEY, authority.pem_of_key(key).decode())
-    (of_host / _CERTIFICATE).write_bytes(issued)
+    _write_public(of_host / _CERTIFICATE, issued)
+
+
+def _write_public(path: Path, pem: bytes) -> None:
+    """Writes a file that all may read and only its owner may write, whatever the umask: `cp -p` takes the mode along to
+    the hosts, which trust whatever authority the file holds."""
+    path.write_bytes(pem)
+    path.chmod(0o644)
 
 
 def _next_steps(folder: Path, hosts: list[str]) -> str:

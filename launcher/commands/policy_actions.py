@@ -11,7 +11,7 @@ from muster.daemon.host.plain_text import plain
 from muster.launcher.command import print_note
 from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.policy.differences import differences
-from muster.launcher.policy.explanation import explain
+from muster.launcher.policy.explanation import SignalNameError, explain
 from muster.launcher.policy.replay import Replay, bounded_lines
 
 EXIT_MISTAKES = 2
@@ -36,10 +36,14 @@ def explain_text(text: str, site: Path | None) -> int:
 
     Raises:
         SiteFault: the site's file has mistakes.
+        WrongInput: the text is almost the name of a signal.
     """
     policy, path = _load(site)
-    for line in explain(text, policy, str(path)):
-        _print(line)
+    try:
+        for line in explain(text, policy, str(path)):
+            _print(line)
+    except SignalNameError as error:
+        raise WrongInput(str(error)) from None
     return 0
 
 

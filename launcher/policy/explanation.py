@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
-from muster.daemon.coordinator.policy.policy import Policy, Row
+from muster.daemon.coordinator.policy.policy import OVER, Policy, Row
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY
 from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.launcher.policy.log_lines import read_line
 
 _SIGNAL = re.compile(r"(?P<kind>[a-z0-9-]{1,40})(?:[ /:.]{1,3}(?P<code>0x[0-9a-f]{1,8}|[0-9]{1,9}))?", re.ASCII)
+_TWO_WORDS = re.compile(r"(?P<kind>[a-z0-9-]{1,40})(?:[ /:.]{1,3}(?P<rest>\S{1,40}))?", re.ASCII)
 _SHIPPED = "the shipped table"
 
 
+class SignalNameError(ValueError):
+    """A text is almost the name of a signal. The message says what is wrong."""
+
+
 def explain(text: str, policy: Policy, site: str) -> Iterator[str]:
-    """The answer in lines. `text`: a line of the kernel log, or "KIND", or "KIND CODE". `site`: the site's file."""
+    """The answer in lines. `text`: a line of the kernel log, or "KIND", or "KIND CODE". `site`: the site's file.
+
+    Raises:
+        SignalNameError: `text` is almost the name of a signal.
+    """
     words = text.strip()
-    if (found := _SIGNAL.fullmatch(words)) and found["kind"] in policy.kinds:
+    signal = words.lower()  # the reasons that Muster gives begin with "Xid 79"
+    if (found := _SIGNAL.fullmatch(signal)) and found["kind"] in policy.kinds:
         yield from _of_signal(policy, found["kind"], found["code"], site)
+    elif mistake := _mistake(signal, policy):
+        raise SignalNameError(mistake)
     else:
         yield from _of_line(words, policy, site)
+
+
+def _mistake(signal: str, policy: Policy) -> str:
+    """What is wrong with the name of a signal; empty: the text is not meant as one."""
+    if not (found := _TWO_WORDS.fullmatch(signal)):
+        return ""
+    kind, rest = found["kind"], found["rest"]
+    if kind in policy.kinds:
+        return f"{rest!r} is no code of {kind}: a code is a whole number"
+    if kind.endswith(OVER) and kind.removesuffix(OVER) in policy.kinds:
+        return f"{kind} ends a signal of the kind {kind.removesuffix(OVER)}, and has no row"
+    near = difflib.get_close_matches(kind, policy.kinds, 1)
+    return f"unknown kind of signal {kind!r}: did you mean {near[0]!r}?" if near else ""
 
 
 def _of_line(line: str, policy: Policy, site: str) -> Iterator[str]:

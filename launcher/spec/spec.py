@@ -33,6 +33,8 @@ _SET_BY_MUSTER = frozenset(
 
 MIN_HANG_AFTER_S = 5.0
 """Seconds. Within this time Muster can tell a silent rank from a rank that reports its steps late."""
+MIN_HANG_AFTER_IDLE_S = 10.0
+"""Seconds. The kernel counts CPU time in hundredths of a second: a trace of it can't be measured in less."""
 
 
 def _split_command(value: Any) -> Any:
@@ -144,7 +146,9 @@ class Job(_Table):
     gather_timeout: Annotated[float, Field(gt=0, le=job_limits.MAX_GATHER_TIMEOUT_S)] = 300.0
     max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_FAILURES)] = 3
     hang_after: Annotated[float, Field(ge=0, le=job_limits.MAX_HANG_AFTER_S)] = 60.0
+    hang_after_idle: Annotated[float, Field(ge=0, le=job_limits.MAX_HANG_AFTER_S)] = 0.0
     pool_nodes: ExtraNodes = 2
+    preflight: Annotated[bool, Field(strict=True)] = False
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
     stop_before: Annotated[float, Field(ge=0, le=job_limits.MAX_STOP_BEFORE_S)] = 120.0
@@ -208,6 +212,13 @@ class Job(_Table):
     def _check_hang_after(cls, value: float) -> float:
         if 0 < value < MIN_HANG_AFTER_S:
             raise ValueError(f"must be {MIN_HANG_AFTER_S:g} or more, or 0 to switch hang detection off")
+        return value
+
+    @field_validator("hang_after_idle")
+    @classmethod
+    def _check_hang_after_idle(cls, value: float) -> float:
+        if 0 < value < MIN_HANG_AFTER_IDLE_S:
+            raise ValueError(f"must be {MIN_HANG_AFTER_IDLE_S:g} or more, or 0 to look for no idle ranks")
         return value
 
     @field_validator("stop_signal", mode="before")
@@ -311,6 +322,8 @@ class Job(_Table):
             requeue_at_limit=self.requeue_at_limit,
             pool_nodes=self.pool_nodes,
             hang_after_s=self.hang_after,
+            hang_after_idle_s=self.hang_after_idle,
+            preflight=self.preflight,
         )
 
 

@@ -29,6 +29,8 @@ RECOVERIES = (
     "remove a node before attribution",
     "attribute crashes to a removed node",
     "hang found",
+    "straggler found",
+    "straggler lasts",
     "withheld by the circuit breaker",
     "fail: observe mode",
 )

@@ -22,6 +22,13 @@ AGENT_ANSWERS_NO_HOST = "has not answered anybody"
 """A node is out of the gang because its agent answers no host."""
 RANKS_UNKILLABLE = "could not be killed"
 """A node is unfit because its ranks can't be killed."""
+RANK_SILENT = "has run no Python"
+"""A hang is that of one rank, which sends no signs of life."""
+ALL_RANKS_IDLE = "all ranks have been idle"
+"""A hang is found by the idleness of all ranks."""
+
+CHECK_FAILED = "has failed its node check"
+"""A node is out of the gang because of its node check."""
 
 PHRASES = (
     CAUSE_PROVEN,
@@ -32,5 +39,8 @@ PHRASES = (
     AGENT_ENDED,
     AGENT_ANSWERS_NO_HOST,
     RANKS_UNKILLABLE,
+    CHECK_FAILED,
+    RANK_SILENT,
+    ALL_RANKS_IDLE,
 )
 """All of them."""

@@ -68,6 +68,8 @@ class TransitionRecorder:
                 self._count("planned stop")
             case facts.HangDetected():
                 self._count("hang found")
+            case facts.StragglerDetected():
+                self._count("straggler found" if fact.response is None else "straggler lasts")
             case facts.MemberRemoved() if not fact.attributed:
                 self._count("remove a node before attribution")
             case facts.MemberRemoved() if reason_phrases.CAUSE_PROVEN in fact.reason:

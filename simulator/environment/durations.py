@@ -22,6 +22,7 @@ class Durations:
     launch_s: float = 1.5
     exit_s: float = 0.3
     stop_s: float = 1.0
+    check_s: float = 4.0
     constant: bool = False
 
 
@@ -72,3 +73,7 @@ class DurationSampler:
     def stop_s(self) -> float:
         """From the last step of a rank that was asked to stop until its process is gone. A script may clean up."""
         return self._sample_s(self._durations.stop_s)
+
+    def check_s(self) -> float:
+        """A node check, with the import of PyTorch."""
+        return self._sample_s(self._durations.check_s)

@@ -33,7 +33,13 @@ class Machine:
     has_precursor: bool = False
     has_slow_rank: bool = False
     """A rank on it is slower than all others of its gang."""
+    has_flipped_bit: bool = False
+    """A bit of a rank's state has flipped on it."""
     daemon_port_exhausted: bool = False
+    ended_signals: set[str] = field(default_factory=set)
+    """Signals whose end the present node daemon has reported."""
+    check_outcome: str = "passed"
+    """What a node check finds."""
 
 
 class Process:

@@ -7,7 +7,13 @@ from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.faults import targets
 from muster.simulator.faults.network_faults import cut
+from muster.simulator.world.agent import Agent
 from muster.simulator.world.world import World
+
+_STEPS_BEFORE_FLIP = 4
+"""Steps after which the gang has committed a version, as a rule."""
+_SOON_S = 0.0005
+"""Seconds, less than a message takes."""
 
 
 def crash_node(world: World, gang: str) -> None:
@@ -42,6 +48,15 @@ def crash_batch_host(world: World, gang: str, attempts_left: int = 40) -> None:
 def _boot(world: World, node: str) -> None:
     world.note(f"{node} boots")
     world.boot(node)
+
+
+def slow_node(world: World, gang: str) -> None:
+    """All ranks on a node compute longer than others, for ever or for some time."""
+    node = targets.random_node(world, gang)
+    world.note(f"FAULT: {node} is slow")
+    world.step_times.slow_down(node)
+    if world.rng.random() < 0.3:
+        world.schedule.call_later(targets.random_duration_s(world, 40.0), world.step_times.keep_pace, node)
 
 
 def power_off_rack(world: World, gang: str) -> None:
@@ -87,6 +102,20 @@ def precursor(world: World, gang: str) -> None:
     _signal(world, targets.random_node(world, gang), "degraded", Response.SWAP)
 
 
+def passing_precursor(world: World, gang: str) -> None:
+    """A node reports a precursor of a condition that ends soon."""
+    node = targets.random_node(world, gang)
+    response = world.rng.choice([Response.FLUSH, Response.SWAP, Response.SWAP])
+    _signal(world, node, "degraded", response, lasting="gpu-throttle 64")
+    world.schedule.call_later(targets.random_duration_s(world, 10.0), _end_signal, world, node, "gpu-throttle 64")
+
+
+def _end_signal(world: World, node: str, lasting: str) -> None:
+    if world.daemons[node].alive:
+        world.machines[node].ended_signals.add(lasting)
+        world.daemons[node].report_signal(events.NodeSignalled(node, "over", f"{lasting}: over", "", signal=lasting))
+
+
 def degraded_then_failure(world: World, gang: str) -> None:
     """A node reports a precursor, and the failure follows."""
     node = targets.random_node(world, gang)
@@ -99,6 +128,51 @@ def degraded_then_failure(world: World, gang: str) -> None:
         world.schedule.call_later(delay, freeze_for_long, world, node)
     else:
         world.schedule.call_later(delay, take_down, world, node, failure is crash_node)
+
+
+def flip_bit(world: World, gang: str, attempts_left: int = 20) -> None:
+    """A bit of a rank's parameters flips on one node while the gang trains, after the gradients were summed. Nothing
+    reports it. Sometimes the commit leader fails just then."""
+    training = world.newest_training(gang)
+    if training is None or training.over or training.step < _STEPS_BEFORE_FLIP:
+        if attempts_left:
+            world.schedule.call_later(0.5, flip_bit, world, gang, attempts_left - 1)
+        return
+    world.flip_bit(world.rng.choice(list(training.ranks.values())))
+    if world.rng.random() < 0.4:
+        leader = training.ranks[0].agent.node
+        world.schedule.call_later(0.6 * world.rng.random(), take_down, world, leader, True)
+
+
+def flip_bit_in_only_version(world: World, gang: str) -> None:
+    """A bit flips in the only version that is left in memory. A node is lost, so the next generation restores a version
+    of which the commit leader holds the only copy of one shard. Then a bit flips, and the leader is lost before its
+    decision on the next version arrives. Often a durable checkpoint was asked for."""
+    training, known = world.newest_training(gang), world.gang(gang)
+    if training is None or training.over or known is None:
+        return
+    leader = training.ranks[0].agent.node
+    if node := next((seat.node for seat in known.seats if seat.buddy == leader), ""):
+        world.coordinator.post_event(events.FlushRequested(gang, "uid 1000"))
+        world.schedule.call_later(1.0, take_down, world, node, True)
+        world.schedule.call_later(1.0, _flip_bit_once_restored, world, gang, training.generation, leader)
+
+
+def _flip_bit_once_restored(world: World, gang: str, generation: int, leader: str, attempts_left: int = 200) -> None:
+    training = world.newest_training(gang)
+    if training is None or training.generation == generation or not training.began:
+        if attempts_left:
+            world.schedule.call_later(0.1, _flip_bit_once_restored, world, gang, generation, leader, attempts_left - 1)
+    elif training.ranks[0].agent.node == leader:
+        world.flip_bit(training.ranks[max(training.ranks)])
+        world.schedule.call_later(_SOON_S, _lose_leader_once_replicas_disagree, world, training.ranks[0].agent)
+
+
+def _lose_leader_once_replicas_disagree(world: World, leader: Agent, attempts_left: int = 5000) -> None:
+    if leader.memory.disagreement is not None:
+        take_down(world, leader.node, closes=True)
+    elif attempts_left and leader.is_running():
+        world.schedule.call_later(_SOON_S, _lose_leader_once_replicas_disagree, world, leader, attempts_left - 1)
 
 
 def unfit_then_failure(world: World, gang: str) -> None:
@@ -119,13 +193,14 @@ def freeze_for_long(world: World, node: str) -> None:
         world.schedule.call_later(15.0, unfreeze, world, node)
 
 
-def _signal(world: World, node: str, action: str, response: Response = Response.RECORD) -> None:
+def _signal(world: World, node: str, action: str, response: Response = Response.RECORD, lasting: str = "") -> None:
     world.note(f"FAULT: {node} reports a hardware signal: {action}")
     if action in ("unfit", "echo"):
         world.machines[node].has_hardware_fault = True
     world.machines[node].has_precursor |= response is Response.SWAP
+    world.machines[node].ended_signals.discard(lasting)
     if world.daemons[node].alive:
-        signal_event = events.NodeSignalled(node, action, f"Xid ({action})", "NVRM: Xid", response)
+        signal_event = events.NodeSignalled(node, action, f"Xid ({action})", "NVRM: Xid", response, lasting)
         world.daemons[node].report_signal(signal_event)
 
 

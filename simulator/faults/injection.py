@@ -30,10 +30,12 @@ FAULTS: dict[Fault, float] = {
     process.unkillable_ranks: 1,
     process.hang_rank: 9.5,
     process.hang_ranks_on_node: 7,
+    process.silence_rank: 4,
     process.declared_phase: 4,
     process.agent_error: 4,
     hardware.hardware_signal: 4,
     hardware.precursor: 16,
+    hardware.passing_precursor: 6,
     hardware.degraded_then_failure: 16,
     network.cut_link: 2,
     network.cut_from_coordinator: 7,
@@ -47,19 +49,21 @@ FAULTS: dict[Fault, float] = {
     service.stall_coordinator: 2.5,
     service.slurm_unresponsive: 1,
     service.slurm_unreliable: 1,
-    service.requeue_job: 8.5,
+    service.requeue_job: 9.5,
     service.preempt_job: 4,
     service.give_node_back: 1.5,
     service.cancel_gang: 0.6,
     service.scancel_job: 0.5,
     service.fail_batch_script: 0.9,
     service.clear_requeue_flag: 0.7,
-    hardware.unfit_then_failure: 15.5,
+    hardware.unfit_then_failure: 24,
     hardware.power_off_buddies: 2,
     service.request_flush: 1,
     service.fail_durable_storage: 1.4,
     service.false_accusation: 1,
     service.request_swap: 8,
+    service.request_drain: 4,
+    hardware.flip_bit: 10,
 }
 """Every fault with its weight. The weights make every transition and recovery occur in 2,000 seeds."""
 JOB_ENDING_FAULTS: tuple[Fault, ...] = (
@@ -176,7 +180,8 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
         (hardware.degraded_then_failure, 3.0): 0.03,
         (process.stuck_shared_storage, 1.2): 0.075,
         (process.declared_phase, 4.0): 0.06,
-        (process.hang_rank, 7.0): 0.08,
+        (process.hang_rank, 7.0): 0.05,
+        (process.silence_rank, 5.0): 0.03,
         (process.crash_ranks_on_node, 1.5): 0.06,
         (process.agent_error, 3.0): 0.055,
         (service.fail_durable_storage, 3.0): 0.01,
@@ -188,5 +193,13 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
 }
 """For each phase: faults, and the seconds after which they strike the first gang that enters the phase, each with the
 share of seeds in which it is armed. At most one is armed for a phase, so the shares of a phase are at most 1."""
-for _phase, _shares in ARMED_FAULTS.items():
+MORE_FAULTS: dict[tuple[Fault, float], float] = {
+    (process.hang_rank, 6.0): 0.12,
+    (service.preempt_job, 6.0): 0.09,
+    (hardware.unfit_then_failure, 5.0): 0.04,
+    (process.crash_ranks_on_node, 5.0): 0.02,
+    (service.fail_batch_script, 3.0): 0.04,
+}
+"""The same for the first gang that is RUNNING, besides what ARMED_FAULTS has for it."""
+for _phase, _shares in [*ARMED_FAULTS.items(), (Phase.RUNNING, MORE_FAULTS)]:
     assert sum(_shares.values()) < 1 + 1e-9, f"the shares of {_phase} exceed 1"

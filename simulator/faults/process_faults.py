@@ -56,6 +56,15 @@ def kill_agent(world: World, gang: str) -> None:
         world.end_agent(agent)
 
 
+def slow_rank(world: World, gang: str) -> None:
+    """One rank computes longer than the others, on whichever node it runs: its script gives it more to do."""
+    agent = targets.random_agent(world, gang)
+    if agent is not None and agent.ranks:
+        rank = world.rng.choice(list(agent.ranks))
+        world.note(f"FAULT: rank {rank} of {gang} is slow")
+        world.step_times.slow_down((gang, rank))
+
+
 def kill_node_daemon(world: World, gang: str) -> None:
     """A node daemon ends and is started again."""
     node = targets.random_node(world, gang)
@@ -135,6 +144,19 @@ def hang_rank(world: World, gang: str) -> None:
         _resume_undetected_hang(world, gang, rank)
 
 
+def silence_rank(world: World, gang: str) -> None:
+    """No Python thread of a rank runs for some time, which the script has declared or not."""
+    training = world.newest_training(gang)
+    if training is not None and training.began and not training.over:
+        rank = world.rng.choice(list(training.ranks.values()))
+        for_s = world.rng.choice([3.0, 6.0, 30.0, 200.0])
+        world.note(f"FAULT: no Python runs in rank {rank.rank} on {rank.agent.node} for {for_s:g} s")
+        if not training.in_declared_phase and world.rng.random() < 0.3:
+            training.declare_phase(10.0 + 20.0 * world.rng.random())
+        training.silence_rank(rank)
+        world.schedule.call_later(for_s, training.end_silence, rank)
+
+
 def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
     gang_state = world.gang(gang)
     if (
@@ -144,7 +166,13 @@ def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
         or not gang_state.stepped_generation
     ):
         for other in rank.agent.ranks.values():
-            world.schedule.call_later(30.0, setattr, other, "hung", False)
+            world.schedule.call_later(30.0, _end_hang, world, gang, other)
+
+
+def _end_hang(world: World, gang: str, rank: Rank) -> None:
+    training = world.newest_training(gang)
+    if training is not None and training.generation == rank.generation:
+        training.end_hang(rank)
 
 
 def hang_ranks_on_node(world: World, gang: str) -> None:

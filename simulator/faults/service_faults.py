@@ -138,6 +138,15 @@ def request_swap(world: World, gang: str) -> None:
         world.coordinator.post_event(events.SwapRequested(gang, node, "uid 1000", ""))
 
 
+def request_drain(world: World, gang: str) -> None:
+    """An operator runs `muster drain`."""
+    if world.coordinator.is_running() and world.gang(gang):
+        node = targets.random_node(world, gang)
+        world.note(f"FAULT: an operator drains {node}")
+        world.requested_drains.add(node)
+        world.coordinator.post_event(events.DrainRequested(node, "root", "its fan is loud"))
+
+
 def fail_durable_storage(world: World, gang: str) -> None:
     """Durable storage is full, or it hangs."""
     world.note("FAULT: durable storage fails")

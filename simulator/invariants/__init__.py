@@ -7,7 +7,10 @@ hang is found only if there is one. 4. Every gang ends or settles; no call is ow
 time. 5. While many nodes are silent at once, none is evicted for a minute. 6. No more nodes are taken out of service
 than the site allows. In observe mode nothing is done to a node. 7. A node keeps memory only for a gang that may come
 back, for ten minutes at most, and never beside another job. 8. A precursor costs no finished step, and moves ranks only
-where a spare is ready.
+where a spare is ready. 9. No healthy node is named for corrupted data, and no state on which replicas disagree is
+restored. 10. No generation starts on a node whose check has failed while a node that passed is there, and no node is
+left out for a check that it did not fail. 11. Muster resumes only a node that it drained itself, and that has passed a
+check since.
 
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
 durable state, and the core's rules come to an end in every turn.
@@ -25,6 +28,8 @@ durable state, and the core's rules come to an end in every turn.
     site_limits      6
     kept_memory      7
     planned_swaps    8, with versions
+    replicas         9
+    node_checks      10 and 11
     violation        the exception
 
 A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node

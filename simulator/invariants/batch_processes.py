@@ -29,10 +29,15 @@ MAX_DELAY_S = 6.0
 
 
 class BatchProcessInvariant:
-    """Stateless: the world's jobs record when each batch process was heard."""
+    """Since when each gang gathers. The world's jobs record when each batch process was heard."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._gathering_since: dict[str, float] = {}
+
+    def gathering_begins(self, gang: str, at: float) -> None:
+        """The gang expects agents from now on. Slurm may have started them earlier, while the last run was flushed."""
+        self._gathering_since[gang] = at
 
     def check_requeue(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:
         """The batch process is not given up too early, and not only because the gather timeout is over."""
@@ -46,7 +51,8 @@ class BatchProcessInvariant:
             )
             return
         _, granted_at = seen.job_running or (0, 0.0)
-        unchanged_s = at - max(seen.last_attach_at, granted_at, core.observed.observing_since)
+        began_at = max(granted_at, self._gathering_since.get(fact.gang, 0.0))
+        unchanged_s = at - max(seen.last_attach_at, began_at, core.observed.observing_since)
         heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.restart_count)
         # While the agent on the batch host is attached, the batch process can't have ended with its host.
         host_attached = gang.batch_host is not None and seen.is_attached(gang.batch_host.node)

@@ -6,6 +6,7 @@ while every agent is alive (3), and it is found in time (4).
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_DETECTION_DELAY_S = 8.0
 """Seconds after the hang timeout by which a hang is found if nothing else happens."""
+MIN_SILENCE_S, MIN_IDLE_S = 7.0, 5.0
+"""Seconds without a sign of life of one rank, and without a step, after which that rank may be named."""
+MEASURED_LATE = 1.25
+"""Part of the time for which ranks may be idle by which their agents have found that they were, for as long."""
 PHASE_REPORT_DELAY_S = 1.5
 """Seconds by which the coordinator knows a declared phase."""
 
@@ -62,8 +67,15 @@ class HangInvariant:
         if training is None:
             return
         idle_s = at - max(training.last_step_at, training.phase_changed_at, gang.started_at)
+        if all_idle := reason_phrases.ALL_RANKS_IDLE in fact.reason:
+            idle_s = training.idle_s(at, MAX_DETECTION_DELAY_S + (MEASURED_LATE - 1) * gang.spec.hang_after_idle_s)
+            _check_idle_ranks(training, gang, idle_s)
+        silent = reason_phrases.RANK_SILENT in fact.reason
+        if silent:
+            _check_silent_rank(training, fact, at)
+        least_s = gang.spec.hang_after_idle_s if all_idle else gang.spec.hang_after_s
         require(
-            idle_s >= gang.spec.hang_after_s and not _in_known_phase(training, at),
+            idle_s >= min(least_s, MIN_IDLE_S if silent else inf) and not _in_known_phase(training, at),
             f"invariant 3: generation {fact.generation} of {gang.id} is called hung {idle_s:.1f} s after its last "
             f"step or phase",
         )
@@ -75,11 +87,10 @@ class HangInvariant:
                 f"invariant 3: generation {fact.generation} of {gang.id} is called hung, and the agent on {seat.node} "
                 f"has been silent for {silent_s:.1f} s",
             )
-        self._check_delay(core, gang, at - idle_s, at)
+        allowed_s = MEASURED_LATE * gang.spec.hang_after_idle_s if all_idle else _step_allowance_s(core, gang)
+        self._check_delay(gang, allowed_s, at - idle_s, at)
 
-    def _check_delay(self, core: Core, gang: Gang, since: float, at: float) -> None:
-        pace = core.observed.gang(gang.id).pace
-        allowed = max(10 * gang.spec.hang_after_s, 20 * pace.median_step_s, pace.longest_gap_s, 2 * gang.first_step_s)
+    def _check_delay(self, gang: Gang, allowed: float, since: float, at: float) -> None:
         unchanged_since = max(since, self._reachability.coordinator_since, self._reachability.changed_at)
         late_s = at - unchanged_since - 2**gang.failures_in_a_row * allowed
         require(late_s < MAX_DETECTION_DELAY_S, f"invariant 4: {gang.id} hung for {late_s:.1f} s longer than allowed")
@@ -88,6 +99,33 @@ class HangInvariant:
         """The generation's training. None: no rank of it was ever started."""
         training = self._world.newest_training(gang)
         return training if training is not None and training.generation == generation else None
+
+
+def _step_allowance_s(core: Core, gang: Gang) -> float:
+    """Seconds that a step may take at most, without failures before."""
+    pace = core.observed.gang(gang.id).pace
+    return max(10 * gang.spec.hang_after_s, 20 * pace.median_step_s, pace.longest_gap_s, 2 * gang.first_step_s)
+
+
+def _check_silent_rank(training: Training, fact: facts.HangDetected, at: float) -> None:
+    """A rank is named only while no Python runs in it, for long, and while it does in all others."""
+    since = training.phase_changed_at
+    silent = {rank.agent.node: at - max(rank.silent_since, since) for rank in training.ranks.values() if rank.silent}
+    require(
+        list(silent) == [fact.node] and silent[fact.node] >= MIN_SILENCE_S,
+        f"invariant 3: generation {fact.generation} of {fact.gang} is called hung because of a rank on {fact.node}; "
+        f"silent ranks, in seconds: {silent}",
+    )
+
+
+def _check_idle_ranks(training: Training, gang: Gang, idle_s: float) -> None:
+    """A hang is found by idleness only if every rank has been idle for as long as the job allows."""
+    computing = [rank.rank for rank in training.ranks.values() if rank.silent]
+    require(
+        idle_s >= gang.spec.hang_after_idle_s > 0 and not computing,
+        f"invariant 3: generation {training.generation} of {gang.id} is called hung after {idle_s:.1f} s of idleness; "
+        f"ranks that compute: {computing}",
+    )
 
 
 def _in_known_phase(training: Training, at: float) -> bool:

@@ -23,18 +23,21 @@ from muster.simulator.invariants.hangs import HangInvariant
 from muster.simulator.invariants.journal_first import JournalInvariant
 from muster.simulator.invariants.kept_memory import KeptMemoryInvariant
 from muster.simulator.invariants.liveness import LivenessInvariant
+from muster.simulator.invariants.node_checks import NodeCheckInvariant, ResumeInvariant
 from muster.simulator.invariants.node_health import NodeHealthInvariant
 from muster.simulator.invariants.outages import OutageInvariant
 from muster.simulator.invariants.planned_swaps import PlannedSwapInvariant
+from muster.simulator.invariants.replicas import ReplicaInvariant
 from muster.simulator.invariants.seats import SeatInvariant
 from muster.simulator.invariants.site_limits import SiteLimitInvariant
+from muster.simulator.invariants.stragglers import StragglerInvariant
 from muster.simulator.invariants.versions import VersionInvariant
 from muster.simulator.invariants.violation import InvariantViolation
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
     from muster.simulator.world.world import World
-    from muster.slurm.client.types import Job
+    from muster.slurm.client.types import Job, Node
     from muster.v1 import agent_pb2 as pb
 
 
@@ -54,6 +57,8 @@ class Invariants:
         self._generations = GenerationInvariant(world)
         self._versions = VersionInvariant(world, reachability)
         self._node_health = NodeHealthInvariant(world, reachability, progress, self._transitions)
+        self._node_checks = NodeCheckInvariant(world)
+        self._resumes = ResumeInvariant(world)
         self._outages = OutageInvariant(world, reachability)
         self._hangs = HangInvariant(world, reachability, progress)
         self._seats = SeatInvariant(world)
@@ -61,6 +66,8 @@ class Invariants:
         self._site_limits = SiteLimitInvariant(world)
         self._kept_memory = KeptMemoryInvariant()
         self._planned_swaps = PlannedSwapInvariant(world)
+        self._replicas = ReplicaInvariant(world)
+        self._stragglers = StragglerInvariant(world)
         self._liveness = LivenessInvariant(world)
 
     # -- facts --
@@ -85,7 +92,13 @@ class Invariants:
                 self._generations.check_start(fact)
                 self._versions.check_sources(fact)
                 self._seats.check_start(gangs[fact.gang], fact)
+                self._node_checks.check_start(core, gangs[fact.gang], fact)
                 self._versions.check_restored_version(gangs[fact.gang], fact)
+                self._replicas.check_start(core, fact)
+            case facts.ReplicasDisagreed():
+                self._replicas.check_named(fact)
+            case facts.StragglerDetected():
+                self._stragglers.check_named(fact, at)
             case facts.GenerationFenced():
                 self._outages.generation_fenced(fact.gang, at)
                 self._versions.generation_fenced(gangs[fact.gang], fact)
@@ -111,6 +124,7 @@ class Invariants:
                 self._outages.member_out(fact.gang, fact.node)
                 self._node_health.check_removal(fact)
                 self._planned_swaps.check_removal(fact)
+                self._node_checks.check_removal(fact)
             case facts.SlurmCallOwed() if fact.verb in ("drain", "down"):
                 self._site_limits.check_taken(fact)
                 self._node_health.check_drain(core, fact, at)
@@ -119,10 +133,17 @@ class Invariants:
                 self._node_health.call_settled(fact)
             case facts.SlurmCallOwed() if fact.verb == "requeue" and reason_phrases.BATCH_PROCESS_LOST in fact.text:
                 self._batch_processes.check_requeue(core, fact, at)
+            case facts.FlushOrdered():
+                self._replicas.check_flush(core, fact)
             case facts.FlushEnded() if fact.path:
                 self._versions.check_flush(gangs[fact.gang], fact)
             case facts.JobRestarted():
                 self._versions.run_ended(fact.gang)
+                self._replicas.run_ended(fact.gang)
+                self._stragglers.run_ended(fact.gang)
+                self._node_checks.run_ended(fact.gang)
+            case facts.PhaseChanged() if fact.phase is Phase.GATHERING:
+                self._batch_processes.gathering_begins(fact.gang, at)
             case facts.PhaseChanged() if fact.phase is Phase.REQUEUED:
                 self._kept_memory.gang_requeued(gangs[fact.gang])
                 self._versions.check_saved(gangs[fact.gang])
@@ -151,6 +172,14 @@ class Invariants:
     def slurm_call_started(self, call: facts.SlurmCallOwed) -> None:
         """The coordinator starts a call to Slurm."""
         self._journal_first.slurm_call_started(call)
+
+    def drain_lifted(self, before: Node) -> None:
+        """Muster has resumed the node, which was drained like this before."""
+        self._resumes.check_resume(before)
+
+    def node_checked(self, node: str, outcome: str) -> None:
+        """The daemon of a node has checked the node."""
+        self._resumes.node_checked(node, outcome)
 
     def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""
@@ -202,6 +231,7 @@ class Invariants:
         if self._versions.is_binding(leader):
             self._generations.version_committed(leader.identity.gang, version)
             self._versions.version_committed(leader.identity.gang, order, version)
+            self._replicas.version_committed(leader.identity.gang, order, version)
 
     def rank_crashed(self, gang: str, generation: int, node: str, exit_code: int, of_reset: bool) -> None:
         """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""

@@ -33,7 +33,7 @@ class PlannedSwapInvariant:
         seated = {seat.node for seat in gang.seats}
         spares = [m.node for m in gang.present() if m.node not in seated]
         ready = [name for name in spares if core.state.node(name).health is NodeHealth.FIT]
-        requested = bool(fact.requested_by) and (fact.gang, fact.node) in self._world.requested_swaps
+        requested = bool(fact.requested_by) and self._is_requested(fact.gang, fact.node)
         evidence = machine.has_precursor or machine.has_slow_rank
         require(
             requested or (evidence and not fact.requested_by),
@@ -61,9 +61,12 @@ class PlannedSwapInvariant:
     def check_removal(self, fact: facts.MemberRemoved) -> None:
         """A node leaves a gang. Nobody is asked to leave but by a user."""
         require(
-            not fact.requested or (fact.gang, fact.node) in self._world.requested_swaps,
+            not fact.requested or self._is_requested(fact.gang, fact.node),
             f"invariant 8: {fact.node} leaves {fact.gang} on request, and nobody has asked",
         )
+
+    def _is_requested(self, gang: str, node: str) -> bool:
+        return (gang, node) in self._world.requested_swaps or node in self._world.requested_drains
 
     def check_end(self, gang: Gang) -> None:
         """A gang is done. Its ranks have not exited only because they were asked to leave a node."""

@@ -84,6 +84,10 @@ class SiteLimitInvariant:
         """Slurm shall take a node out of service."""
         limits = self._world.limits
         require(not limits.observe, f"invariant 6: {fact.node} is taken out of service in observe mode")
+        if fact.requested_by:
+            asked = fact.node in self._world.requested_drains
+            require(asked, f"invariant 6: {fact.node} is drained for {fact.requested_by}, who has not asked for it")
+            return
         if fact.if_run_has_node is not None:  # the node's health changes only once Slurm has drained the node
             before, most = {*self._reported} - {fact.node}, limits.reported_drains_per_hour_of_user
             self._reported.append(fact.node)

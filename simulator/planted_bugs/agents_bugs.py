@@ -12,8 +12,14 @@ AGENTS_BUGS: dict[str, PlantedBug] = {
     "commit-without-a-shard": PlantedBug(
         "A version is committed although one node has not stored it.",
         module="muster.checkpoint.store.commit.commit_tracker",
-        code="        if storing_nodes != self.nodes:",
-        bug="        if len(storing_nodes) < max(1, len(self.nodes) - 1):",
+        code="        if stored.keys() != self.nodes:",
+        bug="        if len(stored) < max(1, len(self.nodes) - 1):",
+    ),
+    "commit-what-replicas-disagree-on": PlantedBug(
+        "A version is committed although its replicas disagree.",
+        module="muster.checkpoint.store.commit.commit_tracker",
+        code="        disagreement = self.agreement.judge(",
+        bug="        disagreement = None and self.agreement.judge(",
     ),
     "keep-memory-beside-a-job": PlantedBug(
         "A job starts on a node that keeps the memory of another job.",

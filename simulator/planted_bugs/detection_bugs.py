@@ -11,6 +11,18 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="quiet_at = last_contact_at + SELF_FENCE_AFTER_S + KILL_MARGIN_S",
         bug="quiet_at = last_contact_at",
     ),
+    "forget-failed-checks": PlantedBug(
+        "Ranks start on a node that has failed its node check while a spare that passed waits.",
+        module="muster.daemon.coordinator.core.state.gang_index",
+        code="        _put(self.check_failed, node, member is not None and member.failed_check)",
+        bug="        _put(self.check_failed, node, False)",
+    ),
+    "leave-out-nodes-that-passed": PlantedBug(
+        "A node leaves its gang for a check that another node has failed.",
+        module=f"{_ROOM}.node_checks",
+        code="    for node in sorted(index.check_failed - {seat.node for seat in gang.seats}):",
+        bug="    for node in sorted(index.present - {seat.node for seat in gang.seats}):",
+    ),
     "trust-one-witness": PlantedBug(
         "Only the coordinator's own probe counts.",
         module=f"{_ROOM}.probe_result",
@@ -34,6 +46,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         module=f"{_ROOM}.failure_detector",
         code="    if asked >= min(2, others) > 0:\n",
         bug="    if asked >= 0:\n",
+    ),
+    "name-a-node-of-the-majority": PlantedBug(
+        "A node whose replicas agree with most others is named for corrupted data.",
+        module=f"{_ROOM}.corruption_detector",
+        code="    node = nodes[0] if found.majority and len(nodes) == 1 else",
+        bug="    node = gang.seats[0].node if found.majority and len(nodes) == 1 else",
     ),
     "hung-at-once": PlantedBug(
         "A node whose processes stop for a moment is called hung.",
@@ -95,6 +113,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="    if of_job > limits.journal_mib_per_job:",
         bug="    if of_job > 100 + limits.journal_mib_per_job:",
     ),
+    "degraded-for-ever": PlantedBug(
+        "A node stays DEGRADED after its precursor has ended.",
+        module=f"{_ROOM}.precursors",
+        code="    if event.signal not in node.precursors:",
+        bug="    if event.signal in node.precursors:",
+    ),
     "act-in-observe-mode": PlantedBug(
         "Nodes are drained in observe mode.",
         module=f"{_ROOM}.circuit_breaker",
@@ -133,6 +157,30 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         module=f"{_ROOM}.hang_detector",
         code="    if gang_turn.now < due:",
         bug="    if gang_turn.now < min(due, progress_timeouts.last_progress_at(gang_turn) + 2.0):",
+    ),
+    "name-a-rank-too-soon": PlantedBug(
+        "A rank is named after four seconds without a sign of life.",
+        module=f"{_ROOM}.hang_detector",
+        code="if silent_s >= SILENT_RANK_S else None",
+        bug="if silent_s else None",
+    ),
+    "blame-a-second-node-for-a-slow-rank": PlantedBug(
+        "A second node is left for a rank that takes its slowness along.",
+        module=f"{_ROOM}.straggler_detector",
+        code="        elsewhere = _slow_before_on(gang, rank, node)\n",
+        bug='        elsewhere = ""\n',
+    ),
+    "leave-a-node-for-a-moment": PlantedBug(
+        "A node is left as soon as a rank on it is slow.",
+        module=f"{_ROOM}.straggler_detector",
+        code="    return named_s >= rule.share * rule.window_s",
+        bug="    return named_s >= 0.0",
+    ),
+    "hang-after-any-idleness": PlantedBug(
+        "A generation hangs once its ranks have been idle for a quarter of the time that their job allows.",
+        module=f"{_ROOM}.hang_detector",
+        code="gang_turn.index.idle_quarters() >= allowed",
+        bug="gang_turn.index.idle_quarters() > 0",
     ),
     "never-find-a-hang": PlantedBug(
         "A generation that hangs after its first step is left alone.",

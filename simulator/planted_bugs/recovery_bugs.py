@@ -32,6 +32,12 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="        for shard in shards:\n            ranks.setdefault(",
         bug="        for shard in (s for s in shards if s.primary):\n            ranks.setdefault(",
     ),
+    "restore-what-replicas-disagree-on": PlantedBug(
+        "A version on which replicas disagree is restored before a durable checkpoint, or without a warning.",
+        module=f"{_ROOM}.restore_plan",
+        code="    agreed = gang.agreed_groups if ",
+        bug="    agreed = () if ",
+    ),
     "mix-versions": PlantedBug(
         "Ranks restore their state from different steps.",
         module=f"{_ROOM}.restore_plan",
@@ -53,8 +59,26 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "blame-a-node-that-is-left-on-request": PlantedBug(
         "A node that a user wants to be left is taken out of service and drained.",
         module=f"{_ROOM}.planned_swap",
-        code="        if node not in unrequested:",
-        bug="        if node in unrequested:",
+        code="        if concern.cause is _Cause.PRECURSOR:",
+        bug="        if concern.cause is not _Cause.STRAGGLER:",
+    ),
+    "drain-for-ever": PlantedBug(
+        "A drain that an operator requested stays in force after the node was resumed.",
+        module=f"{_ROOM}.requested_drain",
+        code="    if seen.in_service and turn",
+        bug="    if seen.down and turn",
+    ),
+    "resume-whatever-a-check-finds": PlantedBug(
+        "A node is resumed although it has failed its check.",
+        module=f"{_ROOM}.resuming",
+        code="    if _has_passed(reported.check):",
+        bug="    if True:",
+    ),
+    "resume-over-another-reason": PlantedBug(
+        "A node is resumed although somebody has changed the reason of its drain.",
+        module="muster.daemon.coordinator.slurm.owed_calls",
+        code="    if not drain_reason.is_same(found.reason, call.text):",
+        bug="    if not found.reason:",
     ),
     "leave-on-one-signal-for-ever": PlantedBug(
         "The ranks of each generation after a planned swap are asked to leave again.",
@@ -71,8 +95,8 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "empty-the-pool": PlantedBug(
         "A gang takes more nodes of the shared pool than its job may.",
         module=f"{_ROOM}.shared_pool",
-        code="    room = gang.spec.pool_nodes - len(_pool_members(gang))",
-        bug="    room = missing",
+        code="    room = gang.spec.pool_nodes - len(_pool_members(gang))\n    if room < missing",
+        bug="    room = missing\n    if room < missing",
     ),
     "flush-half": PlantedBug(
         "A durable checkpoint counts as soon as one node has written its part.",

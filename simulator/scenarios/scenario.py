@@ -180,6 +180,18 @@ class Scenario:
             self.world.boot(node)
         self.world.cluster.resume(node)
 
+    def reboot(self, node: str) -> None:
+        """The node boots again, and is repaired. Nobody resumes it in Slurm."""
+        machine = self.machines[node]
+        machine.has_hardware_fault, machine.check_outcome = False, "passed"
+        self.world.power_off(node, closes=True)
+        self.world.boot(node)
+
+    def drain_by_hand(self, node: str, reason: str) -> None:
+        """An operator drains the node in Slurm (scontrol update)."""
+        self.world.note(f"an operator drains {node} in Slurm: {reason}")
+        self.world.cluster.drain(node, reason)
+
     def cut(self, *pairs: tuple[str, str]) -> None:
         """Block messages from the first host to the second host of each pair. "coordinator" is a host, too."""
         for src, dst in pairs:
@@ -211,11 +223,48 @@ class Scenario:
                 agent.rank_exited(rank, exit_code, "")
 
     def hang_rank(self, node: str, how: str = "") -> None:
-        """A rank of a node hangs. With "behind" it stays one step behind all other ranks."""
+        """A rank of a node hangs. With "behind" it stays one step behind all other ranks. With "silent" no Python
+        thread of it runs."""
         training = self.world.newest_training("g")
         assert training is not None
         rank = next(rank for rank in training.ranks.values() if rank.agent.node == node)
-        training.hang_rank(rank, how == "behind")
+        if how == "silent":
+            training.silence_rank(rank)
+        else:
+            training.hang_rank(rank, how == "behind")
+
+    def show_elsewhere(self, *nodes: str) -> None:
+        """The stacks will show the ranks on these nodes in a data loader, and all others in a collective."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        for rank in training.ranks.values():
+            waits = rank.agent.node not in nodes
+            where = "wait (distributed_c10d.py:720)" if waits else "read (loader.py:33)"
+            rank.hang_place = events.HangPlace(waits, where)
+
+    def count_collectives(self, *numbers: int | None) -> None:
+        """So many collectives the ranks will have entered, by their numbers."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        for rank, number in enumerate(numbers):
+            training.ranks[rank].entered_collectives = number
+
+    def end_silence(self, node: str) -> None:
+        """All ranks of a node run Python again."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        for rank in training.ranks.values():
+            if rank.agent.node == node:
+                training.end_silence(rank)
+
+    def report_idle(self, quarters: int | None, *nodes: str) -> None:
+        """From now on, the agents on these nodes report this idleness, and measure none."""
+        for node in nodes:
+            agent = self.agent(node)
+            agent.measures_idleness = False
+            for rank in agent.ranks.values():
+                rank.idle_quarters = quarters
+            agent.status_changed()
 
     def report_phase(self, node: str, phase: str) -> None:
         """A rank of a node declares a phase. An empty text ends the phase."""
@@ -242,16 +291,34 @@ class Scenario:
             identity = replace(agent.identity, incarnation=f"{agent.identity.incarnation}-again")
             self.world.add_agent(Agent(self.world, agent.machine, identity))
 
+    def flip_bit(self, node: str) -> None:
+        """A bit of the parameters of the newest rank on the node flips."""
+        self.world.flip_bit(max(self.agent(node).ranks.values(), key=lambda rank: rank.generation))
+
     def signal(self, node: str, action: str = "unfit", reason: str = "Xid 79") -> None:
         """The node daemon reports a hardware signal."""
         self.machines[node].has_hardware_fault = True
         self.world.daemons[node].report_signal(events.NodeSignalled(node, action, reason, reason))
 
+    def fail_check(self, node: str, outcome: str = "wrong") -> None:
+        """A node check that begins later on the node finds this."""
+        self.machines[node].check_outcome = outcome
+
     def precursor(self, node: str, response: str = "swap", reason: str = "Xid 64") -> None:
         """The node daemon reports a precursor, and the policy has this response to it."""
         self.machines[node].has_precursor |= response == Response.SWAP
-        signal_event = events.NodeSignalled(node, "degraded", reason, reason, Response(response))
+        signal_event = events.NodeSignalled(node, "degraded", reason, reason, Response(response), signal=reason)
         self.world.daemons[node].report_signal(signal_event)
+
+    def precursor_over(self, node: str, reason: str = "Xid 64") -> None:
+        """The node daemon reports that a precursor is over."""
+        signal_event = events.NodeSignalled(node, "over", f"{reason}: over", reason, signal=reason)
+        self.world.daemons[node].report_signal(signal_event)
+
+    def drain(self, node: str, reason: str = "") -> None:
+        """Operator alice requests that the node is drained."""
+        self.world.requested_drains.add(node)
+        self.post_event(events.DrainRequested(node, "alice", reason))
 
     def swap(self, node: str, reason: str = "") -> None:
         """User alice requests that a spare takes the place of the node."""

@@ -31,6 +31,13 @@ _COMMANDS = (
     "crash", "power_off", "pause", "resume", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
     "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase", "give_back", "precursor",
     "swap",
+    "drain",
+    "drain_by_hand",
+    "reboot",
+    "precursor_over",
+    "fail_check",
+    "end_silence",
+    "flip_bit",
 )  # fmt: skip
 """Methods of Scenario that take only words."""
 

@@ -5,15 +5,18 @@ An agent's ranks are processes of their own. They end with the agent, and they r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from muster.checkpoint.store.block_times import StepBlocks
+from muster.checkpoint.store.rank_silences import COUNT_INTERVAL_S, RankSilences
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.environment.machine import Backoff, Machine, Process
 from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
+from muster.simulator.world import step_times
 from muster.simulator.world.agent_memory import ShardMemory
 from muster.simulator.world.peer_monitor import PeerMonitor
 from muster.v1 import agent_pb2 as pb
@@ -27,6 +30,8 @@ STREAM_TIMEOUT_S = 16.0
 """Seconds without a message from the coordinator after which the agent opens a new stream."""
 _SIGTERM_TIMEOUT_S = 8.0
 """Seconds after SIGTERM for which an agent waits for the coordinator before it shuts down by itself."""
+CHECK_DEADLINE_S = 60.0
+"""Seconds after which an agent gives up the check of its node."""
 _ORPHAN_LIFETIME_S = 0.05
 """Seconds. A rank outlives its agent by this time at most."""
 
@@ -36,8 +41,9 @@ class Rank:
     """One rank's process.
 
     `alive`: the process exists. `kill_sent`: SIGKILL is on its way, and the process executes no more code. `hung`: the
-    process makes no more steps. `declared_phase`: the phase that the script has declared. `stopped_step`: the last
-    step, if the rank was asked to stop.
+    process makes no more steps. `silent`: no Python thread of it runs, since `silent_since`. `declared_phase`: the
+    phase that the script has declared. `stopped_step`: the last step, if the rank was asked to stop. `flip`: the number
+    of the bit flip that its state carries; 0: none.
     """
 
     agent: Agent
@@ -51,11 +57,21 @@ class Rank:
     step: int = 0
     progressed: bool = False
     hung: bool = False
+    silent: bool = False
+    silent_since: float = 0.0
     pending_exit_code: int | None = None
     """The rank is exiting by itself with this code. A SIGKILL that comes now does not change the code."""
     died_of_reset: bool = False
     declared_phase: str = ""
     stopped_step: int = 0
+    flip: int = 0
+    idle_quarters: int | None = None
+    """As its agent has measured it."""
+    hang_place: events.HangPlace | None = None
+    """Where its stacks show it, once they are written."""
+    entered_collectives: int | None = None
+    """Reported once the stacks are written."""
+    step_blocks: StepBlocks = field(default_factory=StepBlocks)
 
     @property
     def is_active(self) -> bool:
@@ -97,6 +113,7 @@ class Agent(Process):
         self.flushing_serial = 0
         self.stacks_generation = self.stacks_requested = 0
         self.failure = ""
+        self.node_check: events.NodeCheck | None = None
         self.is_rogue = False
         """The job's owner runs this process out of Slurm's reach: it acknowledges no fence, and outlives the job."""
         self.sigterm_notice = ""
@@ -105,6 +122,9 @@ class Agent(Process):
         self.swapped_generation = 0
         """The generation whose ranks were asked to stop for a planned swap."""
         self.ranks: dict[int, Rank] = {}
+        self.silences = RankSilences(self.status_changed)
+        self._counts_silences = False
+        self.measures_idleness = True
         self.memory = ShardMemory(self)
         self.peer_monitor = PeerMonitor(self)
         self.coordinator_contact = float("-inf")
@@ -207,13 +227,17 @@ class Agent(Process):
 
     def status(self) -> events.AgentStatus:
         """The whole status, as `convert.status` reads it from the wire."""
-        ranks = []
+        ranks, silences = [], self.silences.reported()
         for r in self.ranks.values():
             has_exited = not r.alive and not self.fenced_generation < r.generation <= self.killed_generation
             ranks.append(
                 events.RankState(
                     r.rank, r.generation, r.running and not has_exited, r.exit_code if has_exited else None, r.stderr,
-                    r.step, r.progressed, r.declared_phase, r.stopped_step,
+                    r.step, r.progressed, r.declared_phase, r.stopped_step, silent_s=silences.get(r.rank),
+                    idle_quarters=r.idle_quarters,
+                    hang_place=r.hang_place if self.stacks_generation == r.generation else None,
+                    entered_collectives=r.entered_collectives if self.stacks_generation == r.generation else None,
+                    block_times=step_times.reported(r.step_blocks),
                 )
             )  # fmt: skip
         return events.AgentStatus(
@@ -232,8 +256,21 @@ class Agent(Process):
             answered_s=self.peer_monitor.answered_s(),
             order_serial=self._carried_out_serial,
             stacks_generation=self.stacks_generation,
+            node_check=self.node_check,
             pool=tuple(answer for answer in self.pool_answers.values() if answer),
+            disagreement=self.memory.disagreement,
         )
+
+    def start_node_check(self) -> None:
+        """Check the node, as jobs with a preflight want it."""
+        self.node_check = events.NodeCheck(events.CheckOutcome.RUNNING)
+        outcome = events.CheckOutcome(self.machine.check_outcome)
+        silent = outcome is events.CheckOutcome.SILENT
+        self.call_later(CHECK_DEADLINE_S if silent else self.world.durations.check_s(), self._node_checked, outcome)
+
+    def _node_checked(self, outcome: events.CheckOutcome) -> None:
+        self.node_check = events.NodeCheck(outcome, hardware="1 processor")
+        self.status_changed()
 
     # -- orders --
 
@@ -302,6 +339,7 @@ class Agent(Process):
 
     def _start_ranks(self, step: reconcile.StartRanks, order: pb.Order) -> None:
         training = self.world.training_for(self.identity.gang, order)
+        self.silences = RankSilences(self.status_changed)
         for rank, _ in step.places:
             self.ranks[rank] = started = Rank(self, rank, step.generation)
             training.add_rank(started)
@@ -319,6 +357,37 @@ class Agent(Process):
         self.status_changed()
 
     # -- ranks --
+
+    def silence_rank(self, rank: Rank) -> None:
+        """From now on no Python thread of the rank runs."""
+        if not rank.silent:
+            rank.silent, rank.silent_since = True, self.schedule.now
+        if not self._counts_silences:
+            self._counts_silences = True
+            self.call_later(COUNT_INTERVAL_S, self._count_silences)
+
+    def _count_silences(self) -> None:
+        """Each second while a rank is silent. All others send signs of life."""
+        for rank in self.ranks.values():
+            if not rank.silent:
+                self.silences.note_message(rank.rank)
+        self._counts_silences = any(rank.silent and rank.alive for rank in self.ranks.values())
+        if self._counts_silences:
+            self.silences.count_second([rank.rank for rank in self.ranks.values() if rank.declared_phase])
+            self.call_later(COUNT_INTERVAL_S, self._count_silences)
+
+    def measure_idleness(self, interval_s: float) -> None:
+        """Count, from now on, the intervals in which each rank was idle. A rank in which no Python runs computes."""
+        self.call_later(interval_s, self.measure_idleness, interval_s)
+        training = self.world.newest_training(self.identity.gang)
+        if training is None or not self.measures_idleness:
+            return
+        was_idle = training.idle_since <= self.schedule.now - interval_s
+        for rank in self.ranks.values():
+            idle = was_idle and rank.generation == training.generation and not rank.silent
+            before, rank.idle_quarters = rank.idle_quarters, (rank.idle_quarters or 0) + 1 if idle else 0
+            if rank.idle_quarters != before:
+                self.status_changed()
 
     def self_fence(self, reason: str) -> None:
         """Kill the agent's own ranks without an order."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.checkpoint.format import versions
+from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
-from muster.daemon.coordinator.core.state.events import Shard, Version
+from muster.daemon.coordinator.core.state.events import ReplicaDisagreement, Shard, Version
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
+_GROUP = 1
+"""The replica group of all ranks."""
 _RETRY_S = 0.5
 """Seconds between two attempts to reach a peer."""
 
@@ -33,6 +36,7 @@ class ShardMemory:
         self._digests: dict[tuple[int, bool, Version], str] = {}
         self._shards_cache: tuple[Shard, ...] | None = ()
         self._tracker = CommitTracker(0, frozenset())
+        self.disagreement: ReplicaDisagreement | None = None
         self._order = Order()
         self._next_step = 0
         self._last_vote_step = 0
@@ -44,8 +48,14 @@ class ShardMemory:
     def shards(self) -> tuple[Shard, ...]:
         """All complete shards of this node."""
         if self._shards_cache is None:
-            self._shards_cache = tuple(Shard(rank, v, own, text) for (rank, own, v), text in self._digests.items())
+            self._shards_cache = tuple(
+                Shard(rank, v, own, text, _GROUP, self._flip(rank, v)) for (rank, own, v), text in self._digests.items()
+            )
         return self._shards_cache
+
+    def _flip(self, rank: int, version: Version) -> int:
+        """The bit flip in what the rank wrote, which stands for its digest."""
+        return self._agent.world.flips_written.get((self._agent.identity.gang, rank, version), 0)
 
     def has(self, rank: int, version: Version, text: str) -> bool:
         """A shard with this digest is here."""
@@ -80,11 +90,16 @@ class ShardMemory:
 
     def apply_order(self, order: Order) -> None:
         """Take over an order."""
+        if order.duty == DUTY_RUN and order.generation == self._tracker.generation:
+            self._tracker.agreement.enabled = not order.replicas_differ
         if order.duty != DUTY_RUN or order.generation <= max(self._order.generation, self._agent.fenced_generation):
             return
         self._order = order
         nodes = frozenset(place.node for place in order.places)
-        self._tracker = CommitTracker(order.generation, nodes)
+        self._tracker = CommitTracker(
+            order.generation, nodes, ReplicaAgreement(set(order.agreed_groups), not order.replicas_differ)
+        )
+        self.disagreement = None
         self._next_step = self._last_vote_step = 0
 
     def store_step(self, generation: int, step: int, ranks: list[int], last: bool = False) -> None:
@@ -97,6 +112,7 @@ class ShardMemory:
         if last or step == self._next_step or not (self._next_step or self._last_vote_step):
             self._last_vote_step = step
             for rank in ranks:
+                agent.world.flips_written[agent.identity.gang, rank, version] = agent.ranks[rank].flip
                 self.add(rank, True, version)
             agent.call_later(agent.world.durations.copy_s(), self._replicate, version, ranks)
             agent.status_changed(0.25)
@@ -124,12 +140,14 @@ class ShardMemory:
         if version.generation <= agent.fenced_generation or version.generation != self._order.generation:
             return
         leader = agent.world.reachable_peer(agent, self._order.places[0].node)
-        if leader is None or not leader.memory.count_vote(agent.node, version, skipped):
+        own = [place.rank for place in self._order.places if place.node == agent.node]
+        replicas = {rank: ReplicaDigest(_GROUP, self._flip(rank, version)) for rank in own}
+        if leader is None or not leader.memory.count_vote(agent.node, version, skipped, replicas):
             agent.call_later(_RETRY_S, self._report_to_leader, version, skipped)
 
     # -- the leader --
 
-    def count_vote(self, node: str, version: Version, skipped: bool) -> bool:
+    def count_vote(self, node: str, version: Version, skipped: bool, replicas: ReplicaDigests) -> bool:
         """A node has two copies of a version, or has skipped it.
 
         Returns False if this leader does not accept the vote.
@@ -138,14 +156,24 @@ class ShardMemory:
         if version.generation != self._tracker.generation or version.generation <= agent.fenced_generation:
             return False
         newest_step = max((r.step for r in agent.ranks.values()), default=0)
-        vote = self._tracker.record_skipped if skipped else self._tracker.record_stored
-        decision = vote(node, versions.Version(version.generation, version.step), newest_step)
+        voted = versions.Version(version.generation, version.step)
+        if skipped:
+            decision = self._tracker.record_skipped(node, voted, newest_step)
+        else:
+            decision = self._tracker.record_stored(node, voted, newest_step, replicas)
         if decision is not None:
+            self._note_disagreement(version, decision)
             if not decision.void:
                 agent.world.observer.version_committed(agent, self._order, version)
             for member in self._order.members:
                 agent.call_later(agent.world.network.message_delay_s(), self._send_decision, member.node, decision)
         return True
+
+    def _note_disagreement(self, version: Version, decision: CommitDecision) -> None:
+        found = decision.disagreement
+        if found is not None and self.disagreement is None:
+            self.disagreement = ReplicaDisagreement(version, found.ranks, found.majority, found.replicas)
+            self._agent.status_changed()
 
     def _send_decision(self, node: str, decision: CommitDecision) -> None:
         agent = self._agent

@@ -25,7 +25,7 @@ from muster.daemon.coordinator.shell.engine import SUSPENDED_S
 from muster.daemon.coordinator.shell.event_processing import process_event
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.slurm.owed_calls import make_call
-from muster.daemon.coordinator.slurm.watch import JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S, SlurmWatch
+from muster.daemon.coordinator.slurm.watch import JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S, SlurmWatch, node_seen
 from muster.simulator.environment.machine import Process
 from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
 from muster.simulator.environment.unreliable_slurm import DelayedSlurm, run_without_waiting
@@ -108,6 +108,10 @@ class Coordinator(Process):
         return max(self.schedule.now, self.journal.last_at)
 
     # -- events --
+
+    def sees_in_service(self, node: str) -> bool:
+        """The watch on Slurm takes the node for one in service, as soon as it looks."""
+        return node_seen(node, self.world.cluster.nodes()[node]).in_service
 
     def post_event(self, event: events.Event) -> None:
         """Process an event: decide, journal, act. An ended coordinator ignores it."""
@@ -241,7 +245,7 @@ class Coordinator(Process):
 
     def _try_call(self, call: facts.SlurmCallOwed, pause: float) -> None:
         """Make one call to Slurm. The answer takes some time."""
-        slurm = self.world.slurm
+        slurm, before = self.world.slurm, self.world.cluster.nodes().get(call.node)
         try:
             run_without_waiting(slurm.run_unreliably(make_call(slurm, call, self.core.state)))
         except SlurmRefused as refused:
@@ -250,6 +254,8 @@ class Coordinator(Process):
             self.call_later(pause, self._try_call, call, min(2 * pause, 5.0))
         else:
             self.call_later(self._slurm_delay_s(), self._call_answered, call, None)
+        if before is not None and before.drained and not self.world.cluster.nodes()[before.name].drained:
+            self.world.observer.drain_lifted(before)
 
     def _call_answered(self, call: facts.SlurmCallOwed, error: str | None) -> None:
         queue = self._call_queues[call.gang]
@@ -341,9 +347,14 @@ class Coordinator(Process):
         match message:
             case ("hello", daemon):
                 self._register_daemon(stream, daemon)
-            case ("heartbeat", _):
+            case ("heartbeat", checked):
                 self.post_event(events.NodeHeartbeat(node))
                 self.world.kept_memory.drop_unwanted(node, self.core.state)
+                wanted = self.core.wanted_check(node, self._clock())
+                if checked is not None and checked[0] == wanted:
+                    self.post_event(events.NodeCheckReported(node, *checked))
+                stream.down.send((self.journal.term, "check", wanted))
+                return
             case ("signal", event):
                 self.post_event(event)
         stream.down.send((self.journal.term, "answer", message[1] if message[0] == "signal" else None))

@@ -46,7 +46,7 @@ class DurableStorage:
             agent.call_later(0.5, self._write, agent, order, flush)
             return
         own_ranks = [source.rank for source in order.sources if source.node == agent.node]
-        newest = max(flush.held_versions.values())
+        newest = max(flush.held_versions[node] for node in writers)
         error = "no space left on device" if now < self.fails_until else ""
         if any(newest not in agent.memory.versions_of(rank) for rank in own_ranks):
             error = error or f"no shard of step {newest.step} stands here"
@@ -70,10 +70,10 @@ class DurableStorage:
         self._folders[gang, path] = flush.version
         return ""
 
-    def step_of(self, gang: str, path: str) -> int:
-        """The step of the version in a folder.
+    def version_of(self, gang: str, path: str) -> Version:
+        """The version in a folder.
 
         Raises:
             KeyError: the folder does not exist.
         """
-        return self._folders[gang, path].step
+        return self._folders[gang, path]

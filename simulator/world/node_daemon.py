@@ -31,6 +31,8 @@ class NodeDaemon(Process):
         self._term = 0
         self._last_message_at = 0.0
         self._heartbeat_series = 0
+        self._requested_check = ""
+        self._checked: tuple[str, events.NodeCheck] | None = None
 
     def attach(self) -> None:
         """Open a stream. Retry until it is open."""
@@ -60,11 +62,25 @@ class NodeDaemon(Process):
         if message is STREAM_END or message[0] < self._term:
             self._disconnect()
             return
-        self._term, _, signal = message
+        self._term, kind, content = message
         self._last_message_at = self.schedule.now
         self._backoff.reset()
-        if signal in self._signals:
-            self._signals.remove(signal)
+        if kind == "check":
+            self._start_check(content)
+        elif content in self._signals:
+            self._signals.remove(content)
+
+    def _start_check(self, request: str) -> None:
+        """The coordinator asks for a check; empty: for none."""
+        if request and request != self._requested_check:
+            self.call_later(self._world.durations.check_s(), self._end_check, request)
+        self._requested_check = request or self._requested_check
+
+    def _end_check(self, request: str) -> None:
+        outcome = self.machine.check_outcome
+        self._world.note(f"musterd checks {self.machine.name}: {outcome}")
+        self._world.observer.node_checked(self.machine.name, outcome)
+        self._checked = (request, events.NodeCheck(events.CheckOutcome(outcome), gflops=1.0))
 
     def _disconnect(self) -> None:
         if self.stream is not None:
@@ -79,7 +95,7 @@ class NodeDaemon(Process):
         if self.schedule.now - self._last_message_at > HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S:
             self._disconnect()
             return
-        self.stream.up.send(("heartbeat", None))
+        self.stream.up.send(("heartbeat", self._checked))
         self.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat, number)
 
     def report_signal(self, event: events.NodeSignalled) -> None:
@@ -91,6 +107,7 @@ class NodeDaemon(Process):
     def end(self, closes: bool) -> None:
         """The process has ended. `closes`: its kernel runs and closes its connections."""
         self.alive = False
+        self.machine.ended_signals.clear()
         if self.stream is not None:
             self.stream.down.closed = True
             if closes:

@@ -18,7 +18,7 @@ from muster.daemon.node.kept_memory.retention import KeptEntry
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
-    from muster.slurm.client.types import Job
+    from muster.slurm.client.types import Job, Node
     from muster.v1 import agent_pb2 as pb
 
 
@@ -35,6 +35,12 @@ class Observer(Protocol):
 
     def slurm_call_started(self, call: facts.SlurmCallOwed) -> None:
         """The coordinator starts a call to Slurm."""
+
+    def drain_lifted(self, before: Node) -> None:
+        """Muster has resumed the node, which was drained like this before."""
+
+    def node_checked(self, node: str, outcome: str) -> None:
+        """The daemon of a node has checked the node."""
 
     def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""

@@ -86,6 +86,14 @@ class SlurmJobs:
         self._world.cluster.submit(JobRequest(nodes=1, name=identity.gang, requeue=False, exclude=exclude))
         return events.PoolAnswer(serial, job_id)
 
+    def wants_preflight(self, job: int) -> bool:
+        """The agents of the job check their nodes."""
+        return self._submissions[job].spec.preflight
+
+    def hang_after_idle_s(self, job: int) -> float:
+        """Seconds for which all ranks of the job may be idle; 0: its agents don't measure it."""
+        return self._submissions[job].spec.hang_after_idle_s
+
     def pool_jobs(self, gang: str) -> list[Job]:
         """The gang's pool jobs, as Slurm has them."""
         return [

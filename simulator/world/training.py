@@ -35,6 +35,8 @@ class Training:
         self.phase_changed_at = float("-inf")
         """The time at which the ranks last entered or left a declared phase."""
         self._one_more_step = False
+        self._hung_at = float("-inf")
+        self._last_idleness = (float("inf"), float("-inf"))
         self._order = order
         self._joined_ranks: set[int] = set()
 
@@ -50,7 +52,8 @@ class Training:
             return
         restore, world = self._order.restore, self._world
         if restore.durable_path:
-            self.step = world.durable_storage.step_of(self.gang, restore.durable_path)
+            saved = world.durable_storage.version_of(self.gang, restore.durable_path)
+            self.step, rank.flip = saved.step, world.flips_written.get((self.gang, rank.rank, saved), 0)
         elif restore.HasField("version"):
             version = Version(restore.version.generation, restore.version.step)
             source = next((s for s in restore.sources if s.rank == rank.rank), None)
@@ -58,8 +61,9 @@ class Training:
             if holder is None or source is None or not holder.memory.has(rank.rank, version, source.digest):
                 self._retry(rank, since, self._load_state, "its state can't be fetched")
                 return
-            self.step = version.step
+            self.step, rank.flip = version.step, world.flips_written.get((self.gang, rank.rank, version), 0)
         rank.running = True
+        rank.agent.silences.note_sign(rank.rank)
         rank.agent.status_changed()
         self._join_store(rank, since)
 
@@ -119,6 +123,7 @@ class Training:
         self._one_more_step = False
         self.step += 1
         self.last_step_at = self._world.schedule.now
+        self._world.step_times.measure(self.step, ranks)
         by_agent: dict[str, tuple[Agent, list[int]]] = {}
         for rank in ranks:
             rank.step, first = self.step, not rank.progressed
@@ -129,15 +134,47 @@ class Training:
         for agent, numbers in by_agent.values():
             agent.memory.store_step(self.generation, self.step, numbers, last)
 
+    @property
+    def idle_since(self) -> float:
+        """Since when every rank waits for one that hangs; infinite if none hangs, or if the ranks evaluate or save."""
+        if self.in_declared_phase or not any(rank.hung for rank in self.ranks.values()):
+            return float("inf")
+        return max(self._hung_at, self.last_step_at)
+
+    def idle_s(self, now: float, ended_within_s: float) -> float:
+        """For how many seconds every rank waits already, or has waited until a moment ago; 0: none of both."""
+        since, until = self.idle_since, now
+        if since == float("inf"):
+            since, until = self._last_idleness
+        return max(0.0, until - since) if now - until <= ended_within_s else 0.0
+
+    def end_hang(self, rank: Rank) -> None:
+        """The rank goes on."""
+        if rank.hung:
+            self._last_idleness = (self.idle_since, self._world.schedule.now)
+        rank.hung = False
+
     def hang_rank(self, rank: Rank, behind: bool) -> None:
         """A rank makes no more steps.
 
         `behind`: ranks on other nodes finish the current step, and ranks on this node do not.
         """
+        self._hung_at = self._world.schedule.now
         for other in self.ranks.values():
             other.hung = other.hung or other is rank or (behind and other.agent is rank.agent)
         self._one_more_step = behind and not all(other.hung for other in self.ranks.values())
         self._world.observer.rank_hung(self.gang, self.generation)
+
+    def silence_rank(self, rank: Rank) -> None:
+        """A thread of the rank keeps the GIL: the rank makes no more steps and sends no signs of life."""
+        rank.hung, self._hung_at = True, self._world.schedule.now
+        rank.agent.silence_rank(rank)
+        self._world.observer.rank_hung(self.gang, self.generation)
+
+    def end_silence(self, rank: Rank) -> None:
+        """The thread gives the GIL back."""
+        self.end_hang(rank)
+        rank.silent = False
 
     def declare_phase(self, seconds: float) -> None:
         """All ranks are in a declared phase for this many seconds."""

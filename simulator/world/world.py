@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from muster.daemon.agent.ranks.rank_idleness import QUARTERS
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.events import Silence
+from muster.daemon.coordinator.core.state.events import Silence, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -19,13 +20,14 @@ from muster.simulator.environment.machine import Machine
 from muster.simulator.environment.network import COORDINATOR, Network, NetworkConditions
 from muster.simulator.environment.schedule import Schedule
 from muster.simulator.environment.unreliable_slurm import UnreliableSlurm
-from muster.simulator.world.agent import Agent
+from muster.simulator.world.agent import Agent, Rank
 from muster.simulator.world.coordinator import Coordinator
 from muster.simulator.world.durable_storage import DurableStorage
 from muster.simulator.world.kept_memory import KeptMemoryStores
 from muster.simulator.world.node_daemon import NodeDaemon
 from muster.simulator.world.observer import Observer
 from muster.simulator.world.slurm_jobs import JobSubmission, SlurmJobs
+from muster.simulator.world.step_times import StepTimes
 from muster.simulator.world.training import Training
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.v1 import agent_pb2 as pb
@@ -86,6 +88,7 @@ class World:
         self.durable_storage = DurableStorage(self)
         self.jobs = SlurmJobs(self)
         self.kept_memory = KeptMemoryStores(self, seed)
+        self.step_times = StepTimes(self.schedule, seed)
         self.cluster = FakeCluster(
             list(self.machines),
             now=lambda: self.schedule.now,
@@ -104,6 +107,12 @@ class World:
         """For each node with a correlated signal: the gang and the lost peer that explain the signal."""
         self.requested_swaps: set[tuple[str, str]] = set()
         """Gang and node of each swap that a user has requested."""
+        self.requested_drains: set[str] = set()
+        """Nodes for which an operator has requested a drain."""
+        self.flips_written: dict[tuple[str, int, Version], int] = {}
+        """Gang, rank and version of each shard that was written: the number of the bit flip in it; 0: none."""
+        self.flips = 0
+        """How many bits have flipped so far."""
         self.crash_countdown: int | None = None
         self.coordinator_restart_s = 1.0
         self.rank_opens_store = False
@@ -130,6 +139,15 @@ class World:
         """The transcript, one line for each entry. Times are in seconds since the start."""
         words = ((at, describe(what) if isinstance(what, facts.Fact) else str(what)) for at, what in self.notes)
         return [f"{at - START_S:9.3f}  {text}" for at, text in words]
+
+    # -- bits --
+
+    def flip_bit(self, rank: Rank) -> None:
+        """A bit of the rank's state flips."""
+        self.note(f"FAULT: a bit of rank {rank.rank} flips on {rank.agent.node}")
+        self.flips += 1
+        rank.flip = self.flips
+        rank.agent.machine.has_flipped_bit = True
 
     # -- reachability --
 
@@ -192,6 +210,10 @@ class World:
     def add_agent(self, agent: Agent) -> None:
         """An agent's process has started."""
         self.agents[agent.identity.gang, agent.node] = agent
+        if self.jobs.wants_preflight(agent.identity.job):
+            agent.start_node_check()
+        if hang_after_idle_s := self.jobs.hang_after_idle_s(agent.identity.job):
+            agent.measure_idleness(hang_after_idle_s / QUARTERS)
         agent.attach()
         self.topology_changed()
 

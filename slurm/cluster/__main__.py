@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     args.command = argv[cut + 1 :]
     signal.signal(signal.SIGTERM, _interrupt)  # an interrupted `up` removes what it has started
     try:
+        _check_node(args)
         return int(args.run(args) or 0)
     except (EngineError, SpecError, WaitTimeout) as error:
         print(f"cluster: {error}", file=sys.stderr)
@@ -81,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("gpu", type=int, help="its index, from 0; the node gets GPUs up to that one")
     memory.add_argument("--clear", action="store_true", help="the GPU is well again")
 
+    slow = verb("slow-rank", _slow_rank, "let a rank on a node compute at 30 %% of its speed")
+    slow.add_argument("node")
+    slow.add_argument("rank", type=int, help="its RANK, from 0")
+    slow.add_argument("--clear", action="store_true", help="the rank is as fast as before")
     for name, method, about in _CLEARABLE_VERBS:
         one = verb(name, _clearable(method), about)
         one.add_argument("node")
@@ -121,6 +126,19 @@ _CLEARABLE_VERBS = (
 
 def _cluster(args: argparse.Namespace) -> Cluster:
     return Cluster.attach(args.name)
+
+
+def _check_node(args: argparse.Namespace) -> None:
+    """Faults are those of compute nodes: the other hosts have neither musterd nor hardware.
+
+    Raises:
+        EngineError: the verb takes a node, and this is none.
+    """
+    if "node" not in args:
+        return
+    cluster = _cluster(args)
+    if args.node not in cluster.nodes:
+        raise EngineError(f"{args.node!r} is not a node of cluster {args.name} (nodes: {' '.join(cluster.nodes)})")
 
 
 def _up(args: argparse.Namespace) -> None:
@@ -175,6 +193,13 @@ def _kmsg(args: argparse.Namespace) -> None:
     _cluster(args).kmsg(args.node, args.line)
 
 
+def _slow_rank(args: argparse.Namespace) -> None:
+    """One rank of the node is slowed, or is as fast as before."""
+    if args.rank < 0:
+        raise EngineError(f"rank {args.rank}: ranks count from 0")
+    _cluster(args).slow_rank(args.node, args.rank, clear=args.clear)
+
+
 def _throttle(args: argparse.Namespace) -> None:
     _check_gpu(args.gpu)
     _cluster(args).throttle(args.node, args.gpu, clear=args.clear)
@@ -197,8 +222,6 @@ def _clearable(method: str) -> object:
 def _on_node(method: str) -> object:
     def run(args: argparse.Namespace) -> None:
         began, cluster = time.monotonic(), _cluster(args)
-        if args.node not in cluster.spec.node_names:
-            raise EngineError(f"{args.node!r} is not a node of cluster {args.name} (nodes: {cluster.spec.node_names})")
         getattr(cluster, method)(args.node)
         print(f"{args.node}: {method} took {(time.monotonic() - began) * 1000:.0f} ms")
 

@@ -49,6 +49,8 @@ MAX_DRAWS = 10
 """Draws until a fault is possible now. For example, a job that is starting has no rank to kill."""
 REPAIR_DELAY_S = (8.0, 30.0)
 """Seconds from a node's fault to its repair (least, most)."""
+SLOW_S = (2.0, 5.0)
+"""Seconds for which a rank computes slowly (least, most): too few for a site to leave a straggler's node."""
 GLITCH_S = (0.2, 0.6)
 """Seconds of a glitch (least, most). No node may be evicted for a glitch. A cut link may last a second longer, until
 its peers repeat their failed address lookup (ARP).
@@ -122,8 +124,13 @@ class ChaosRun:
             (self._pause, 3, True),
             (self._xid, 4, True),
             (self._link_down, 2, True),
+            (self._throttle, 2, True),
+            (self._gpu_ecc, 2, True),
+            (self._memory_error, 2, True),
+            (self._drain, 2, True),
             (self._two_at_once, 4, True),
             (self._kill_rank, 4, False),
+            (self._slow_rank, 2, False),
             (self._kill_agent, 2, False),
             (self._restart_musterd, 2, False),
             (self._restart_coordinator, 3, False),
@@ -163,6 +170,25 @@ class ChaosRun:
     def _link_down(self, sequence: JobSequence) -> str:
         return self._fault_node(sequence, self.cluster.link_down)
 
+    def _throttle(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, lambda node: self.cluster.throttle(node, 0))
+
+    def _gpu_ecc(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, lambda node: self.cluster.gpu_ecc(node, 0))
+
+    def _memory_error(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, self.cluster.memory_error)
+
+    def _drain(self, sequence: JobSequence) -> str:
+        """An operator drains a node. If no coordinator answers, the node is only repaired later."""
+        command = ("muster", "drain", "--reason", "chaos")
+
+        def drain(node: str) -> float:
+            self.cluster.exec(CONTROLLER, *command, node, check=False)
+            return time.time()
+
+        return self._fault_node(sequence, drain)
+
     def _two_at_once(self, sequence: JobSequence) -> str:
         """Faults two nodes, at once or one soon after the other, in the middle of a recovery."""
         first = self._fault_node(sequence, self.cluster.crash)
@@ -190,6 +216,22 @@ class ChaosRun:
         self.recent_faults.record(node, time.monotonic())  # Muster blames the node for two consecutive crashes
         self.rank_killed_on[node] = sequence.training
         sequence.killed_at = step
+        return f"rank {rank} of {sequence.user}'s job"
+
+    def _slow_rank(self, sequence: JobSequence) -> str:
+        """A rank computes slowly for some seconds. No node may be evicted for that."""
+        rank = self.random.randrange(NODES)
+        if (
+            sequence.training.view.get("phase") != "RUNNING"
+            or (node := sequence.training.node_of(rank)) in self.faulted
+        ):
+            return ""
+        try:
+            self.cluster.slow_rank(node, rank)
+            time.sleep(self.random.uniform(*SLOW_S))
+            self.cluster.slow_rank(node, rank, clear=True)
+        except EngineError:
+            return ""  # the node has just failed
         return f"rank {rank} of {sequence.user}'s job"
 
     def _kill_agent(self, sequence: JobSequence) -> str:

@@ -25,6 +25,7 @@ from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, with_mem
 from muster.slurm.cluster.host import Process
 from muster.slurm.cluster.host_hardware import mend_hardware, set_link, set_memory_error
 from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
+from muster.slurm.cluster.slow_rank import slow_rank, speed_up_ranks
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
 from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
@@ -246,6 +247,11 @@ class Cluster:
         self._touch(node)
         return set_memory_error(self, node, clear=clear)
 
+    def slow_rank(self, node: str, rank: int, clear: bool = False) -> None:
+        """Lets a rank of any job on the node compute at 30 % of its speed; `clear`: at its own speed again."""
+        self._touch(node)
+        slow_rank(self, node, rank, clear=clear)
+
     # Services
 
     def stop_service(self, host: str, service: str, signal: str = "TERM") -> float:
@@ -320,6 +326,7 @@ class Cluster:
             self.exec(node, "sh", "-c", "rm -f /run/cluster/*.hold")
             mend_gpus(self, node)
             mend_hardware(self, node)
+            speed_up_ranks(self, node)
         for node in nodes:
             self._resume(node)
 

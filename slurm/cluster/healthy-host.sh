@@ -6,8 +6,8 @@ root=$1
 device=$root/sys/class/infiniband/mlx5_0
 port=$device/ports/1
 memory=$root/sys/devices/system/edac/mc/mc0
-mkdir -p "$port/counters" "$port/hw_counters" "$memory"
-ln -sfn /proc "$root/proc"
+mkdir -p "$port/counters" "$port/hw_counters" "$memory" "$root/proc"
+for name in meminfo loadavg self; do ln -sfn "/proc/$name" "$root/proc/$name"; done
 
 put() { # put FILE TEXT: in place whole, for a program may read it at any moment; a repair may run beside the boot
     printf '%s\n' "$2" >"$1.$$"

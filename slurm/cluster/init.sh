@@ -70,11 +70,14 @@ node)
     for device in /dev/nvidia{0..7}; do [ -e $device ] || mknod -m 0666 $device c 1 3 2>/dev/null; done
     touch /var/log/muster-kmsg
     chmod 0644 /var/log/muster-kmsg # musterd believes no file that others can write
+    mkdir -p $run/host/proc/sys/kernel/random # containers share their kernel, and its boot
+    cat /proc/sys/kernel/random/uuid >$run/host/proc/sys/kernel/random/boot_id
     bash /cluster/healthy-host.sh $run/host
     supervise slurmd slurmd -D &
     [ "$daemons" = 0 ] || supervise musterd \
         musterd --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg \
-        --nvidia-driver /usr/local/lib/libnvidia-ml.so.1.control --host-root $run/host &
+        --nvidia-driver /usr/local/lib/libnvidia-ml.so.1.control --host-root $run/host \
+        --check-python python3 &
     ;;
 login) ;;
 esac

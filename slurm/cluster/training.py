@@ -177,6 +177,17 @@ class Training:
         view = self.wait(done, timeout, f"first step of generation {generation}")
         return next(r for r in view["recoveries"] if _number(r, "generation") >= generation and r.get("first_step_s"))
 
+    def wait_left(self, node: str, timeout: float = 120.0) -> View:
+        """Returns the RecoveryView of the generation that runs without `node`, after its first finished step.
+
+        Another recovery may come before it: on a busy machine an agent hears nobody for seconds, and ends its ranks.
+        """
+
+        def left(view: View) -> list[View]:
+            return [r for r in view.get("recoveries", ()) if node in r.get("nodes_out", ()) and r.get("first_step_s")]
+
+        return left(self.wait(lambda view: bool(left(view)), timeout, f"a first step without {node}"))[0]
+
     def wait_final(self, timeout: float = 300.0) -> View:
         """Returns the view of the final gang."""
         return self.wait(lambda v: bool(v.get("final")), timeout, "the end")
@@ -192,13 +203,10 @@ class Training:
 
     def kill_rank(self, rank: int) -> float:
         """Sends SIGKILL to one rank's process. Returns the wall-clock time of the signal."""
-        return self._tell_rank(rank, "KILL")
+        return self.tell_rank(rank, "KILL")
 
-    def hang_rank(self, rank: int) -> float:
-        """Sends SIGSTOP to one rank's process. Returns the wall-clock time of the signal."""
-        return self._tell_rank(rank, "STOP")
-
-    def _tell_rank(self, rank: int, signal: str) -> float:
+    def tell_rank(self, rank: int, signal: str) -> float:
+        """Sends a signal (its name) to one rank's process. Returns the wall-clock time of the signal."""
         tell = f"pkill -{signal} -u {self.spec.user} -x rank{rank}"
         return float(self.cluster.sh(self.node_of(rank), f"date +%s.%N; {tell}"))
 

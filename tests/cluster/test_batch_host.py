@@ -48,11 +48,11 @@ def test_a_fatal_xid_on_node_0_then_its_death_then_a_link_that_stays_down_on_nod
         following = afterok(healthy, job)
         training.wait_step(15)
         healthy.kmsg("n0", FATAL_XID_LINE)
-        assert training.wait_recovered(2)["nodes_out"] == ["n0"]
+        generation = int(training.wait_left("n0")["generation"])
         assert "n0" in healthy.sh(CONTROLLER, f"squeue -h -j {job} -o %N | xargs scontrol show hostnames").split()
         healthy.power_off("n0")
         training.wait_step(int(training.view["step"]) + 20)
-        assert training.generation == 2, "the death of a node without ranks costs nothing"
+        assert training.generation == generation, "the death of a node without ranks costs nothing"
         a_link_that_stays_down_is_a_swap(training)
         training.finish()
         view = training.wait_final()
@@ -65,7 +65,7 @@ def a_link_that_stays_down_is_a_swap(training: Training) -> None:
     """From the files of the adapter to the drain, with its reason. No other node is blamed."""
     cluster = training.cluster
     cluster.link_down("n2")
-    recovery = training.wait_recovered(3)
+    recovery = training.wait_left("n2")
     assert (recovery["action"], recovery["nodes_out"]) == ("swap", ["n2"])
     reason = "RDMA port 1: link went down and stays down on mlx5_0/1"
     assert recovery["cause"].startswith(reason)
@@ -85,7 +85,7 @@ def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> No
         job = training.submit()
         training.wait_step(10)
         healthy.crash("n0")
-        training.wait_recovered(2)
+        training.wait_left("n0")
         training.kill_rank(2)
         assert training.wait_final()["phase"] == "FAILED"
         wait_until(lambda: state(healthy, job) == "FAILED", 60, f"job {job} ends FAILED")
@@ -107,7 +107,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         training.wait_step(15)
         beside.submit()
         healthy.partition("n0")
-        training.wait_recovered(2)
+        training.wait_left("n0")
         stops_before_its_time_limit(healthy, beside)
         wait_until(lambda: healthy.node_states()["n0"].endswith("*"), 120, "n0 answers Slurm no more")
         healthy.heal("n0")
@@ -119,7 +119,8 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
             healthy.restart_slurmd(node)
         step = int(training.view["step"])
         training.wait_step(step + 30)
-        assert training.generation == 2
+        recoveries = training.view["recoveries"]
+        assert [recovery["nodes_out"] for recovery in recoveries if recovery.get("nodes_out")] == [["n0"]], recoveries
         assert state(healthy, job) == "RUNNING"
         training.cancel()
         wait_until(lambda: state(healthy, job) == "CANCELLED", 30, f"job {job} is cancelled")
@@ -142,7 +143,7 @@ def test_a_batch_host_may_fail_before_the_gang_has_gathered(healthy: Cluster) ->
         output = second.folder / f"slurm-{second.job}.out"
 
         def given_up() -> bool:  # or srun was quicker than the fault, and the gang goes on without this node
-            return "srun has ended" in output.read_text() or second.view.get("phase") == "RUNNING"
+            return "srun has ended" in output.read_text() or second.view.get("phase") in ("RUNNING", "DONE")
 
         wait_until(given_up, 60, "srun has given up")
         healthy.heal(host)

@@ -16,7 +16,6 @@ from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.diagnostics import diagnostics
 from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
 from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import FATAL_XID_LINE
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
 
@@ -168,39 +167,66 @@ def _verdict(cluster: Cluster, node: str) -> tuple[str, str]:
     return row["verdict"], row["reason"]
 
 
-def test_a_gpu_that_throttles_makes_its_node_degraded(healthy: Cluster) -> None:
+def test_an_idle_node_with_a_gpu_that_throttles_is_drained(healthy: Cluster) -> None:
     """From the sensor to the coordinator, over the real nvidia-ml-py. The host's memory errors arrive there, too."""
     wait_until(lambda: _verdict(healthy, "n9")[0] == "FIT", 30, "n9 has attached")
     healthy.throttle("n9", 2)
-    wait_until(lambda: _verdict(healthy, "n9")[0] == "DEGRADED", 60, "the coordinator knows that a GPU throttles")
-    assert _verdict(healthy, "n9")[1] == "GPU throttled 64: slowed down by the hardware for heat on 0000:3b:00"
-    assert _verdict(healthy, "n8")[0] != "DEGRADED"
-    assert healthy.node_states()["n9"] == "idle"
+    reason = "GPU throttled 64: slowed down by the hardware for heat on 0000:3b:00"
+    wait_until(lambda: _verdict(healthy, "n9") == ("UNFIT", reason), 60, "the coordinator knows that a GPU throttles")
+    wait_until(lambda: healthy.node_states()["n9"] == "drained", 30, "n9 is drained")
+    assert _verdict(healthy, "n8")[0] == "FIT"
     healthy.throttle("n9", 2, clear=True)
     log = "gpu-throttle-over 64 on 0000:3b:00"
     wait_until(lambda: log in healthy.logs(CONTROLLER, "muster-coordinator"), 90, "it is over")
     healthy.memory_error("n9")
     log = "host-memory 1 on mc0"
     wait_until(lambda: log in healthy.logs(CONTROLLER, "muster-coordinator"), 30, "an uncorrectable error is known")
-    # A node stays DEGRADED until it is taken out of service and resumed.
-    healthy.kmsg("n9", FATAL_XID_LINE)
-    wait_until(lambda: healthy.node_states()["n9"] == "drained", 30, "n9 is drained")
     healthy.restore_all()
     wait_until(lambda: _verdict(healthy, "n9")[0] == "FIT", 30, "n9 is FIT again")
 
 
-def test_a_new_memory_error_of_a_gpu_makes_its_node_degraded(healthy: Cluster) -> None:
+def test_an_idle_node_with_a_new_memory_error_of_a_gpu_is_drained(healthy: Cluster) -> None:
     """An error that musterd has not seen happen is old: here the GPUs are well at its first reading."""
     healthy.throttle("n7", 1, clear=True)
     read = "GPU 1 (GPU-00000000-0000-0000-0000-000000000001): NVLink fabric"
     wait_until(lambda: read in healthy.logs("n7", "musterd"), 60, "musterd has read the GPUs")
     healthy.gpu_ecc("n7", 1)
     reason = "GPU memory 5: new uncorrected errors of the DRAM on 0000:2b:00"
-    wait_until(lambda: _verdict(healthy, "n7") == ("DEGRADED", reason), 60, "the coordinator knows of the error")
-    healthy.kmsg("n7", FATAL_XID_LINE)
+    wait_until(lambda: _verdict(healthy, "n7") == ("UNFIT", reason), 60, "the coordinator knows of the error")
     wait_until(lambda: healthy.node_states()["n7"] == "drained", 30, "n7 is drained")
     healthy.restore_all()
     wait_until(lambda: _verdict(healthy, "n7")[0] == "FIT", 30, "n7 is FIT again")
+
+
+COMPUTES = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"rank7", 0, 0, 0)
+def share():
+    began, used = time.monotonic(), time.process_time()
+    while time.monotonic() < began + 2:
+        pass
+    return (time.process_time() - used) / (time.monotonic() - began)
+while True:
+    print(f"{share():.2f}", flush=True)
+"""
+"""A process with the name of a rank. It prints its share of a core, every two seconds."""
+
+
+def test_a_slow_rank_has_at_most_half_of_a_core_until_it_is_as_fast_as_before(healthy: Cluster) -> None:
+    computing = healthy.popen("n3", "python3", "-c", COMPUTES)
+    try:
+        assert computing.stdout
+        before = float(computing.stdout.readline())
+        healthy.slow_rank("n3", 7)
+        computing.stdout.readline()  # in part before
+        slow = float(computing.stdout.readline())
+        healthy.slow_rank("n3", 7, clear=True)
+        computing.stdout.readline()  # in part slow
+        after = max(float(computing.stdout.readline()) for _ in range(3))
+    finally:
+        healthy.kill_and_read(computing)
+    assert slow < 0.5
+    assert min(before, after) > slow
 
 
 def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> None:

@@ -37,33 +37,38 @@ def run_to_the_end(training: Training) -> None:
     training.wait_job_ended()
 
 
-def test_a_run_with_faults_and_a_planned_swap_ends_with_the_same_bits(healthy: Cluster) -> None:
-    """A rank, a precursor, a node and node 0 (the batch host, rank 0): the weights are those of a run without faults,
-    beside it."""
+def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cluster) -> None:
+    """A rank, a precursor, an operator's drain, a node and node 0 (the batch host, rank 0): the weights are those of a
+    run without faults, beside it."""
 
     def spec(name: str, spares: int) -> TrainingSpec:
         arguments = (*BUCKETS, "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
-        return TrainingSpec(name, nodes=3, spares=spares, steps=200, arguments=arguments)
+        return TrainingSpec(name, nodes=3, spares=spares, steps=800, arguments=arguments)
 
-    with Training(healthy, spec("disturbed", 3)) as training, Training(healthy, spec("undisturbed", 0)) as beside:
+    with Training(healthy, spec("disturbed", 4)) as training, Training(healthy, spec("undisturbed", 0)) as beside:
         training.submit()
         beside.submit()
         training.wait_step(20)
+        killed_in = training.generation
         training.kill_rank(2)
-        training.wait_recovered(2)
+        training.wait_recovered(killed_in + 1)
         training.wait_step(35)
         a_precursor_is_a_planned_swap(training)
-        training.wait_step(60)
-        healthy.crash(training.node_of(1))
-        training.wait_recovered(4)
+        training.wait_step(50)
+        an_operators_drain_is_a_planned_swap(training)
+        training.wait_step(70)
+        dead = training.node_of(1)
+        healthy.crash(dead)
+        training.wait_left(dead)
         training.wait_step(90)
         assert training.node_of(0) == "n0"
         healthy.power_off("n0")
-        training.wait_recovered(5)
+        training.wait_left("n0")
         for one in (training, beside):
             run_to_the_end(one)
-        assert (training.generation, beside.generation) == (5, 1)
-        assert [training.repeated_steps(g) <= 2 for g in (2, 4, 5)] == [True] * 3
+        assert training.generation >= 6
+        repeated = [training.repeated_steps(generation) for generation in range(2, training.generation + 1)]
+        assert max(repeated) <= 2, repeated
         assert len(digests(beside, 3)) == 1
         assert digests(training, 3) == digests(beside, 3)
 
@@ -72,12 +77,31 @@ def a_precursor_is_a_planned_swap(training: Training) -> None:
     """The ranks leave the node after a step that none of them repeats, and the node is drained."""
     cluster, node = training.cluster, training.node_of(2)
     cluster.kmsg(node, PRECURSOR_XID_LINE)
-    recovery = training.wait_recovered(3)
+    recovery = training.wait_left(node)
     assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [node])
     assert "Xid 64" in recovery["cause"]
-    assert training.repeated_steps(3) == 0
+    assert training.repeated_steps(int(recovery["generation"])) == 0
     wait_until(lambda: "DRAIN" in slurm_node(cluster, node), 60, f"{node} is drained")
     assert "muster: [node] Xid 64" in slurm_node(cluster, node)
+
+
+def an_operators_drain_is_a_planned_swap(training: Training) -> None:
+    """Slurm drains the node at once, and the ranks leave it without repeating a step. A user may not drain it."""
+    cluster, node, command = training.cluster, training.node_of(2), ("muster", "drain", "--reason", "its fan is loud")
+    # On a busy machine a command may find no coordinator within its time (69).
+    drained = lambda: cluster.exec(CONTROLLER, *command, node, check=False).rc == 0  # noqa: E731
+    wait_until(drained, 60, f"root drains {node}")
+    recovery = training.wait_left(node)
+    assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [node])
+    assert training.repeated_steps(int(recovery["generation"])) == 0
+    assert "muster: [user] root: its fan is loud" in slurm_node(cluster, node)
+    words, nodes = f"root drains {node}: its fan is loud", ("muster", "nodes")
+    shown = lambda: words in cluster.exec(LOGIN, *nodes, user="alice", check=False).stdout  # noqa: E731
+    wait_until(shown, 60, "alice sees who drains it")
+    other = training.node_of(2)
+    refused = lambda: cluster.exec(LOGIN, *command, other, user="alice", check=False).rc == 77  # noqa: E731
+    wait_until(refused, 60, "alice is told that she may not")
+    assert "DRAIN" not in slurm_node(cluster, other)
 
 
 def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
@@ -106,7 +130,7 @@ def power_loss_is_a_swap(training: Training) -> str:
     cluster, dead = training.cluster, training.node_of(2)
     downed_before = times_downed(cluster, dead)
     cluster.power_off(dead)
-    recovery = training.wait_recovered(2)
+    recovery = training.wait_left(dead)
     assert recovery["action"] == "swap"
     assert recovery["nodes_out"] == [dead]
     assert f"{dead} is lost" in recovery["cause"]
@@ -120,8 +144,9 @@ def a_fatal_xid_is_a_swap(training: Training) -> str:
     """The node with the Xid is replaced and drained. It is not the batch host, which cannot be removed."""
     cluster, unfit = training.cluster, training.node_of(1)
     cluster.kmsg(unfit, FATAL_XID_LINE)
-    assert "Xid 79" in training.wait_recovered(3)["cause"]
-    assert int(training.view["recoveries"][-1]["step_restored"]) > 20
+    recovery = training.wait_left(unfit)
+    assert "Xid 79" in recovery["cause"]
+    assert int(recovery["step_restored"]) > 20
     wait_until(lambda: "DRAIN" in slurm_node(cluster, unfit), 60, f"{unfit} is drained")
     assert "Xid 79" in slurm_node(cluster, unfit)
     return unfit
@@ -129,23 +154,23 @@ def a_fatal_xid_is_a_swap(training: Training) -> str:
 
 def trains_without_a_coordinator(training: Training) -> None:
     """15 steps at least. A node that dies meanwhile is replaced afterwards, and one that is unfit during a restart."""
-    cluster = training.cluster
+    cluster, generation, dead = training.cluster, training.generation, training.node_of(1)
     cluster.kill_coordinator()
-    before = len(training.steps(3))  # may be 0: an agent reports a step before its rank has printed the step
-    wait_until(lambda: len(training.steps(3)) >= before + 15, 120, "15 steps without a coordinator")
-    dead = training.node_of(1)
+    before = len(training.steps(generation))  # may be 0: an agent reports a step before its rank has printed the step
+    wait_until(lambda: len(training.steps(generation)) >= before + 15, 120, "15 steps without a coordinator")
     cluster.crash(dead)
     cluster.start_service(CONTROLLER, "muster-coordinator")
-    assert training.wait_recovered(4)["nodes_out"] == [dead]
-    cluster.kmsg(training.node_of(2), FATAL_XID_LINE)
+    assert training.wait_left(dead)["nodes_out"] == [dead]
+    unfit = training.node_of(2)
+    cluster.kmsg(unfit, FATAL_XID_LINE)
     cluster.restart_coordinator()
-    training.wait_recovered(5)
+    training.wait_left(unfit)
 
 
 def a_hung_node_is_a_swap(training: Training) -> None:
     cluster, node = training.cluster, training.node_of(1)
     cluster.pause(node)
-    recovery = training.wait_recovered(6)
+    recovery = training.wait_left(node)
     assert f"{node} hangs" in recovery["cause"]
     assert recovery["nodes_out"] == [node]
 
@@ -172,7 +197,7 @@ def a_node_that_is_given_back_is_a_swap(training: Training, job: int, held: list
     cluster, node = training.cluster, training.node_of(2)
     left = ",".join(name for name in held if name != node)
     cluster.exec(LOGIN, "scontrol", "update", f"jobid={job}", f"nodelist={left}", user="alice")
-    assert training.wait_recovered(7)["nodes_out"] == [node]
+    assert training.wait_left(node)["nodes_out"] == [node]
     gang = training.view["gang_id"]
     script = FALSE_AGENT.format(node=node, gang=gang, job=job)
     said = cluster.exec(node, "python3", "-c", script, user="alice").stdout
@@ -185,30 +210,68 @@ def a_gpu_that_throttles_is_a_planned_swap(training: Training) -> None:
     """From the sensor of the node to ranks that leave it without repeating a step."""
     cluster, node = training.cluster, training.node_of(1)
     cluster.throttle(node, 2)
-    recovery = training.wait_recovered(8)
+    recovery = training.wait_left(node)
     assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [node])
     assert recovery["cause"].startswith("GPU throttled 64: slowed down by the hardware for heat")
-    assert training.repeated_steps(8) == 0
+    assert training.repeated_steps(int(recovery["generation"])) == 0
     wait_until(lambda: "muster: [node] GPU throttled" in slurm_node(cluster, node), 60, f"{node} is drained")
 
 
-def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(healthy: Cluster) -> None:
-    settings = ("hang_after = 5",)
-    spec = TrainingSpec("stalled", nodes=3, spares=0, arguments=BUCKETS, settings=settings)
+FAULTS_ON_SIGNALS = """
+import ctypes, gc, signal, torch
+
+def keep_gil_for_ever(*_):
+    ctypes.PyDLL(None).sleep(3600)
+
+def flip_a_bit(*_):
+    parameters = [thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter]
+    bits = max(parameters, key=torch.numel).data.view(torch.int32).view(-1)
+    bits[bits.numel() // 2] ^= 1 << 20
+
+signal.signal(signal.SIGWINCH, keep_gil_for_ever)
+signal.signal(signal.SIGURG, flip_a_bit)
+"""
+"""A module that a rank's process imports before its script runs. On SIGWINCH no Python runs in the rank any more. On
+SIGURG one bit of a parameter flips, which changes the number by some per cent."""
+
+
+def test_ranks_restart_in_place_after_one_kept_the_gil_and_after_a_bit_flipped(healthy: Cluster) -> None:
+    """Both are named, and the stacks of those that hang are kept. No spare is there, so nobody is replaced."""
+    arguments = (*BUCKETS, "--digest", "/shared/jobs/stalled/digest")
+    settings = ('preload = ["torch", "faults_on_signals"]',)
+    spec = TrainingSpec("stalled", nodes=3, spares=0, arguments=arguments, settings=settings)
     with Training(healthy, spec) as training:
+        training.folder.mkdir(parents=True, exist_ok=True)
+        (training.folder / "faults_on_signals.py").write_text(FAULTS_ON_SIGNALS)
         training.submit()
         training.wait_step(30)
-        seats = [training.node_of(rank) for rank in range(3)]
-        training.hang_rank(1)
-        recovery = training.wait_recovered(2)
+        seats, hung = [training.node_of(rank) for rank in range(3)], training.generation
+        training.tell_rank(1, "WINCH")
+        recovery = training.wait_recovered(hung + 1)
         assert recovery["action"] == "restart in place"
         assert recovery["cause"].startswith("hang: no rank has finished a step for")
+        assert f"; rank 1 on {seats[1]} has run no Python for 8 s" in recovery["cause"]
         assert int(recovery["step_restored"]) >= 29
         assert [training.node_of(rank) for rank in range(3)] == seats
-        assert "T (stopped)" in training.stacks(1, 1)
-        assert all("train.py" in training.stacks(1, rank) for rank in (0, 2))
+        assert "in keep_gil_for_ever" in training.stacks(hung, 1)
+        assert all("train.py" in training.stacks(hung, rank) for rank in (0, 2))
         shown = healthy.exec("login", "muster", "logs", "--stacks", "--rank", "0", str(training.job), user="alice")
-        assert shown.stdout == training.stacks(1, 0).replace("\n\n", "\n")
+        assert shown.stdout == training.stacks(hung, 0).replace("\n\n", "\n")
+        a_flipped_bit_names_its_node(training, seats[2])
+        assert [training.node_of(rank) for rank in range(3)] == seats
         run_to_the_end(training)
-        assert training.generation == 2
+        assert len(digests(training, 3)) == 1
     assert all("DRAIN" not in slurm_node(healthy, node) for node in seats)
+
+
+def a_flipped_bit_names_its_node(training: Training, node: str) -> None:
+    """All ranks go back to the last step on which they agreed."""
+    training.wait_step(int(training.view["recoveries"][-1]["step_restored"]) + 20)
+    differed = training.generation
+    training.tell_rank(2, "URG")
+    recovery = training.wait_recovered(differed + 1)
+    found, void_step = recovery["cause"].rsplit(" ", 1)
+    assert found.startswith(f"silent data corruption: rank 2 on {node} differs from 2 equal replicas")
+    assert recovery["action"] == "restart in place"
+    assert int(recovery["step_restored"]) < int(void_step)
+    assert training.view["replicas_disagree"] == recovery["cause"]

@@ -18,8 +18,8 @@ BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 
 @pytest.fixture
 def pair() -> Iterator[Cluster]:
-    """A new cluster with two management nodes and five compute nodes."""
-    with Cluster.up(ClusterSpec(nodes=5, standby=True)) as cluster:
+    """A new cluster with two management nodes and six compute nodes."""
+    with Cluster.up(ClusterSpec(nodes=6, standby=True)) as cluster:
         yield cluster
 
 
@@ -38,7 +38,7 @@ def wait_served(cluster: Cluster, host: str, term: str) -> None:
 
 
 def test_a_standby_takes_over_and_the_old_leader_stops_acting(pair: Cluster) -> None:
-    with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=BUCKETS)) as training:
+    with Training(pair, TrainingSpec("pair", nodes=3, spares=3, arguments=BUCKETS)) as training:
         training.submit()
         training.wait_step(10)
         assert (terms(pair, CONTROLLER), terms(pair, STANDBY)) == (["1"], [])
@@ -47,7 +47,7 @@ def test_a_standby_takes_over_and_the_old_leader_stops_acting(pair: Cluster) -> 
         pair.crash(dead)
         pair.freeze_service(CONTROLLER, COORDINATOR)
         wait_served(pair, STANDBY, "2")
-        assert training.wait_recovered(2)["nodes_out"] == [dead]
+        assert training.wait_left(dead)["nodes_out"] == [dead]
         # The old leader exits before it does anything else. Its restarted process is the standby.
         pair.thaw_service(CONTROLLER, COORDINATOR)
         wait_until(lambda: pid(pair, CONTROLLER) not in ("", frozen), 10, f"{CONTROLLER}'s coordinator is started anew")
@@ -57,11 +57,19 @@ def test_a_standby_takes_over_and_the_old_leader_stops_acting(pair: Cluster) -> 
         pair.kill_coordinator(STANDBY)
         pair.kmsg(unfit, FATAL_XID_LINE)
         wait_served(pair, CONTROLLER, "3")
-        assert training.wait_recovered(3)["nodes_out"] == [unfit]
+        assert training.wait_left(unfit)["nodes_out"] == [unfit]
         wait_until(lambda: "Xid 79" in pair.sh(CONTROLLER, f"scontrol show node {unfit}"), 10, f"{unfit} is drained")
-        # A leader that is stopped releases the lease, so the standby does not wait.
+        # A leader that is stopped releases the lease, so the standby does not wait. It completes the swap that the
+        # owner has requested.
         pair.start_service(STANDBY, COORDINATOR)
         wait_until(lambda: pid(pair, STANDBY) != "", 10, f"{STANDBY}'s coordinator is started")
+        unwanted = training.node_of(1)
+        command = ("muster", "swap", "--no-wait", str(training.job), unwanted)
+        wait_until(lambda: pair.exec(LOGIN, *command, user="alice", check=False).rc == 0, 60, "the swap is planned")
         pair.stop_service(CONTROLLER, COORDINATOR, "TERM")
         wait_served(pair, STANDBY, "4")
+        recovery = training.wait_left(unwanted)
+        assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [unwanted])
+        assert training.repeated_steps(int(recovery["generation"])) == 0
+        assert "DRAIN" not in pair.sh(CONTROLLER, f"scontrol show node {unwanted}")
         training.cancel()

@@ -23,6 +23,25 @@ run_dir = "/shared/{name}/run"
 {more}
 """
 COUNT = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit 0"]
+READS_FOR_EVER = """
+import os, socket, time
+import torch
+import torch.distributed as dist
+
+def read_from_a_dead_server():
+    ours, theirs = socket.socketpair()
+    ours.recv(1)
+
+dist.init_process_group("gloo")
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+for step in range(1, 4):
+    if first and step == 3 and dist.get_rank() == 1:
+        print("reads", time.time(), flush=True)
+        read_from_a_dead_server()
+    dist.all_reduce(torch.ones(1))
+    print("step", time.time(), flush=True)
+"""
+"""A script without a line of the library. In the first generation, rank 1 stops, and rank 0 waits for it."""
 FOR_EVER = ["sh", "-c", "echo rank $RANK is here; exec sleep 600"]
 
 
@@ -84,6 +103,29 @@ def test_the_scripts_exit_code_becomes_the_jobs(healthy: Cluster) -> None:
     assert slurm_state(healthy, job) == "FAILED"
     # The exit code is that of the rank that exits first. The other rank may never have started.
     assert "cannot go on" in muster(healthy, "logs", job).stdout
+
+
+def test_a_script_without_the_library_that_stops_in_a_socket_is_restarted(
+    healthy: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lay_out(healthy, "idle", ["python3", "/shared/idle/train.py"], "hang_after_idle = 10")
+    healthy.sh(LOGIN, f"cat > /shared/idle/train.py <<'EOF'\n{READS_FOR_EVER}\nEOF", user="alice")
+    job = submit(healthy, path)
+    followed = healthy.exec(LOGIN, "muster", "status", "-f", "--json", job, user="alice", timeout=240)
+    view = json.loads(followed.stdout.splitlines()[-1])
+    assert (view["phase"], view["generation"]) == ("DONE", "2")
+    (recovery,) = view["recoveries"]
+    assert recovery["action"] == "restart in place"
+    assert recovery["cause"].startswith(
+        "hang: all ranks have been idle for 10 s or more, and every agent answers; rank 1"
+    )
+    assert "was in read_from_a_dead_server (train.py:8) while all others waited for other ranks" in recovery["cause"]
+    lines = [line.rsplit(" ", 1) for line in muster(healthy, "logs", "--all", job).stdout.splitlines()]
+    (stopped_at,) = (float(at) for words, at in lines if words == "g1 rank 1: reads")
+    detected_s = recovery["detected_s"] - stopped_at
+    first_step_s = min(float(at) for words, at in lines if words == "g2 rank 0: step") - stopped_at
+    with capsys.disabled():
+        print(f"\nidle ranks were fenced after {detected_s:.1f} s; next step after {first_step_s:.1f} s")
 
 
 def test_cancel_leaves_nothing_behind(healthy: Cluster) -> None:

@@ -48,6 +48,7 @@ def test_the_services_start_outlive_a_kill_and_an_upgrade_and_stop() -> None:
         assert host.sh("muster-healthcheck").stderr == ""
         assert python(host, KEEP_MEMORY) == "{}"
         killed_services_come_back(host)
+        a_node_daemon_that_hangs_comes_back(host)
         an_upgrade_keeps_the_memory_of_jobs(host)
         stopped_services_leave_nothing(host)
 
@@ -62,14 +63,31 @@ def killed_services_come_back(host: SystemdNode) -> None:
     assert host.property("muster-coordinator", "NRestarts") == "1"
 
 
+def a_node_daemon_that_hangs_comes_back(host: SystemdNode) -> None:
+    """Its log says where it hung. The test shortens the time that systemd waits."""
+    host.sh("mkdir -p /run/systemd/system/musterd.service.d")
+    host.write("/run/systemd/system/musterd.service.d/short.conf", "[Service]\nWatchdogSec=3s\n")
+    attached = times_attached(host)
+    host.sh("systemctl daemon-reload; systemctl restart musterd")
+    wait_until(lambda: times_attached(host) > attached, 60, "musterd is attached with a shorter watchdog")
+    before = host.property("musterd", "MainPID")
+    host.sh(f"kill -STOP {before}")
+    wait_until(lambda: times_attached(host) > attached + 1, 60, "systemd has replaced the musterd that hung")
+    assert host.property("musterd", "MainPID") != before
+    assert "Fatal Python error: Aborted" in host.log("musterd")
+    assert keeps_memory(host)
+    host.sh("rm -r /run/systemd/system/musterd.service.d; systemctl daemon-reload")
+
+
 def an_upgrade_keeps_the_memory_of_jobs(host: SystemdNode) -> None:
     """An administrator replaces the package and the units, and restarts the services."""
+    attached = times_attached(host)
     before = [host.property(service, "MainPID") for service in ("muster-coordinator", "musterd")]
     host.sh("cp -r /opt/muster /opt/upgraded && mv /opt/muster /opt/old && mv /opt/upgraded /opt/muster")
     host.sh("echo '# of the next release' >>/etc/systemd/system/musterd.service; systemctl daemon-reload")
     host.sh("systemctl restart muster-coordinator musterd")
     after = [host.property(service, "MainPID") for service in ("muster-coordinator", "musterd")]
-    wait_until(lambda: times_attached(host) >= 4, 60, "the upgraded musterd is attached")
+    wait_until(lambda: times_attached(host) > attached, 60, "the upgraded musterd is attached")
     assert not set(before) & set(after)
     assert keeps_memory(host)
     assert host.sh("muster-healthcheck").stderr == ""

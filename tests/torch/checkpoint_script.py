@@ -1,18 +1,13 @@
 """A training script as a user writes it; all ranks are forks of one process. test_checkpoint_gang.py runs it.
 
-argv: JSON {"steps", "mode": "ddp" | "fsdp", "ranks": {rank: descriptor or -1}, "world", "generation", "out",
-"durable"}.
+The job: {"steps", "mode": "ddp" | "fsdp", "out", "durable"}.
 Each rank writes the digest of its whole state after the last step to out/RANK; rank 0 writes the model to out/model.pt.
 """
 
 import hashlib
 import io
-import json
 import logging
-import os
 import random
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from muster.checkpoint import Checkpoint
+from muster.checkpoint.testing.rank_processes import run_ranks
 
 
 class Net(nn.Module):
@@ -75,7 +71,6 @@ def wrapped(net: Net, mode: str) -> Any:
 
 
 def train(rank: int, job: dict[str, Any]) -> None:
-    os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo")
@@ -117,33 +112,6 @@ def train(rank: int, job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(process)d %(message)s")
-    job = json.loads(sys.argv[1])
-    os.environ["WORLD_SIZE"] = str(job["world"])
-    children = []
-    for rank, descriptor in job["ranks"].items():
-        if descriptor >= 0:
-            os.environ["MUSTER_AGENT_FD"] = str(descriptor)
-            os.environ["MUSTER_GENERATION"] = str(job["generation"])
-        pid = os.fork()
-        if pid == 0:
-            for later in list(job["ranks"].values())[len(children) + 1 :]:
-                if later >= 0:
-                    os.close(later)
-            train(int(rank), job)
-            os._exit(0)
-        children.append(pid)
-        if descriptor >= 0:
-            os.close(descriptor)
-    while children:
-        pid, status = os.wait()
-        children.remove(pid)
-        if status:
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-            sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    logging.basicConfig(level=logging.INFO, format="%(process)d %(message)s")
+    run_ranks(train)

@@ -1,14 +1,10 @@
 """Four ranks over gloo on four nodes in one process: faults, restores, and the files of a flush."""
 
 import asyncio
-import json
-import os
-import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -18,6 +14,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from muster.checkpoint.format.versions import Version  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
+from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]
@@ -28,12 +25,6 @@ MODES = ["ddp", pytest.param("fsdp", marks=pytest.mark.skipif(OLD, reason="no fu
 
 SCRIPT = Path(__file__).parent / "checkpoint_script.py"
 HOMES = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
@@ -52,37 +43,25 @@ class Training:
 
     def __init__(self, out: Path, steps: int, mode: str, world: int = 4, durable: str = "") -> None:
         self.out = out
-        self.job: dict[str, Any] = {
-            "steps": steps, "mode": mode, "world": world, "out": str(out), "durable": durable, "generation": 0,
-            "ranks": dict.fromkeys(range(world), -1),
-        }  # fmt: skip
+        self.world = world
+        self.job = {"steps": steps, "mode": mode, "out": str(out), "durable": durable}
 
     async def start(self, gang: InProcessGang | None = None, places: dict[int, str] = HOMES) -> None:
-        if gang is not None:
-            self.job["generation"] = gang.generation
-            self.job["ranks"] = {rank: gang.socket(rank, node) for rank, node in places.items()}
-        fds = [fd for fd in self.job["ranks"].values() if fd >= 0]
-        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        env = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")} | port
-        with (self.out / "log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, SCRIPT, json.dumps(self.job)),
-                **{"env": env, "pass_fds": fds, "start_new_session": True, "stdout": log, "stderr": log},
-            )
+        sockets = {rank: gang.socket(rank, node) for rank, node in places.items()} if gang is not None else {}
+        generation = gang.generation if gang is not None else 0
+        self.process = await start_ranks(SCRIPT, self.world, sockets, self.out / "log", self.job, generation)
         Training.running.append(self)
-        for fd in fds:
-            os.close(fd)
 
     async def kill(self) -> None:
         if self.process.returncode is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()  # its ranks die with it
         await self.process.wait()
         Training.running.remove(self)
 
     async def result(self) -> list[str]:
         async with asyncio.timeout(120):
             assert await self.process.wait() == 0, (self.out / "log").read_text()[-3000:]
-        return [(self.out / str(rank)).read_text() for rank in range(self.job["world"])]
+        return [(self.out / str(rank)).read_text() for rank in range(self.world)]
 
 
 @pytest.fixture

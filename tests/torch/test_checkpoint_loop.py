@@ -22,6 +22,7 @@ from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
 from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.store.checkpoint_service import CheckpointService  # noqa: E402
+from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
 from muster.checkpoint.training import torch_items  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
@@ -51,7 +52,7 @@ class Agent:
         return CheckpointService("g", "n0", lambda address: pytest.fail(f"no peer {address}"), self._changed)
 
     def _changed(self) -> None:
-        self.declared.append(self.checkpoint_service.phases().get(0, ""))
+        self.declared.append(reported(self.checkpoint_service, 0).declared_phase)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         async def run() -> Any:
@@ -394,26 +395,26 @@ def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent
 
     def fail_while_saving() -> None:
         with job.checkpoint.phase("saving"):
-            agent.until(lambda: agent.checkpoint_service.phases() == {0: "saving"})
+            agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "saving")
             raise ValueError("no")
 
     with job.checkpoint.phase("evaluation"):
-        agent.until(lambda: agent.checkpoint_service.phases() == {0: "evaluation"})
+        agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "evaluation")
         with pytest.raises(ValueError, match="no"):
             fail_while_saving()
-        agent.until(lambda: agent.checkpoint_service.phases() == {0: "evaluation"})
-    agent.until(lambda: agent.checkpoint_service.phases() == {0: ""})
+        agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "evaluation")
+    agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "")
     with pytest.raises(CheckpointError, match="a phase needs a name"), job.checkpoint.phase(" "):
         pass
     job.train(1)
     job.checkpoint.step(1, final=True)
-    agent.until(lambda: agent.checkpoint_service.phases() == {0: "after the last step"})
+    agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "after the last step")
     with job.checkpoint.phase("saving"):
-        agent.until(lambda: agent.checkpoint_service.phases() == {0: "saving"})
-    agent.until(lambda: agent.checkpoint_service.phases() == {0: "after the last step"})
+        agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "saving")
+    agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "after the last step")
     job.checkpoint.close()
     Job(agent.connect()).checkpoint.restore()
-    agent.until(lambda: agent.checkpoint_service.phases() == {0: ""})
+    agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "")
 
 
 def test_a_rank_that_waits_for_its_state_declares_it(agent: Agent) -> None:

@@ -1,12 +1,5 @@
 """Step times split in compute and wait, as ranks measure them with PyTorch's own hooks."""
 
-import json
-import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,12 +8,9 @@ from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 
-from muster.checkpoint.training.step_timer import HostClock, StepTimer  # noqa: E402
+from muster.checkpoint.training.step_timer import StepTimer  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-RANKS = 8
-SCRIPT = Path(__file__).parent / "step_times_script.py"
 
 
 class ManualClock:
@@ -114,48 +104,3 @@ def test_another_last_gradient_is_learned_and_a_void_step_not_measured() -> None
     loop.optimizer.step()
     loop.timer.end_step(9)
     assert loop.measured() == []
-
-
-def test_eight_gloo_ranks_show_one_step_time_and_the_slow_one_computes_longer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    subprocess.run([sys.executable, SCRIPT, str(RANKS), "5", str(tmp_path)], check=True, timeout=120)
-    ranks = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(RANKS)]
-    compute = [statistics.median(rank["compute_us"]) for rank in ranks]
-    wait = [statistics.median(rank["wait_us"]) for rank in ranks]
-    with capsys.disabled():
-        print(
-            f"\nwall ms {[round(1000 * rank['wall_s'], 1) for rank in ranks]}"
-            f"\ncompute ms {[round(us / 1000, 1) for us in compute]}\nwait ms {[round(us / 1000, 1) for us in wait]}"
-        )
-    assert max(range(RANKS), key=compute.__getitem__) == 5
-    assert min(range(RANKS), key=wait.__getitem__) == 5
-    assert {rank["first_block"] for rank in ranks} == {1}
-
-
-def test_what_the_measurement_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the cost of all calls of a step: no assertion on time."""
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(150)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
-
-    def run(timer: StepTimer | None) -> float:
-        spent = []
-        for step in range(1, 120):
-            begin = time.perf_counter()
-            if timer is not None:
-                timer.begin_step()
-            model(torch.ones(1, 8)).sum().backward()
-            optimizer.step()
-            if timer is not None:
-                timer.end_step(step)
-                timer.measured()
-            spent.append(time.perf_counter() - begin)
-        return statistics.median(spent)
-
-    run(None)
-    timer = StepTimer(model.parameters(), [optimizer], HostClock())
-    with_timer = [run(timer) for _ in range(3)]
-    timer.close()
-    without = [run(None) for _ in range(3)]
-    with capsys.disabled():
-        print(f"\nstep of 300 parameters, us: {min(without) * 1e6:.1f} without, {min(with_timer) * 1e6:.1f} with times")

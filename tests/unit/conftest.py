@@ -8,10 +8,15 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from hypothesis import settings
 
 from muster.slurm.image import nvml_stand_in
 
 grpc.aio.init_grpc_aio()
+
+# An example takes as long as this machine is busy. Inputs that make a parser slow are the fuzzers' (`make fuzz`).
+settings.register_profile("muster", deadline=None)
+settings.load_profile("muster")
 
 
 @pytest.fixture(scope="session")

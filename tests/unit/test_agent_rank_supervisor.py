@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec
+from muster.daemon.host import process_tree
 from muster.v1 import agent_pb2
 
 
@@ -35,4 +38,52 @@ async def test_a_rank_that_waits_for_its_imports_is_ended_at_once_and_never_star
     async with asyncio.timeout(120):
         await changed.wait()
     assert supervisor.ready_zygotes() == 1
+    await supervisor.stop()
+
+
+async def test_a_child_that_no_rank_has_left_behind_outlives_a_zygote(tmp_path: Path) -> None:
+    """For example the node check, whose end would be held against the node."""
+    before = set(process_tree.child_pids())
+    check = await asyncio.create_subprocess_exec("sleep", "600")
+    changed = asyncio.Event()
+    spec = ZygoteSpec(("true",), (), dict(os.environ), str(tmp_path))
+    job = NodeJob("g", "n0", spec, str(tmp_path), 1)
+    supervisor = RankSupervisor(job, lambda *_: pytest.fail("no rank"), changed.set, lambda: before | {check.pid})
+
+    async def next_zygote() -> int:
+        """The pid of the zygote that becomes ready next."""
+        changed.clear()
+        async with asyncio.timeout(120):
+            await changed.wait()
+        (pid,) = set(process_tree.child_pids()) - before - {check.pid}
+        return pid
+
+    supervisor.start_zygotes()
+    first = await next_zygote()
+    os.kill(first, signal.SIGKILL)
+    assert await next_zygote() != first
+    assert check.pid in process_tree.child_pids()
+    check.kill()
+    assert await check.wait() == -signal.SIGKILL
+    await supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("raise ImportError('a.so: file too short')", "library can't be imported: ImportError: a.so: file too short"),
+        ("import os; os._exit(1)", "2 processes have ended while they imported `preload`"),
+        ("", ""),
+    ],
+)
+async def test_the_imports_show_which_library_is_broken_here(tmp_path: Path, module: str, words: str) -> None:
+    (tmp_path / "library.py").write_text(module)
+    (tmp_path / "train.py").touch()
+    spec = ZygoteSpec((sys.executable, str(tmp_path / "train.py")), ("library",), dict(os.environ), str(tmp_path))
+    job = NodeJob("g", "n0", spec, str(tmp_path), 1)
+    supervisor = RankSupervisor(job, lambda *_: pytest.fail("no rank"), lambda: None, lambda: before)
+    before = set(process_tree.child_pids())
+    supervisor.start_zygotes()
+    async with asyncio.timeout(120):
+        assert await supervisor.broken_import() == words
     await supervisor.stop()

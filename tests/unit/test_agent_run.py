@@ -356,7 +356,7 @@ async def test_a_mute_watched_peer_is_accused_and_probes_tell_how_it_is_mute(gan
         await gang.until(lambda: bool(gang.said("n0", "accusation")))
         accusation = gang.said("n0", "accusation")[0].accusation
         assert (accusation.node, accusation.silence) == ("n1", SILENCE_NO_ANSWER)
-        assert 1200 <= accusation.silent_ms < 3000
+        assert accusation.silent_ms >= 1200
         for number, node in enumerate(("n1", "n2")):
             address = gang.coordinator.agents[node].hello.peer_address
             gang.coordinator.probe("n0", ProbeOrder(probe_id=number, node=node, peer_address=address, deadline_ms=400))

@@ -3,13 +3,16 @@
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from muster.daemon.agent.ranks import stack_dumps
+from muster.daemon.agent.ranks.native_stacks import native_stacks
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import rank_log_files
 
@@ -53,7 +56,7 @@ async def test_stacks_are_kept_once_and_the_ranks_run_on(gang: Gang) -> None:
     texts = await kept(gang)
     for pid, text in zip(pids, texts, strict=True):
         assert f"process {pid} " in text
-        assert f"thread {pid}: S (sleeping)" in text
+        assert re.search(rf"thread {pid}: [SR] \((sleeping|running)\)", text)  # it runs while it writes its stacks
         assert "in wait_for_ever" in text
     assert await kept(gang) == texts
     for pid in pids:
@@ -101,4 +104,54 @@ async def test_a_script_below_another_command_is_found_where_it_uses_the_library
 def test_of_endless_stacks_the_beginning_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "stack"
     file.write_bytes(b"x" * (stack_dumps.MAX_STACK_BYTES + 100))
-    assert len(stack_dumps._PendingDump(str(file), 50).text()) == stack_dumps.MAX_STACK_BYTES
+    assert len(stack_dumps._PendingDump(1, str(file), 50).text()) == stack_dumps.MAX_STACK_BYTES
+
+
+def program(folder: Path, text: str) -> str:
+    """A program that stands in for py-spy: it is called as `PROGRAM dump --native --pid PID`."""
+    path = folder / "py-spy"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_native_stacks_come_from_py_spy(tmp_path: Path) -> None:
+    py_spy = program(tmp_path, 'echo "$@"; echo wrong >&2; exit 1')
+    assert native_stacks(py_spy, [71, 72], time.monotonic() + 60.0) == {
+        pid: f"dump --native --pid {pid}\nwrong\n" for pid in (71, 72)
+    }
+
+
+def test_native_stacks_that_take_too_long_are_given_up_for_all_processes_at_once(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    py_spy = program(tmp_path, f"echo $$ >> {began}; exec sleep 1000")
+    texts = native_stacks(py_spy, [71, 72], time.monotonic())
+    assert texts == dict.fromkeys([71, 72], "py-spy needs longer than a fence waits\n")
+
+
+def test_a_py_spy_that_can_not_be_run_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "py-spy")
+    assert native_stacks(missing, [71], 0.0) == {71: f"{missing} can't be run: No such file or directory\n"}
+
+
+REGISTERS = """
+import time
+from muster.checkpoint.format import stack_file
+stack_file.register()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_the_native_stacks_stand_after_all_else_in_the_file_of_a_rank(tmp_path: Path) -> None:
+    file = tmp_path / "rank0.stacks"
+    with subprocess.Popen([PYTHON, "-c", REGISTERS], stdout=subprocess.PIPE, env=os.environ) as rank:
+        try:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == b"ready\n"
+            stack_dumps.write_stacks({file: rank.pid}, program(tmp_path, 'echo "native of $4"'))
+        finally:
+            rank.kill()
+    others, _, native = file.read_text().partition("\nnative stacks:\n")
+    assert others.startswith(f"process {rank.pid} ")
+    assert native == f"native of {rank.pid}\n"

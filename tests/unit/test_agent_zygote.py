@@ -240,10 +240,29 @@ async def test_threads_make_it_start_afresh(harness: Harness) -> None:
 async def test_what_fails_to_import_is_noted_and_left_to_the_script(harness: Harness) -> None:
     harness.script("1 / 0", "broken.py")
     harness.start(PYTHON, "-c", "print('on')", preload=("no_such_module", "broken"))
-    notes = (await harness.until("ready"))["notes"]
-    assert "no_such_module can't be imported" in notes[0]
-    assert "broken fails to import: ZeroDivisionError" in notes[1]
+    ready = await harness.until("ready")
+    assert "no_such_module can't be imported" in ready["notes"][0]
+    assert "broken can't be imported: ZeroDivisionError" in ready["notes"][1]
+    assert ready["broken"] == "broken can't be imported: ZeroDivisionError: division by zero"
     assert await harness.run() == (0, "on\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "broken"),
+    [
+        ("import library.lost", "library can't be imported: ModuleNotFoundError: No module named 'library.lost'"),
+        ("raise ImportError('a.so: file too short')", "library can't be imported: ImportError: a.so: file too short"),
+        ("import no_such_module", ""),
+    ],
+)
+async def test_what_is_not_installed_is_not_broken(harness: Harness, module: str, broken: str) -> None:
+    """A job may not need it. Neither does a job need all that Muster's own library needs."""
+    (harness.folder / "library").mkdir()
+    harness.script(module, "library/__init__.py")
+    modules = ("no_such_module", "muster.no_such_module", "library")
+    harness.start(PYTHON, "-c", "print('on')", preload=modules)
+    ready = await harness.until("ready")
+    assert (len(ready["notes"]), ready["broken"]) == (3, broken)
 
 
 FAMILY = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.transport import call_binding
@@ -135,7 +136,7 @@ async def _flush(call: Call) -> bool:
     try:
         await call.api.Flush(JOB)
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # the caller may, and this job can't
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # the caller may, and this job can't
             raise
     return True
 
@@ -147,6 +148,11 @@ async def _swap(call: Call) -> bool:
         if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # the caller may, and this job has no ranks yet
             raise
     return True
+
+
+async def _drain(call: Call) -> bool:
+    reply = await call.api.Drain(api_pb2.DrainRequest(node="n1", reason="its fan is loud"))
+    return bool(reply.text)
 
 
 async def _nodes(call: Call) -> bool:
@@ -307,6 +313,7 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     f"{MUSTER}Cancel": (_coordinator, _cancel),
     f"{MUSTER}Flush": (_coordinator, _flush),
     f"{MUSTER}Swap": (_coordinator, _swap),
+    f"{MUSTER}Drain": (_coordinator, _drain),
     f"{MUSTER}Nodes": (_coordinator, _nodes),
     "/muster.v1.AgentService/Attach": (_coordinator, _attach_agent),
     "/muster.v1.NodeService/Attach": (_coordinator, _attach_node),
@@ -484,3 +491,35 @@ def test_chosen_users_are_for_tests_only(tmp_path: Path) -> None:
     assert user.check(token) == (OWNER, OWNER, "/m")
     with pytest.raises(CredentialRefused):
         user.check(token)
+
+
+@pytest.mark.parametrize(("uid", "readable"), [(OTHER, set()), (OWNER, {1}), (OPERATOR, {1, 5})])
+async def test_a_node_check_is_shown_to_those_who_may_read_its_job(
+    tmp_path: Path, uid: int, readable: set[int]
+) -> None:
+    """The attack: an agent's words about a node, and the job that it belongs to, are shown to every user."""
+    world = ScriptedWorld.create(tmp_path, owner_uid=OWNER)
+    world.credentials = slurm = ChosenUser(SLURM)
+    world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM)
+    await world.start_coordinator()
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(events.GangSubmitted("g1", 1, OWNER, "train", events.GangSpec(2, 1), "{}"))
+    engine.post(events.SlurmJobChanged("g1", 1, NODES, 0, None))
+    for name, job in (("n1", 1), ("n2", 5)):
+        check = events.NodeCheck(events.CheckOutcome.PASSED, "said by an owner")
+        engine.core.state.nodes[name] = Node(name, check=check, checked_in_job=job, checked_at=1.0)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(world.close)
+        api: Any = api_pb2_grpc.MusterStub(
+            await stack.enter_async_context(open_channel(world.address, slurm.as_uid(uid)))
+        )
+        assert _checks((await api.Nodes(api_pb2.ListRequest())).nodes) == readable
+        if uid != OTHER:
+            assert _checks((await api.Describe(JOB)).nodes) == {1}
+
+
+def _checks(nodes: Iterable[api_pb2.NodeView]) -> set[int]:
+    """The jobs of which the views show node checks."""
+    assert all(node.HasField("node_check") == bool(node.checked_in_job) == bool(node.checked_s) for node in nodes)
+    return {node.checked_in_job for node in nodes if node.checked_in_job}

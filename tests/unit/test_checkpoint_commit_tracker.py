@@ -24,39 +24,39 @@ def version_at(step: int) -> Version:
 
 def test_all_nodes_commit() -> None:
     tracker = new_tracker()
-    assert tracker.record_stored("a", version_at(1), 0) is None
-    assert tracker.record_stored("a", version_at(1), 0) is None
-    assert tracker.record_stored("b", version_at(1), 0) is None
-    assert tracker.record_stored("c", version_at(1), 0) == CommitDecision(version_at(1), False, 2, version_at(1))
-    assert tracker.record_stored("c", version_at(1), 0) is None, "each decision is made once"
+    assert tracker.record_stored("a", version_at(1), 0, {}) is None
+    assert tracker.record_stored("a", version_at(1), 0, {}) is None
+    assert tracker.record_stored("b", version_at(1), 0, {}) is None
+    assert tracker.record_stored("c", version_at(1), 0, {}) == CommitDecision(version_at(1), False, 2, version_at(1))
+    assert tracker.record_stored("c", version_at(1), 0, {}) is None, "each decision is made once"
 
 
 def test_reports_of_other_nodes_and_generations_do_not_count() -> None:
     tracker = new_tracker()
-    tracker.record_stored("a", version_at(1), 0)
-    tracker.record_stored("b", version_at(1), 0)
-    assert tracker.record_stored("stranger", version_at(1), 0) is None
-    assert tracker.record_stored("c", Version(1, 1), 0) is None
-    assert tracker.record_stored("c", Version(3, 1), 0) is None
+    tracker.record_stored("a", version_at(1), 0, {})
+    tracker.record_stored("b", version_at(1), 0, {})
+    assert tracker.record_stored("stranger", version_at(1), 0, {}) is None
+    assert tracker.record_stored("c", Version(1, 1), 0, {}) is None
+    assert tracker.record_stored("c", Version(3, 1), 0, {}) is None
     assert tracker.committed == NO_VERSION
 
 
 def test_a_skipped_version_is_void_for_good() -> None:
     tracker = new_tracker()
-    tracker.record_stored("a", version_at(1), 0)
+    tracker.record_stored("a", version_at(1), 0, {})
     assert tracker.record_skipped("b", version_at(1), 0) == CommitDecision(version_at(1), True, 2, NO_VERSION)
     assert tracker.record_skipped("c", version_at(1), 0) is None
     for node in NODES:
-        assert tracker.record_stored(node, version_at(1), 0) is None
+        assert tracker.record_stored(node, version_at(1), 0, {}) is None
 
 
 def test_a_skip_makes_older_versions_void_that_are_not_committed() -> None:
     tracker = new_tracker()
     commit(tracker, 1, passed_step=1)
-    tracker.record_stored("a", version_at(2), 2)
-    tracker.record_stored("b", version_at(2), 2)
+    tracker.record_stored("a", version_at(2), 2, {})
+    tracker.record_stored("b", version_at(2), 2, {})
     assert tracker.record_skipped("c", version_at(3), 3) == CommitDecision(version_at(3), True, 4, version_at(1))
-    assert tracker.record_stored("c", version_at(2), 3) is None
+    assert tracker.record_stored("c", version_at(2), 3, {}) is None
     assert tracker.record_skipped("c", version_at(2), 3) is None
     assert tracker.committed == version_at(1)
 
@@ -64,11 +64,11 @@ def test_a_skip_makes_older_versions_void_that_are_not_committed() -> None:
 def test_a_version_up_to_the_committed_one_can_not_become_void() -> None:
     tracker = new_tracker()
     for node in NODES:
-        tracker.record_stored(node, version_at(5), 0)
+        tracker.record_stored(node, version_at(5), 0, {})
     assert tracker.record_skipped("a", version_at(5), 0) is None
     assert tracker.record_skipped("a", version_at(4), 0) is None
     for node in NODES:
-        assert tracker.record_stored(node, version_at(4), 0) is None, "commits only move forward"
+        assert tracker.record_stored(node, version_at(4), 0, {}) is None, "commits only move forward"
 
 
 reports = st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 6), st.booleans()), max_size=60)
@@ -87,7 +87,7 @@ def test_in_any_order_commits_move_forward_and_no_version_is_committed_and_void(
         decision = (
             tracker.record_skipped(node, version_at(step), 0)
             if skip
-            else tracker.record_stored(node, version_at(step), 0)
+            else tracker.record_stored(node, version_at(step), 0, {})
         )
         if not skip:
             stored.setdefault(version_at(step), set()).add(node)
@@ -108,7 +108,7 @@ def test_in_any_order_commits_move_forward_and_no_version_is_committed_and_void(
 
 def commit(tracker: CommitTracker, step: int, passed_step: int) -> int:
     for node in NODES:
-        decision = tracker.record_stored(node, version_at(step), passed_step)
+        decision = tracker.record_stored(node, version_at(step), passed_step, {})
     assert decision is not None
     return decision.next_step
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from muster.checkpoint.store.rank_reports import NOT_FINITE_LETTERS
+from muster.daemon.agent.ranks.hang_place import MAX_WORDS
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
@@ -35,6 +37,7 @@ def spec(**more: object) -> common_pb2.JobSpec:
         ("stop_before_s", math.inf, "stop_before_s = inf must be 0 to 86400"),
         ("hang_after_s", math.inf, "hang_after_s = inf must be 0 to 604800"),
         ("hang_after_s", -5.0, "hang_after_s = -5 must be 0 to 604800"),
+        ("hang_after_idle_s", math.nan, "hang_after_idle_s = nan must be 0 to 604800"),
         ("ranks_per_node", 3_000_000, "ranks_per_node = 3000000 must be 0 to 1024"),
         ("nodes", 4_000_000_000, "nodes = 4000000000 must be 0 to 100000"),
         ("nodes", 50_000, "nodes * ranks_per_node = 400000: a job has 250000 ranks at most"),
@@ -134,14 +137,17 @@ def _texts(message: Any) -> list[str]:
 @pytest.mark.parametrize("text", [_HOSTILE, "x" * 100_000, "\x1b" * 100_000], ids=["escapes", "long", "long escapes"])
 def test_every_text_that_the_journal_gets_is_cut_and_plain(text: str) -> None:
     """The attack: terminal escapes, forged lines and megabytes in what an agent or a node reports."""
-    rank = agent_pb2.RankStatus(phase=agent_pb2.RANK_PHASE_EXITED, stderr_tail=text, declared_phase=text)
+    rank = agent_pb2.RankStatus(
+        phase=agent_pb2.RANK_PHASE_EXITED, stderr_tail=text, declared_phase=text,
+        hang_place=agent_pb2.HangPlace(where=text),
+    )  # fmt: skip
     sent = agent_pb2.AgentStatus(
         failure=text, notice=text, flush_error=text, ranks=[rank],
         shards=[agent_pb2.ShardStatus(digest=text)], pool=[agent_pb2.PoolAnswer(error=text)],
     )  # fmt: skip
     kept = [*_texts(conversion.status(sent, ())), *_texts(conversion.signal(node_pb2.Signal(kind=text, device=text,
                                                                                           text=text)))]  # fmt: skip
-    assert len(kept) == 10
+    assert len(kept) == 11
     assert max(map(len, kept)) <= job_limits.MAX_TEXT_CHARS + len("...")
     for value in kept:
         assert value.replace("\n", "").isprintable()
@@ -171,14 +177,50 @@ def test_an_impossible_status_is_rejected_before_it_is_converted(status: agent_p
     assert str(error.value) == words
 
 
+def test_what_agents_say_of_replicas_and_of_values_that_are_not_finite_is_bounded() -> None:
+    message = agent_pb2.AgentStatus(
+        ranks=[agent_pb2.RankStatus(rank=1, not_finite=agent_pb2.NotFinite(step=3, words="loss\n=" + "n" * 9999))],
+        shards=[agent_pb2.ShardStatus(rank=1, replica_group=1 << 63, replica_digest=(1 << 64) - 1)],
+        disagreement=agent_pb2.ReplicaDisagreement(ranks=range(9999), majority=True, replicas=10_000),
+    )
+    status = conversion.status(message, ())
+    not_finite = status.ranks[0].not_finite
+    assert not_finite is not None
+    assert not_finite.step == 3
+    assert len(not_finite.words) < 2 * job_limits.MAX_NAME_CHARS
+    assert "\n" not in not_finite.words
+    assert (status.shards[0].replica_group, status.shards[0].replica_digest) == (1 << 63, (1 << 64) - 1)
+    assert status.disagreement is not None
+    assert status.disagreement.ranks == tuple(range(64))
+    assert (status.disagreement.majority, status.disagreement.replicas) == (True, 10_000)
+
+
 def test_the_largest_status_of_an_agent_is_accepted_and_fits_into_a_message() -> None:
     version = common_pb2.Version(generation=2**40, step=2**40)
+    not_finite = agent_pb2.NotFinite(step=2**40, words="n" * NOT_FINITE_LETTERS)
+    place = agent_pb2.HangPlace(waits=True, where="w" * MAX_WORDS)
     ranks = [
-        agent_pb2.RankStatus(rank=n, generation=2**40, step=2**40, declared_phase="evaluation") for n in range(1024)
+        agent_pb2.RankStatus(
+            rank=n,
+            generation=2**40,
+            step=2**40,
+            declared_phase="evaluation",
+            not_finite=not_finite,
+            silent_s=2**20,
+            idle_quarters=2**20,
+            entered_collectives=2**40,
+            hang_place=place,
+        )
+        for n in range(1024)
     ]
     for rank in ranks[: job_limits.MAX_STDERR_BYTES // job_limits.MAX_TEXT_CHARS]:
         rank.stderr_tail = "x" * job_limits.MAX_TEXT_CHARS
-    shards = [agent_pb2.ShardStatus(rank=n, version=version, bytes=2**40, digest="d" * 32) for n in range(4 * 1024)]
+    shards = [
+        agent_pb2.ShardStatus(
+            rank=n, version=version, bytes=2**40, digest="d" * 32, replica_group=2**63, replica_digest=2**63
+        )
+        for n in range(4 * 1024)
+    ]
     heard = {f"node-{n:06}": 10_000 for n in range(job_limits.MAX_NODES)}
     largest = agent_pb2.AgentStatus(ranks=ranks, shards=shards, heard_ms=heard, failure="y" * job_limits.MAX_TEXT_CHARS)
     assert len(conversion.status(largest, heard).ranks) == 1024
@@ -205,3 +247,30 @@ def test_nan_in_a_stored_spec_can_be_replayed(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.load() == state
     journal.close()
+
+
+def test_an_invented_node_check_is_cut_and_plain() -> None:
+    """Operators see it in `muster nodes -v`, and the durable state keeps it."""
+    outcome = common_pb2.CHECK_OUTCOME_WRONG
+    found = conversion.node_check(
+        common_pb2.NodeCheck(
+            outcome=outcome,
+            reason="\x1b]0;x\x07" * 1000,
+            hardware="y" * 9000,
+            gflops=math.nan,
+            memory_gb_s=-1.0,
+            counters="\x1b[31m" * 1000,
+        )
+    )
+    assert found is not None
+    assert len(found.reason) <= job_limits.MAX_CHECK_CHARS + 3
+    assert found.reason.isprintable()
+    assert len(found.counters) <= job_limits.MAX_CHECK_CHARS + 3
+    assert found.counters.isprintable()
+    assert (found.gflops, found.memory_gb_s) == (0.0, 0.0)
+    assert conversion.node_check_message(found).outcome == outcome
+
+
+@pytest.mark.parametrize("outcome", [common_pb2.CHECK_OUTCOME_UNSPECIFIED, 77])
+def test_an_outcome_of_a_newer_version_counts_as_no_report(outcome: Any) -> None:
+    assert conversion.node_check(common_pb2.NodeCheck(outcome=outcome)) is None

@@ -138,7 +138,7 @@ STEP = st.builds(
     st.sampled_from(["go on"] * 6 + ["freeze", "thaw", "thaw", "crash", "leave", "late"]),
     st.just(()) | HANGS,
 )
-WORLDS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+WORLDS = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def play(folder: Path, steps: Sequence[Step], rates: Sequence[float], timeouts: LeaseTimeouts) -> None:

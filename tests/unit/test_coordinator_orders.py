@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Member
 from muster.daemon.coordinator.core.state.events import AgentStatus, GangSpec, RankState, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedState, Stall
@@ -184,6 +185,27 @@ def test_a_view_shows_a_stall_and_declared_phases() -> None:
     text = Console(file=io.StringIO(), record=True, width=200)
     text.print(gang_details(view))
     assert "evaluation, by 1 of 4 ranks: hangs are not detected" in text.export_text()
+
+
+class CountedSeats(tuple[facts.Seat, ...]):
+    """Counts how often all seats are looked through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[facts.Seat]:
+        type(self).looks += 1
+        return super().__iter__()
+
+
+def test_a_view_looks_through_the_seats_a_few_times_however_many_nodes_there_are() -> None:
+    """The view of the largest gang, looked through once for each node, held the event loop up for three seconds."""
+    state = _state(*RUNNING)
+    gang, names = state.gangs["g"], [f"m{number}" for number in range(200)]
+    gang.members = {name: Member(name, 7, "i", "a:1", False, "") for name in names}
+    gang.seats = CountedSeats(facts.Seat(name, number, "", ()) for number, name in enumerate(names))
+    view = gang_view(state, ObservedState(observing_since=0.0), gang, 100.0)
+    assert {node.role for node in view.nodes if node.node in gang.members} == {"rank"}
+    assert CountedSeats.looks < 10
 
 
 def _view_words(story: tuple[facts.Fact, ...], fenced: dict[str, int] | None = None) -> str:

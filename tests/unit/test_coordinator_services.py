@@ -23,13 +23,14 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.daemon.coordinator.services.node_service import RETURN_S_PER_NODE
+from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
+from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.slurm.client.types import Topology
-from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
+from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, common_pb2, node_pb2, node_pb2_grpc
 
 _NODE_ATTACH = "/muster.v1.NodeService/Attach"
 REF = api_pb2.GangRef(slurm_job_id=1)
@@ -458,6 +459,48 @@ async def test_a_node_daemon_is_told_the_verdict_on_its_node(world: ScriptedWorl
     assert told[1].verdict_reason.startswith("Xid 79")
 
 
+async def test_a_signal_that_begins_and_ends_without_end_fills_no_journal(world: ScriptedWorld) -> None:
+    """The attack: root of one node, or a broken sensor there, adds three records with each pair of messages."""
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await _attach_daemon(channel)
+        await call.read()
+        for _ in range(4 * ENDS_AT_ONCE):
+            for kind in ("gpu-throttle", "gpu-throttle-over"):
+                await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind=kind, code=128, device="GPU 2")))
+                await call.read()
+        assert world.coordinator
+        assert world.coordinator.engine.core.state.node("n1").health is NodeHealth.DEGRADED
+    records = world.coordinator.engine.journal.history("", 0, 10_000)
+    ends = [record for record in records if record.name == "PrecursorEnded"]
+    assert ENDS_AT_ONCE <= len(ends) <= 2 * ENDS_AT_ONCE
+
+
+async def test_a_node_daemon_is_asked_for_a_check_and_its_node_is_resumed(world: ScriptedWorld, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("[limits]\nresume_after_check = true\n")
+    world.settings["policy"] = Policy.load(tmp_path / "policy.toml")
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    assert world.coordinator
+    world.coordinator.engine.post(node_seen("n2", world.cluster.nodes()["n2"]))
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
+    world.cluster.cancel(1)  # the job leaves the node
+    world.coordinator.engine.post(node_seen("n2", world.cluster.nodes()["n2"]))
+    passed = common_pb2.NodeCheck(outcome=common_pb2.CHECK_OUTCOME_PASSED, gflops=50)
+    async with open_channel(world.address, world.credentials) as channel, asyncio.timeout(DEADLINE_S):
+        call = await _attach_daemon(channel, "n2")
+        wanted = (await call.read()).check
+        while not wanted:
+            await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat()))
+            wanted = (await call.read()).check
+        while wanted:
+            checked = node_pb2.RequestedCheck(request=wanted, check=passed)
+            await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(checked=checked)))
+            wanted = (await call.read()).check
+    await world.wait_for_slurm()
+    assert not world.cluster.nodes()["n2"].drained
+
+
 async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: ScriptedWorld) -> None:
     async with open_channel(world.address, world.credentials) as channel:
         call = await _attach_daemon(channel)
@@ -656,7 +699,7 @@ async def test_a_gang_that_is_not_running_can_not_be_flushed(world: ScriptedWorl
     await world.start_agents(["n1"], durable_dir=str(tmp_path))
     await world.wait_for_facts(facts.MemberJoined)
     code, words = await _refusal(api.Flush(REF))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert code is grpc.StatusCode.ABORTED
     assert "the gang is GATHERING: a checkpoint can be requested only while the gang is RUNNING" in words
 
 
@@ -665,7 +708,7 @@ async def test_flush_writes_the_committed_version(world: ScriptedWorld, api: Any
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     await _phase(api, "RUNNING")
     code, words = await _refusal(api.Flush(REF))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert code is grpc.StatusCode.ABORTED
     assert "no version is committed in memory" in words
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
@@ -708,6 +751,46 @@ async def test_swap_asks_the_ranks_to_leave_at_the_end_of_a_step(world: Scripted
     )
 
 
+async def test_drain_has_slurm_drain_the_node_and_says_what_becomes_of_its_job(world: ScriptedWorld, api: Any) -> None:
+    await _training(world)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    request = api_pb2.DrainRequest(node="n2", reason="its fan is loud")
+    reply = await api.Drain(request)
+    assert reply.text == "Slurm is told to start nothing more on n2"
+    assert list(reply.jobs) == ["job 1 (train): at the end of a step, a spare takes the place of n2"]
+    await world.wait_for_facts(facts.SlurmCallSettled)
+    assert world.slurm.cluster.nodes()["n2"].reason == f"muster: [user] {user}: its fan is loud"
+    again = await api.Drain(request)
+    assert again.text == f"nothing to drain: {user} drains n2: its fan is loud"
+    [view] = [view for view in (await api.Nodes(api_pb2.ListRequest())).nodes if view.node == "n2"]
+    assert view.reason.startswith(f"{user} drains n2: its fan is loud; no musterd was ever heard; ")
+
+
+async def test_drain_of_a_spare_and_of_a_node_whose_job_has_no_other_spare(world: ScriptedWorld, api: Any) -> None:
+    await _training(world)
+    reply = await api.Drain(api_pb2.DrainRequest(node="n3", reason="its fan is loud"))
+    assert list(reply.jobs) == ["job 1 (train): keeps n3 as a spare that takes a seat only if no other is left"]
+    reply = await api.Drain(api_pb2.DrainRequest(node="n2", reason="its fan is loud"))
+    [words] = reply.jobs
+    assert words.startswith("job 1 (train): keeps its ranks on n2 until a spare can take its place (no spare is ready")
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"node": "n9", "reason": "old"}, grpc.StatusCode.NOT_FOUND, "n9 is no node of this cluster: see muster nodes"),
+        ({"node": "n2"}, grpc.StatusCode.INVALID_ARGUMENT, "a drain needs a reason: Slurm shows it to everybody"),
+    ],
+    ids=["unknown", "no reason"],
+)
+async def test_a_wrong_request_for_a_drain_is_refused(
+    world: ScriptedWorld, api: Any, given: dict[str, str], code: grpc.StatusCode, words: str
+) -> None:
+    await _running(world)
+    assert await _refusal(api.Drain(api_pb2.DrainRequest(**given))) == (code, words)
+    assert world.coordinator.engine.core.index.drained == set()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -725,6 +808,24 @@ async def test_a_wrong_request_for_a_swap_is_refused(
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert said.startswith(words)
     assert world.gang.swap is None
+
+
+@pytest.mark.parametrize("letter", ["x", "\u4e2d", "\x1b"])
+async def test_a_refusal_that_quotes_a_long_name_reaches_its_caller(
+    world: ScriptedWorld, api: Any, letter: str
+) -> None:
+    """A client of gRPC refuses long headers. It said "Stream removed" in place of the reason."""
+    await _training(world)
+    name = letter * 20_000
+    for call in (
+        api.Swap(api_pb2.SwapRequest(gang=REF, node=name)),
+        api.Drain(api_pb2.DrainRequest(node=name, reason="its fan is loud")),
+        api.Describe(api_pb2.GangRef(gang_id=name)),
+    ):
+        code, said = await _refusal(call)
+        assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+        assert len(said) < 1000
+        assert "\x1b" not in said
 
 
 async def test_nodes_lists_the_roll_call(world: ScriptedWorld, api: Any) -> None:

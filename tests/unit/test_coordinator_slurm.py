@@ -259,7 +259,8 @@ async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> N
     assert len(seen) == 4
     slurm.unavailable_reason = ""
     await watch.poll_nodes()
-    assert seen[4:] == [events.SlurmNodeChanged("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
+    text, drain = "out of service in Slurm (ALLOCATED+DRAIN: a fan)", events.SlurmDrain("a fan", idle=False)
+    assert seen[4:] == [events.SlurmNodeChanged("n2", False, text, drain=drain)]
     slurm.cluster.fail_node("n3")
     clock.now += 60
     await watch.poll_jobs()

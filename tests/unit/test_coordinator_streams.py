@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.services.attach_rate import BURST as BURST_OF_AGENTS
-from muster.daemon.coordinator.services.attach_rate import AttachRate
+from muster.daemon.coordinator.services.fact_rate import BURST as BURST_OF_AGENTS
+from muster.daemon.coordinator.services.fact_rate import FactRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
 from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentStream
@@ -132,7 +132,7 @@ async def test_new_agents_of_one_node_write_a_limited_number_of_facts(world: Scr
 
 
 def test_a_node_may_be_started_anew_once_a_minute_for_ever() -> None:
-    rate = AttachRate()
+    rate = FactRate()
     for minute in range(10_000):
         rate.note("n1", "n1", 60.0 * minute)
     for _ in range(BURST_OF_AGENTS - 1):

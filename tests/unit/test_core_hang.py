@@ -289,6 +289,93 @@ def test_a_spare_that_dies_while_all_are_probed_is_not_awaited_after_its_removal
     assert world.gang.members[spare].removal_reason
 
 
+# -- who hangs, and who waits --
+
+
+def test_the_only_rank_that_does_not_wait_for_others_is_named_from_its_stacks() -> None:
+    world = training()
+    world.hang_rank("n2")
+    world.show_elsewhere("n2")
+    world.run_until(recovered(world), 100.0)
+    last = world.gang.recoveries[-1]
+    assert last.crashed_on == "n2"
+    assert last.cause.endswith("; rank 1 on n2 was in read (loader.py:33) while all others waited for other ranks")
+
+
+@pytest.mark.parametrize("elsewhere", [(), ("n1", "n2")])
+def test_nobody_is_named_if_no_rank_or_several_ranks_do_not_wait_for_others(elsewhere: tuple[str, ...]) -> None:
+    world = training()
+    world.hang_rank("n2")
+    world.show_elsewhere(*elsewhere)
+    world.run_until(recovered(world), 100.0)
+    assert world.gang.recoveries[-1].crashed_on == ""
+
+
+def test_nobody_is_named_if_the_stacks_of_one_rank_do_not_show_where_it_is() -> None:
+    world = training()
+    world.hang_rank("n2")
+    world.show_elsewhere("n2")
+    next(iter(world.agent("n1").ranks.values())).hang_place = None
+    world.run_until(recovered(world), 100.0)
+    assert world.gang.recoveries[-1].crashed_on == ""
+
+
+def test_the_only_rank_that_has_entered_fewer_collectives_is_named() -> None:
+    """On GPUs all main threads wait for their GPU, so that stacks tell nothing."""
+    world = training()
+    world.hang_rank("n2")
+    world.show_elsewhere("n0", "n1", "n2", "n3", "n4")
+    world.count_collectives(812, 811, 812, 814)
+    world.run_until(recovered(world), 100.0)
+    last = world.gang.recoveries[-1]
+    assert last.crashed_on == "n2"
+    assert last.cause.endswith("; rank 1 on n2 has entered 811 collectives, all others 812 or more")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(812, 812, 812, 812), (811, 811, 812, 812), (812, 811, 812, None), (813, 812, 812, 812)],
+    ids=["all equal", "two behind", "one does not count", "one ahead"],
+)
+def test_nobody_is_named_if_the_collectives_do_not_single_one_rank_out(numbers: tuple[int | None, ...]) -> None:
+    world = training()
+    world.hang_rank("n2")
+    world.count_collectives(*numbers)
+    world.run_until(recovered(world), 100.0)
+    assert world.gang.recoveries[-1].crashed_on == ""
+
+
+def test_what_the_stacks_show_goes_before_what_the_collectives_show() -> None:
+    world = training()
+    world.hang_rank("n2")
+    world.show_elsewhere("n2")
+    world.count_collectives(9, 10, 10, 10)
+    world.run_until(recovered(world), 100.0)
+    assert world.gang.recoveries[-1].crashed_on == "n2"
+
+
+def test_a_node_whose_ranks_are_behind_is_named_whatever_the_stacks_show() -> None:
+    world = training()
+    world.hang_rank("n2", "behind")
+    world.show_elsewhere("n1")
+    world.run_until(recovered(world), 100.0)
+    assert world.gang.recoveries[-1].crashed_on == "n2"
+
+
+def test_a_node_whose_rank_hangs_elsewhere_twice_is_replaced() -> None:
+    world = training(spares=2, limits=NO_LIMITS)
+    world.hang_rank("n2")
+    world.show_elsewhere("n2")
+    hang_again(world, 2, "n2")
+    world.show_elsewhere("n2")
+    world.run_until(recovered(world, 3), 400.0)
+    assert "n2" not in {seat.node for seat in world.gang.seats}
+    step = world.gang.furthest_step
+    world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
+    assert world.core.state.node("n2").health is NodeHealth.FIT
+    assert [call.verb for call in world.slurm] == ["let_go"]
+
+
 # -- the pace --
 
 

@@ -127,7 +127,7 @@ def test_a_stronger_response_to_a_second_signal_is_carried_out_and_a_weaker_one_
     world.precursor(node, "record", "Xid 63")
     world.run_for(1)
     world.precursor(node, "swap", "Xid 64")
-    world.precursor(node, "flush", "Xid 63")
+    world.precursor(node, "flush", "Xid 64")
     world.run_until(lambda: world.gang.stepped_generation == 2)
     assert world.gang.recoveries[-1].cause == "Xid 64"
     judged = [fact for fact in world.facts(facts.NodeJudged) if fact.node == node]

@@ -73,6 +73,60 @@ def comes(world: Scenario, node: str, job: int = 1, restarts: int = 0, pool: int
 # -- when a node is requested --
 
 
+def test_a_node_is_requested_before_the_ranks_leave_one_that_is_about_to_fail() -> None:
+    world = training(3, idle_nodes=1)
+    world.precursor("n1", "swap", "Xid 64")
+    trains(world, 2)
+    recovery = world.gang.recoveries[-1]
+    assert (recovery.action, recovery.nodes_out, recovery.nodes_in) == ("planned swap", ["n1"], ["n3"])
+    assert recovery.step_restored == recovery.step_before
+    assert len(requests(world)) == 1
+    assert world.replayed_state() == world.core.state
+
+
+def test_a_drained_node_is_left_for_one_of_the_pool() -> None:
+    world = training(3, idle_nodes=1)
+    world.drain("n1", "its fan is loud")
+    trains(world, 2)
+    assert world.gang.recoveries[-1].nodes_in == ["n3"]
+
+
+def test_training_goes_on_while_no_node_of_the_pool_is_free() -> None:
+    world = training(3)
+    world.precursor("n1", "swap", "Xid 64")
+    world.run_for(60)
+    assert (world.gang.generation, world.gang.phase, closed(world)) == (1, Phase.RUNNING, [])
+
+
+def test_a_request_is_closed_when_the_precursor_is_over() -> None:
+    world = training(3)
+    world.precursor("n1", "swap", "Xid 64")
+    world.run_until(lambda: any(request.job for request in world.gang.pool.values()))
+    world.precursor_over("n1", "Xid 64")
+    world.run_for(1)
+    assert closed(world) == ["it is wanted no more"]
+    assert len(cancelled(world)) == 1
+
+
+def test_a_recovery_waits_as_long_for_a_node_that_was_requested_beforehand() -> None:
+    world = training(3)
+    world.precursor("n1", "swap", "Xid 64")
+    world.run_until(lambda: bool(requests(world)))
+    world.crash("n2")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert len(requests(world)) == 1
+    [reason] = closed(world)
+    assert reason.startswith("no node has come within")
+
+
+def test_after_a_refusal_a_generation_requests_no_node_beforehand() -> None:
+    world = training(3)
+    world.world.jobs.sbatch_failure_rate = 1.0
+    world.precursor("n1", "swap", "Xid 64")
+    world.run_for(10)
+    assert (len(requests(world)), len(closed(world)), world.gang.generation) == (1, 1, 1)
+
+
 def test_a_gang_that_goes_on_with_fewer_nodes_requests_none_for_the_seats_it_gave_up() -> None:
     world = training(3, min_nodes=2)
     world.crash("n1")

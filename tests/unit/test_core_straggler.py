@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.checkpoint.store.block_times import StepBlocks
+from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
 from muster.daemon.coordinator.core.detection.straggler_detector import follow, lasts
 from muster.daemon.coordinator.core.state.block_times import BLOCKS_JUDGED, BlockTime, GangBlocks, RankPaces, SlowRank
 from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
@@ -44,11 +44,16 @@ def uneven(chance: random.Random, rank: int, step: int) -> float:
 
 
 class Run:
-    """A synchronous job: each rank waits for the slowest one, and the reports of its ranks reach the detector."""
+    """A synchronous job: each rank waits for the slowest one, and the reports of its ranks reach the detector.
 
-    def __init__(self, seed: int, compute: Compute, ranks: int = RANKS, waits: bool = True) -> None:
+    `report_steps`: the steps from one report to the next. Agents report within 0.25 s, some 5 steps.
+    """
+
+    def __init__(
+        self, seed: int, compute: Compute, ranks: int = RANKS, waits: bool = True, report_steps: int = 1
+    ) -> None:
         self.chance = random.Random(seed)
-        self.compute, self.ranks, self.waits = compute, ranks, waits
+        self.compute, self.ranks, self.waits, self.report_steps = compute, ranks, waits, report_steps
         self.reports = [StepBlocks() for _ in range(ranks)]
         self.blocks = GangBlocks()
         self.now = 0.0
@@ -57,10 +62,15 @@ class Run:
     def step(self) -> None:
         self.steps += 1
         times = [self.compute(self.chance, rank, self.steps) for rank in range(self.ranks)]
-        self.now += max(times) / 1e6
+        longest = max(times)
+        self.now += longest / 1e6
         for rank, compute_us in enumerate(times):
-            wait_us = int(max(times) - compute_us) if self.waits else 0
+            wait_us = int(longest - compute_us) if self.waits else 0
             self.reports[rank].add(StepTime(step=self.steps, compute_us=int(compute_us), wait_us=wait_us))
+        if self.steps % self.report_steps == 0:
+            self._report()
+
+    def _report(self) -> None:
         self.blocks.note_status(AgentStatus(ranks=tuple(self.rank(rank) for rank in range(self.ranks))))
         for block in self.blocks.take_whole(self.ranks):
             follow(self.blocks.paces, block, self.now)
@@ -101,7 +111,7 @@ def test_a_rank_that_gets_30_percent_slower_is_named_within_20_steps(
     "compute", [clean(0.0), clean(0.05), clean(0.1), clean(0.15), with_spikes, all_slower_at_times]
 )
 def test_a_clean_run_of_2000_steps_names_nobody(seed: int, compute: Compute, ranks: int) -> None:
-    run = Run(seed, compute, ranks)
+    run = Run(seed, compute, ranks, report_steps=STEPS_PER_BLOCK)
     for _ in range(2000):
         run.step()
         assert run.named() == []

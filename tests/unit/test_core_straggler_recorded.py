@@ -25,6 +25,7 @@ def report(world: Scenario, first_block: int, blocks: int, slow_rank: int | None
     """All agents report so many further blocks of steps of 50 ms, in which one rank is slow."""
     if slow_rank is not None:
         world.machines[node_of(world, slow_rank)].has_slow_rank = True
+        world.world.step_times.script("g", slow_rank)
     for number in range(first_block, first_block + blocks):
         for seat in world.gang.seats:
             agent = world.core.observed.gang("g").agents[seat.node]

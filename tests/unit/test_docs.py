@@ -18,7 +18,8 @@ from typing import get_args
 import pytest
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.policy.policy import SignalAction
+from muster.daemon.coordinator.core.state.facts import Fact
+from muster.daemon.coordinator.policy.policy import Over, SignalAction
 from muster.launcher.__main__ import COMMANDS, parser
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 
@@ -49,6 +50,14 @@ def test_the_attacks_name_tests_that_exist() -> None:
     for file, test in named:
         found = [path for path in (ROOT / "tests").glob(f"*/{file}.py") if f"def {test}(" in path.read_text()]
         assert found, f"{file}::{test}"
+
+
+def test_each_record_that_an_owner_can_cause_has_its_bound() -> None:
+    page = (ROOT / "docs" / "SECURITY.md").read_text()
+    table = page.partition("## What an owner can add to the journal")[2].partition("\n## ")[0]
+    causes = " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| "))
+    of_gangs = {kind.__name__ for kind in get_args(Fact) if "gang" in kind.__dataclass_fields__}
+    assert of_gangs - set(re.findall(r"[A-Z]\w+", causes)) == set()
 
 
 def test_the_rules_name_functions_tests_and_planted_bugs_that_exist() -> None:
@@ -208,10 +217,15 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(_tree(path)))
+
+
+def _names(path: Path) -> Iterator[str]:
     """Every name that the code of a module uses or makes, be it in a short text that is no docstring."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in _nodes(path) if isinstance(node, ast.Expr)}
+    for node in _nodes(path):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 yield name
@@ -227,10 +241,10 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def test_names_in_docstrings_are_names_of_the_code() -> None:
     """A class's or a function's docstring names what its module knows, or a class."""
-    classes = {node.name for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)}
+    classes = {node.name for path in SOURCES for node in _nodes(path) if isinstance(node, ast.ClassDef)}
     for path in SOURCES:
-        known = {*_names(_tree(path)), *classes, *keyword.kwlist, *dir(builtins)}
-        for node in ast.walk(_tree(path)):
+        known = {*_names(path), *classes, *keyword.kwlist, *dir(builtins)}
+        for node in _nodes(path):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 unknown = set(NAMED.findall(ast.get_docstring(node) or "")) - known
                 assert not unknown, f"{path.relative_to(ROOT)}: {node.name} speaks of {unknown}"
@@ -240,7 +254,7 @@ def test_modules_of_the_core_name_what_there_is() -> None:
     modules = {name for path in SOURCES for name in (path.stem, path.parent.name)}
     for path in SOURCES:
         if "core" in path.relative_to(ROOT).parts:
-            unknown = set(NAMED.findall(ast.get_docstring(_tree(path)) or "")) - {*_names(_tree(path)), *modules}
+            unknown = set(NAMED.findall(ast.get_docstring(_tree(path)) or "")) - {*_names(path), *modules}
             assert not unknown, f"{path.relative_to(ROOT)} speaks of {unknown}"
 
 
@@ -255,7 +269,7 @@ def _defined() -> frozenset[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for path in SOURCES:
         tree = _tree(path)
-        for owner in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+        for owner in (tree, *(node for node in _nodes(path) if isinstance(node, ast.ClassDef))):
             names = {name for node in owner.body for name in _defined_by(node)}
             found |= {(path.stem, name) for name in names}
             if isinstance(owner, ast.ClassDef):
@@ -335,4 +349,7 @@ def test_links_to_headings_lead_to_headings() -> None:
 
 
 def test_a_signals_event_names_every_judgement() -> None:
-    assert re.findall(r'"(\w+)"', events.NodeSignalled.__doc__ or "") == list(get_args(SignalAction))
+    assert re.findall(r'"(\w+)"', events.NodeSignalled.__doc__ or "") == [
+        *get_args(SignalAction),
+        *get_args(Over),
+    ]

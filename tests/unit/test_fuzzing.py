@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from muster.daemon.transport.authority_table import AUTHORITY
 from muster.simulator.planted_bugs.planting import PlantedBug
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,3 +78,15 @@ def test_every_target_has_its_corpus_and_its_bug() -> None:
     corpus = ROOT / "fuzzing" / "corpus"
     assert {path.name for path in corpus.iterdir()} == TARGETS.keys() == PLANTED_BUGS.keys()
     assert all(len(list((corpus / name).iterdir())) >= 3 for name in TARGETS)
+
+
+def test_the_kept_calls_reach_every_method() -> None:
+    """They name a method by its place: a method that came between others once left agents and node daemons out."""
+    calls = _load("fuzzing.servers.calls")
+    reached: set[str] = set()
+    for name in ("coordinator_server", "node_servers"):
+        module = _load(f"fuzzing.servers.{name}")
+        for file in (ROOT / "fuzzing" / "corpus" / name).iterdir():
+            found = calls.calls_of(file.read_bytes(), module.METHODS, len(module.CALLERS))
+            reached |= {call.method for call in found if module.CALLERS[call.caller] is not None}
+    assert reached == {method for method in AUTHORITY if method.startswith("/muster.v1.")}

@@ -13,7 +13,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.events import CheckOutcome, GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
@@ -55,8 +55,14 @@ def _story() -> list[facts.Fact]:
         facts.NodeJudged("n1", NodeHealth.DEGRADED, "Xid 64", Response.SWAP),
         facts.SwapPlanned("g", "n1", 2, "Xid 64"),
         facts.HangDetected("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
+        facts.PrecursorEnded("n2", "gpu-throttle 64 on GPU 2", "GPU throttled 64: over"),
+        facts.NodeDrainRequested("n1", "root", "its fan is loud"),
+        facts.NodeDrainEnded("n1", "in service in Slurm (IDLE)"),
         facts.StragglerDetected("g", 2, 1, "n1", "rank 1 on n1 computes 31 % longer"),
         facts.StragglerDetected("g", 2, 1, "n1", "rank 1 on n1 computes 31 % longer, for 300 s", Response.SWAP),
+        facts.ReplicasDisagreed("g", 2, Version(2, 9), (1,), ("n1",), "n1", "rank 1 on n1 differs"),
+        facts.NotFiniteReported("g", 2, 1, "n1", 9, "loss = nan"),
+        facts.NodeChecked("g", "n1", 7, NodeCheck(CheckOutcome.WRONG, "a product differs from the known one")),
         facts.CorrelatedFaultSuspected("n1", "Xid 74: NVLink error"),
         facts.CorrelatedFaultResolved("n1", "n2"),
         facts.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
@@ -163,7 +169,7 @@ def test_other_users_can_not_read_the_journal(tmp_path: Path) -> None:
 def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 9\)"):
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 10\)"):
         Journal(tmp_path)
 
 

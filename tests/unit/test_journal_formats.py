@@ -42,6 +42,15 @@ EXPECTED: dict[int, dict[str, dict[str, object]]] = {
         "g2": {"excluded": ("n0", "n1", "n2", "n5"), "furthest_step": 2, "first_step_s": 1.7473490424581541},
     },
     8: {"g1": {"first_step_s": 1.3831164380450218}, "g2": {"first_step_s": 1.7872388310647693}},
+    9: {
+        "g1": {
+            "excluded": ("n1", "n2"),
+            "failures_in_a_row": 2,
+            "furthest_step": 4,
+            "first_step_s": 1.6783964500943966,
+        },
+        "g2": {"first_step_s": 1.1725544568712394},
+    },
 }
 """By format and gang: those of the five values below that are not the default."""
 

@@ -259,6 +259,17 @@ async def test_swap_waits_for_the_outcome(world: ScriptedWorld, capsys: pytest.C
         await muster(world, "swap", "1", "n1")
 
 
+async def test_drain_prints_what_becomes_of_each_job(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await _training(world)
+    assert await muster(world, "drain", "n2", "--reason", "its fan is loud") == 0
+    assert outputs(capsys)[0].splitlines() == [
+        "Slurm is told to start nothing more on n2",
+        "job 1 (train): at the end of a step, a spare takes the place of n2",
+    ]
+    with pytest.raises(WrongInput):
+        await muster(world, "drain", "n9", "--reason", "its fan is loud")
+
+
 async def test_swap_only_makes_the_request_if_asked(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     await _training(world)
     assert await muster(world, "swap", "--no-wait", "1", "n2") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_keys_are_private(tmp_path: Path) -> None:
     assert (tmp_path / "pki").stat().st_mode & 0o777 == 0o700
     for key in (tmp_path / "pki").rglob("*.key"):
         assert key.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_only_their_owner_changes_certificates_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert _init(tmp_path / "pki", "mgmt1") == 0
+    finally:
+        os.umask(before)
+    for file in ("authority.pem", "mgmt1/coordinator.pem"):
+        assert (tmp_path / "pki" / file).stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,29 @@ def test_check_of_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "line", [LOST, f"[ 12.5] {LOST}", f"3,1,2,-;{LOST}", f"Nov 25 12:00:00 n1 kernel: {LOST}", "xid 79", "xid/79"]
+    "line",
+    [LOST, f"[ 12.5] {LOST}", f"3,1,2,-;{LOST}", f"Nov 25 12:00:00 n1 kernel: {LOST}", "xid 79", "xid/79", "Xid 79"],
 )
 def test_explain_names_the_row(line: str) -> None:
     assert "\n  row       xid.codes.79\n  verdict   unfit\n" in _explained(line)
     assert _explained(line).endswith("from      the shipped table")
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("gpu-throtle 64", "unknown kind of signal 'gpu-throtle': did you mean 'gpu-throttle'?"),
+        ("gpu-throttle heat", "'heat' is no code of gpu-throttle: a code is a whole number"),
+        ("gpu-throttle-over", "gpu-throttle-over ends a signal of the kind gpu-throttle, and has no row"),
+    ],
+)
+def test_explain_names_the_mistake_in_the_name_of_a_signal(
+    text: str, mistake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    site = tmp_path / "empty.toml"
+    site.touch()
+    assert main(["policy", "explain", "--policy", str(site), text]) == 64
+    assert capsys.readouterr() == ("", f"muster: {mistake}\n")
 
 
 def test_explain_tells_the_window_the_response_and_the_source_of_a_sensors_signal() -> None:

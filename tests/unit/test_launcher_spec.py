@@ -34,7 +34,7 @@ def test_every_default_is_filled_in() -> None:
     assert (spec.run_dir, spec.durable_dir, spec.work_dir) == ("/shared/tiny", "", "/home/alice")
     assert (spec.memory_checkpoint, spec.requeue, spec.max_failures, spec.gather_timeout_s) == (True, True, 3, 300.0)
     assert (spec.tensor_parallel, spec.pipeline_parallel, spec.data_parallel, spec.stop_signal) == (1, 1, 4, 0)
-    assert spec.hang_after_s == 60.0
+    assert (spec.hang_after_s, spec.hang_after_idle_s) == (60.0, 0.0)
 
 
 def test_everything_that_is_given_is_kept() -> None:
@@ -51,6 +51,7 @@ def test_everything_that_is_given_is_kept() -> None:
     preload = ["torch", "my.model"]
     gather_timeout = 60
     hang_after = 0
+    hang_after_idle = 600
     max_failures = 5
     requeue = false
     stop_signal = "USR1"
@@ -65,7 +66,7 @@ def test_everything_that_is_given_is_kept() -> None:
     assert (list(spec.preload), dict(spec.env)) == (["torch", "my.model"], {"NCCL_DEBUG": "WARN"})
     assert (spec.work_dir, spec.stop_signal) == ("/home/alice/big", signal.SIGUSR1)
     assert (spec.requeue, spec.memory_checkpoint, spec.max_failures, spec.gather_timeout_s) == (False, False, 5, 60.0)
-    assert spec.hang_after_s == 0.0
+    assert (spec.hang_after_s, spec.hang_after_idle_s) == (0.0, 600.0)
 
 
 def test_the_example_is_right() -> None:
@@ -96,6 +97,7 @@ def test_every_key_is_in_the_reference() -> None:
         ("ranks_per_node = 2000", "ranks_per_node = 2000: must be 1024 or less"),
         ("spares = 200000", "spares = 200000: must be 100000 or less"),
         ("hang_after = 4", "hang_after = 4: must be 5 or more, or 0 to switch hang detection off"),
+        ("hang_after_idle = 9", "hang_after_idle = 9: must be 10 or more, or 0"),
         ("hang_after = -1", "hang_after = -1: must be 0 or more"),
         ("gather_timeout = 0", "gather_timeout = 0: must be more than 0"),
         ("gather_timeout = inf", "gather_timeout = inf: must be a finite number"),

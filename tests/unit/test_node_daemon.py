@@ -21,8 +21,10 @@ from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.own_verdict import OwnVerdict, Verdict
+from muster.daemon.node.requested_check import RequestedCheck
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths
 from muster.daemon.node.stream_pauses import StreamTimeouts
+from muster.daemon.preflight.check_result import Outcome
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.daemon.transport.server_limits import COORDINATOR
@@ -31,7 +33,7 @@ from muster.slurm.hooks.node_verdict import Hook
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
-from muster.v1.common_pb2 import PingRequest
+from muster.v1.common_pb2 import CheckOutcome, PingRequest
 
 FAST = StreamTimeouts(hello_timeout_s=20.0, answer_timeout_s=20.0, first_backoff_s=0.01, max_backoff_s=0.05)
 IMPATIENT = StreamTimeouts(hello_timeout_s=0.5, answer_timeout_s=0.2, first_backoff_s=0.01, max_backoff_s=0.05)
@@ -53,7 +55,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
         self.over: list[pb.KeptGang] = []
         self.rules: list[pb.SignalRule] = []
         self.unfit: list[pb.UnfitSignals] = []
-        self.verdict = ""
+        self.verdict = self.check = ""
         self.mute = False
         self.refuse = ""
 
@@ -73,7 +75,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
                         term=self.term, seq=seq, heartbeat_s=self.heartbeat_s, over=self.over,
                         return_within_s=self.return_within_s, rules=self.rules if message.HasField("hello") else (),
                         unfit=self.unfit if message.HasField("hello") else (),
-                        verdict=self.verdict, verdict_reason="why",
+                        verdict=self.verdict, verdict_reason="why", check=self.check,
                     )  # fmt: skip
         finally:
             self.ended.put_nowait("ended")
@@ -116,7 +118,7 @@ async def coordinator(credentials: SecretCredentials) -> AsyncIterator[Coordinat
 class Running:
     """Something with `run()`, running."""
 
-    def __init__(self, what: NodeStream | NodeDaemon) -> None:
+    def __init__(self, what: NodeStream | NodeDaemon | RequestedCheck) -> None:
         self.task = asyncio.ensure_future(what.run())
 
     async def __aenter__(self) -> None:
@@ -141,6 +143,7 @@ def _attachment(
     addresses: Callable[[], tuple[str, ...]] | None = None,
     on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
     own_verdict: OwnVerdict | None = None,
+    requested_check: RequestedCheck | None = None,
 ) -> NodeStream:
     return NodeStream(
         f"127.0.0.1:{coordinator.port}",
@@ -152,6 +155,7 @@ def _attachment(
         addresses or _no_address,
         on_rules=on_rules,
         own_verdict=own_verdict,
+        requested_check=requested_check,
     )
 
 
@@ -208,6 +212,46 @@ async def test_memory_that_is_kept_is_told_of_until_it_is_wanted_no_more(
             last = (await coordinator.next("heartbeat")).heartbeat
     assert "h" in [one.gang_id for one in first.kept]
     assert [(one.gang_id, one.generation) for one in last.kept] == [("h", 1)]
+
+
+async def test_a_check_that_the_coordinator_asks_for_is_made_once_and_told_until_it_asks_no_more(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    check = RequestedCheck(sys.executable, driver_gpus=0)
+    async with Running(_attachment(coordinator, credentials, 0.02, requested_check=check)), Running(check):
+        assert not (await coordinator.next("heartbeat")).heartbeat.HasField("checked")
+        coordinator.check = "verdict 1"
+        told = [await _checked(coordinator, "verdict 1") for _ in range(2)]
+        assert told[0] == told[1]
+        assert told[0].check.outcome == CheckOutcome.CHECK_OUTCOME_PASSED
+        coordinator.check = "verdict 2"
+        again = await _checked(coordinator, "verdict 2")
+        assert again.check.outcome == CheckOutcome.CHECK_OUTCOME_PASSED
+        coordinator.check = ""
+        async with asyncio.timeout(120):
+            while (await coordinator.next("heartbeat")).heartbeat.HasField("checked"):
+                pass
+
+
+async def _checked(coordinator: Coordinator, request: str) -> pb.RequestedCheck:
+    """The next report of this check."""
+    async with asyncio.timeout(120):
+        while (checked := (await coordinator.next("heartbeat")).heartbeat.checked).request != request:
+            pass
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "driver_gpus", "reason"),
+    [
+        (sys.executable, 8, "the GPUs were not checked: the interpreter has no PyTorch with CUDA"),
+        ("/no/python3 -s", 0, "the node check can't be started: No such file or directory"),
+    ],
+)
+async def test_a_check_that_misses_the_hardware_has_failed(interpreter: str, driver_gpus: int, reason: str) -> None:
+    check = RequestedCheck(interpreter, driver_gpus)
+    result = await check.make()
+    assert (result.outcome, result.reason) == (Outcome.FAILED, reason)
 
 
 async def test_the_coordinators_rules_arrive_with_its_first_answer(
@@ -418,14 +462,15 @@ def test_pauses_double_up_to_their_longest_with_jitter() -> None:
 
 def _settings(coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, listen: str) -> NodeSettings:
     (tmp_path / "kmsg").touch(mode=0o600)
-    (tmp_path / "boot_id").write_text("boot-1\n")
+    paths = SensorPaths(kmsg=tmp_path / "kmsg", host_root=tmp_path)
+    paths.boot_id.parent.mkdir(parents=True, exist_ok=True)
+    paths.boot_id.write_text("boot-1\n")
     return NodeSettings(
         node="n1",
         coordinator=f"127.0.0.1:{coordinator.port}",
         listen=listen,
         credentials=credentials,
-        roots=SensorPaths(kmsg=tmp_path / "kmsg"),
-        boot_id=tmp_path / "boot_id",
+        roots=paths,
     )
 
 

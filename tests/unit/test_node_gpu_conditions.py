@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.policy.policy import Policy
@@ -293,7 +293,7 @@ def test_each_condition_has_a_rule_and_a_source_in_the_policy() -> None:
     assert ignored == UNJUDGED
     unfit = {each for each in sampled if policy.decide(*each).action in ("unfit", "echo")}
     assert unfit == {("gpu-missing", 1), *(("gpu-recovery", action) for action in (1, 2, 6, 7))}
-    assert all(policy.decide(f"{kind}-over", code).action == "ignore" for kind, code in sampled)
+    assert all(policy.decide(f"{kind}-over", code).action == "over" for kind, code in sampled)
 
 
 _NUMBERS = st.none() | st.integers(-(2**70), 2**70)
@@ -317,7 +317,6 @@ _READINGS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(_READINGS, st.floats(0, 1e9)), max_size=8))
 def test_no_reading_gives_a_sample_that_makes_no_sense(rows: list[tuple[dict[str, Any], float]]) -> None:
     conditions = GpuConditions()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.node.sensors.host import HANG, PERIOD_S, HostSensor
 from muster.daemon.node.sensors.sensor import Observation, Sample, SensorPaths
-from muster.daemon.node.signal_windows import SignalRule, SignalWindows
+from muster.daemon.node.signal_windows import SignalRule
 from muster.daemon.node.sysfs.host_files import CPUS, MEMORY_CONTROLLERS, FileSystem, HostFiles, parse_file_systems
+from muster.daemon.node.testing import watched_sensor
+from muster.daemon.node.testing.watched_sensor import WatchedSensor
 
+RULES = [SignalRule(**asdict(rule)) for rule in Policy.load().rules()]
 ROOT_DISK = "25 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro\n"
 SCRATCH = "40 25 259:5 / /scratch rw,noatime - xfs /dev/nvme1n1p1 rw,attr2\n"
 
@@ -49,43 +54,11 @@ class Host:
         return HostFiles(self.root, lambda folder: self.used)
 
 
-class Watched:
-    """A sensor on a clock of its own, with the shipped policy's rules."""
-
-    def __init__(self, host: Host) -> None:
-        self.at = 1000.0
-        self.samples: list[Sample] = []
-        self.signals: list[Observation] = []
-        self.pauses: list[float] = []
-        self.started = asyncio.Event()
-        self._ticks: asyncio.Queue[None] = asyncio.Queue()
-        self.windows = SignalWindows(self.signals.append, wall=lambda: 7.0)
-        self.windows.use(
-            SignalRule(rule.kind, rule.code, rule.share, rule.window_s, rule.clear_share, rule.clear_s)
-            for rule in Policy.load().rules()
-        )
-        paths = SensorPaths(host_root=host.root)
-        self.sensor = HostSensor(paths, host.files(), lambda: self.at, self._pause, deadline_s=60)
-
-    async def _pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.started.set()
-        await self._ticks.get()
-
-    def report(self, reported: Observation | Sample) -> None:
-        assert isinstance(reported, Sample)
-        self.samples.append(reported)
-        self.windows.report(reported)
-
-    async def seconds(self, count: int) -> list[str]:
-        """Let so many seconds pass. Returns the signals of that time."""
-        before = len(self.signals)
-        for _ in range(count):
-            self.started.clear()
-            self.at += 1.0
-            self._ticks.put_nowait(None)
-            await self.started.wait()
-        return [f"{signal.kind} {signal.code} {signal.device}".strip() for signal in self.signals[before:]]
+def watching(host: Host) -> AbstractAsyncContextManager[WatchedSensor]:
+    paths = SensorPaths(host_root=host.root)
+    return watched_sensor.watching(
+        RULES, lambda watched: HostSensor(paths, host.files(), watched.now, watched.pause, deadline_s=60)
+    )
 
 
 @pytest.fixture
@@ -94,13 +67,9 @@ def host(tmp_path: Path) -> Host:
 
 
 @pytest.fixture
-async def watched(host: Host) -> AsyncIterator[Watched]:
-    made = Watched(host)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(made.sensor.watch(made.report))
-        await made.started.wait()
-        yield made
-        task.cancel()
+async def watched(host: Host) -> AsyncIterator[WatchedSensor]:
+    async with watching(host) as watched:
+        yield watched
 
 
 def _decision(signal: str) -> tuple[str, Response]:
@@ -109,7 +78,7 @@ def _decision(signal: str) -> tuple[str, Response]:
     return decision.action, decision.response
 
 
-async def test_a_healthy_host_has_samples_of_which_none_holds(watched: Watched) -> None:
+async def test_a_healthy_host_has_samples_of_which_none_holds(watched: WatchedSensor) -> None:
     assert await watched.seconds(5) == []
     assert not any(sample.held for sample in watched.samples)
     assert {(sample.kind, sample.code, sample.device) for sample in watched.samples} == {
@@ -128,7 +97,7 @@ async def test_a_healthy_host_has_samples_of_which_none_holds(watched: Watched) 
 
 
 async def test_a_new_uncorrectable_error_makes_the_node_degraded_and_ends_in_a_planned_swap(
-    host: Host, watched: Watched
+    host: Host, watched: WatchedSensor
 ) -> None:
     await watched.seconds(3)
     host.put(f"{MEMORY_CONTROLLERS}/mc0/ue_count", "1")
@@ -140,14 +109,11 @@ async def test_a_new_uncorrectable_error_makes_the_node_degraded_and_ends_in_a_p
 
 async def test_errors_from_before_the_start_are_of_the_past(host: Host) -> None:
     host.put(f"{MEMORY_CONTROLLERS}/mc0/ue_count", "5")
-    watched = Watched(host)
-    task = asyncio.create_task(watched.sensor.watch(watched.report))
-    await watched.started.wait()
-    assert await watched.seconds(30) == []
-    task.cancel()
+    async with watching(host) as watched:
+        assert await watched.seconds(30) == []
 
 
-async def test_corrected_errors_count_when_ten_seconds_of_an_hour_have_one(host: Host, watched: Watched) -> None:
+async def test_corrected_errors_count_when_ten_seconds_of_an_hour_have_one(host: Host, watched: WatchedSensor) -> None:
     await watched.seconds(3)
     signals = []
     for count in range(1, 11):
@@ -159,7 +125,7 @@ async def test_corrected_errors_count_when_ten_seconds_of_an_hour_have_one(host:
 
 @pytest.mark.parametrize("file", ["package_throttle_count", "package_throttle_total_time_ms"])
 async def test_a_package_that_throttles_for_a_fifth_of_two_minutes_is_degraded(
-    host: Host, watched: Watched, file: str
+    host: Host, watched: WatchedSensor, file: str
 ) -> None:
     await watched.seconds(3)
     signals = []
@@ -170,7 +136,7 @@ async def test_a_package_that_throttles_for_a_fifth_of_two_minutes_is_degraded(
     assert _decision("cpu-throttle 1") == ("degraded", Response.RECORD)
 
 
-async def test_a_file_system_that_becomes_read_only_makes_the_node_degraded(host: Host, watched: Watched) -> None:
+async def test_a_file_system_that_becomes_read_only_makes_the_node_degraded(host: Host, watched: WatchedSensor) -> None:
     await watched.seconds(3)
     host.put("proc/self/mountinfo", ROOT_DISK + SCRATCH.replace("rw,attr2", "ro,attr2").rstrip("\n"))
     assert await watched.seconds(10) == ["mount 1 /scratch"]
@@ -184,11 +150,14 @@ async def test_a_file_system_that_becomes_read_only_makes_the_node_degraded(host
         "40 25 259:5 / /scratch ro,noatime - xfs /dev/nvme1n1p1 rw,attr2",  # ProtectSystem: this mount alone
         "40 25 259:5 / /boot rw - ext4 /dev/nvme1n1p1 ro",  # what administrators do
         "40 25 0:50 / /scratch rw - fuse.sshfs /dev/fake ro",  # a user's own
+        "41 25 7:3 / /var/lib/images/tree rw - ext3 /dev/loop3 ro",  # a user's image, which is full of errors
         "40 25 0:50 / /scratch rw - nfs4 server:/scratch ro",
         "40 25 0:50 / /scratch",
     ],
 )
-async def test_a_file_system_that_the_node_did_not_lose_is_no_fault(host: Host, watched: Watched, line: str) -> None:
+async def test_a_file_system_that_the_node_did_not_lose_is_no_fault(
+    host: Host, watched: WatchedSensor, line: str
+) -> None:
     host.put("proc/self/mountinfo", ROOT_DISK + line.replace("ro", "rw"))
     await watched.seconds(3)
     host.put("proc/self/mountinfo", ROOT_DISK + line)
@@ -197,14 +166,11 @@ async def test_a_file_system_that_the_node_did_not_lose_is_no_fault(host: Host, 
 
 async def test_a_file_system_that_is_read_only_from_the_start_is_meant_to_be_so(host: Host) -> None:
     host.put("proc/self/mountinfo", "25 1 259:2 / / ro - ext4 /dev/nvme0n1p2 ro")
-    watched = Watched(host)
-    task = asyncio.create_task(watched.sensor.watch(watched.report))
-    await watched.started.wait()
-    assert await watched.seconds(30) == []
-    task.cancel()
+    async with watching(host) as watched:
+        assert await watched.seconds(30) == []
 
 
-async def test_what_a_job_can_cause_is_recorded_only(host: Host, watched: Watched) -> None:
+async def test_what_a_job_can_cause_is_recorded_only(host: Host, watched: WatchedSensor) -> None:
     host.used = 0.99
     host.put("proc/meminfo", "MemTotal:       1000000 kB\nMemAvailable:    5000 kB")
     host.put("proc/loadavg", "90000.00 0.40 0.30 1/345 6789")
@@ -219,18 +185,17 @@ async def test_what_a_job_can_cause_is_recorded_only(host: Host, watched: Watche
 
 async def test_a_host_without_any_of_it_is_healthy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    watched = Watched(Host(tmp_path / "unused"))
-    watched.sensor = HostSensor(SensorPaths(host_root=tmp_path / "empty"), None, lambda: watched.at, watched._pause, 60)
-    task = asyncio.create_task(watched.sensor.watch(watched.report))
-    await watched.started.wait()
-    assert await watched.seconds(10) == []
+    paths = SensorPaths(host_root=tmp_path / "empty")
+    async with watched_sensor.watching(
+        RULES, lambda watched: HostSensor(paths, None, watched.now, watched.pause, deadline_s=60)
+    ) as watched:
+        assert await watched.seconds(10) == []
     assert {sample.kind for sample in watched.samples} == {HANG}
     assert caplog.text.count("this host does not report") == 1
-    task.cancel()
 
 
 async def test_garbage_in_every_file_is_named_and_no_fault(
-    host: Host, watched: Watched, caplog: pytest.LogCaptureFixture
+    host: Host, watched: WatchedSensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     await watched.seconds(3)
     paths = [path for path in host.root.rglob("*") if path.is_file()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.node.sensors.infiniband import ABSENT_S, HANG, PERIOD_S, InfinibandSensor
 from muster.daemon.node.sensors.infiniband_conditions import PORT
 from muster.daemon.node.sensors.sensor import Observation, Sample, SensorPaths
-from muster.daemon.node.signal_windows import SignalRule, SignalWindows
+from muster.daemon.node.signal_windows import SignalRule
 from muster.daemon.node.sysfs.infiniband_ports import COUNTERS, FOLDER
+from muster.daemon.node.testing.watched_sensor import WatchedSensor, watching
+
+RULES = [SignalRule(**asdict(rule)) for rule in Policy.load().rules()]
 
 
 class Host:
@@ -36,70 +40,31 @@ class Host:
         return folder
 
 
-class Watched:
-    """A sensor on a clock of its own, with the shipped policy's rules."""
-
-    def __init__(self, host: Host) -> None:
-        self.at = 1000.0
-        self.samples: list[Sample] = []
-        self.signals: list[Observation] = []
-        self._ticks: asyncio.Queue[None] = asyncio.Queue()
-        self._read = asyncio.Event()
-        self.pauses: list[float] = []
-        self.windows = SignalWindows(self.signals.append, wall=lambda: 7.0)
-        self.windows.use(
-            SignalRule(rule.kind, rule.code, rule.share, rule.window_s, rule.clear_share, rule.clear_s)
-            for rule in Policy.load().rules()
-        )
-        self.sensor = InfinibandSensor(SensorPaths(host_root=host.root), lambda: self.at, self._pause, deadline_s=60)
-
-    async def _pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self._read.set()
-        await self._ticks.get()
-
-    def report(self, reported: Observation | Sample) -> None:
-        assert isinstance(reported, Sample)
-        self.samples.append(reported)
-        self.windows.report(reported)
-
-    async def seconds(self, count: int) -> list[str]:
-        """Let so many seconds pass. Returns the signals of that time: "rdma-port 1 mlx5_0/1"."""
-        before = len(self.signals)
-        for _ in range(count):
-            self._read.clear()
-            self.at += 1.0
-            self._ticks.put_nowait(None)
-            await self._read.wait()
-        return [f"{signal.kind} {signal.code} {signal.device}" for signal in self.signals[before:]]
-
-
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
 @pytest.fixture
-async def watched(host: Host) -> AsyncIterator[Watched]:
-    made = Watched(host)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(made.sensor.watch(made.report))
-        await made._read.wait()
-        yield made
-        task.cancel()
+async def watched(host: Host) -> AsyncIterator[WatchedSensor]:
+    paths = SensorPaths(host_root=host.root)
+    async with watching(
+        RULES, lambda watched: InfinibandSensor(paths, watched.now, watched.pause, deadline_s=60)
+    ) as watched:
+        yield watched
 
 
 def _actions(signals: list[str]) -> list[str]:
     return [Policy.load().decide(kind, int(code)).action for kind, code, _ in map(str.split, signals)]
 
 
-async def test_a_node_without_adapters_is_healthy(watched: Watched) -> None:
+async def test_a_node_without_adapters_is_healthy(watched: WatchedSensor) -> None:
     assert await watched.seconds(5) == []
     assert watched.samples == []
     assert set(watched.pauses) == {ABSENT_S}
 
 
-async def test_healthy_ports_have_samples_of_which_none_holds(host: Host, watched: Watched) -> None:
+async def test_healthy_ports_have_samples_of_which_none_holds(host: Host, watched: WatchedSensor) -> None:
     for index in range(8):
         host.add(f"mlx5_{index}")
     assert await watched.seconds(5) == []
@@ -109,7 +74,7 @@ async def test_healthy_ports_have_samples_of_which_none_holds(host: Host, watche
 
 
 async def test_a_link_that_stays_down_makes_the_node_unfit_and_a_healthy_link_does_not(
-    host: Host, watched: Watched
+    host: Host, watched: WatchedSensor
 ) -> None:
     port = host.add("mlx5_0")
     host.add("mlx5_1")
@@ -127,7 +92,7 @@ async def test_a_link_that_stays_down_makes_the_node_unfit_and_a_healthy_link_do
 
 
 async def test_a_link_that_comes_back_is_counted_and_the_third_time_the_node_is_degraded(
-    host: Host, watched: Watched
+    host: Host, watched: WatchedSensor
 ) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)
@@ -142,7 +107,7 @@ async def test_a_link_that_comes_back_is_counted_and_the_third_time_the_node_is_
     assert _actions(raised[4]) == ["degraded"]
 
 
-async def test_a_link_without_the_counter_is_counted_by_its_state(host: Host, watched: Watched) -> None:
+async def test_a_link_without_the_counter_is_counted_by_its_state(host: Host, watched: WatchedSensor) -> None:
     port = host.add("mlx5_0")
     (port / "counters/link_downed").unlink()
     await watched.seconds(5)
@@ -156,7 +121,7 @@ async def test_a_link_without_the_counter_is_counted_by_its_state(host: Host, wa
 
 
 @pytest.mark.parametrize("state", ["1: DOWN", "2: INIT"])
-async def test_a_port_that_was_never_active_is_no_fault(host: Host, watched: Watched, state: str) -> None:
+async def test_a_port_that_was_never_active_is_no_fault(host: Host, watched: WatchedSensor, state: str) -> None:
     port = host.add("mlx5_0", state=state)
     assert await watched.seconds(200) == []
     shutil.rmtree(port.parents[1])
@@ -165,7 +130,7 @@ async def test_a_port_that_was_never_active_is_no_fault(host: Host, watched: Wat
 
 
 async def test_a_port_that_waits_for_the_subnet_manager_is_degraded_after_two_minutes(
-    host: Host, watched: Watched
+    host: Host, watched: WatchedSensor
 ) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)
@@ -174,7 +139,7 @@ async def test_a_port_that_waits_for_the_subnet_manager_is_degraded_after_two_mi
     assert await watched.seconds(20) == ["rdma-port 2 mlx5_0/1"]
 
 
-async def test_a_port_that_the_kernel_loses_makes_the_node_unfit(host: Host, watched: Watched) -> None:
+async def test_a_port_that_the_kernel_loses_makes_the_node_unfit(host: Host, watched: WatchedSensor) -> None:
     port = host.add("mlx5_0")
     host.add("mlx5_1")
     await watched.seconds(5)
@@ -187,7 +152,7 @@ async def test_a_port_that_the_kernel_loses_makes_the_node_unfit(host: Host, wat
     assert await watched.seconds(30) == ["rdma-port 3 mlx5_1/1"]
 
 
-async def test_a_rate_below_what_it_was_makes_the_node_degraded(host: Host, watched: Watched) -> None:
+async def test_a_rate_below_what_it_was_makes_the_node_degraded(host: Host, watched: WatchedSensor) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)
     (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
@@ -197,7 +162,9 @@ async def test_a_rate_below_what_it_was_makes_the_node_degraded(host: Host, watc
     assert "200 Gb/s, it had 400 Gb/s" in watched.signals[0].text
 
 
-async def test_one_port_slower_than_its_siblings_is_recorded_and_two_are_a_design(host: Host, watched: Watched) -> None:
+async def test_one_port_slower_than_its_siblings_is_recorded_and_two_are_a_design(
+    host: Host, watched: WatchedSensor
+) -> None:
     for index in range(4):
         host.add(f"mlx5_{index}")
     (host.root / FOLDER / "mlx5_2/ports/1/rate").write_text("200 Gb/sec (4X HDR)\n")
@@ -224,7 +191,7 @@ async def test_one_port_slower_than_its_siblings_is_recorded_and_two_are_a_desig
     ],
 )
 async def test_errors_of_a_link_count_by_their_rate(
-    host: Host, watched: Watched, counter: str, per_s: int, action: str
+    host: Host, watched: WatchedSensor, counter: str, per_s: int, action: str
 ) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)
@@ -237,7 +204,7 @@ async def test_errors_of_a_link_count_by_their_rate(
 
 
 async def test_errors_below_the_rate_are_no_signal_and_120_seconds_with_symbol_errors_are(
-    host: Host, watched: Watched
+    host: Host, watched: WatchedSensor
 ) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)
@@ -250,7 +217,7 @@ async def test_errors_below_the_rate_are_no_signal_and_120_seconds_with_symbol_e
 
 
 async def test_counters_that_wrap_jump_or_are_reset_and_values_half_written_are_no_fault(
-    host: Host, watched: Watched, caplog: pytest.LogCaptureFixture
+    host: Host, watched: WatchedSensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)
@@ -269,7 +236,7 @@ async def test_counters_that_wrap_jump_or_are_reset_and_values_half_written_are_
 
 
 async def test_an_adapter_of_another_kind_is_read_as_any_other(
-    host: Host, watched: Watched, caplog: pytest.LogCaptureFixture
+    host: Host, watched: WatchedSensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = host.add("efa_0")
     (port / "link_layer").write_text("Unspecified\n")
@@ -282,7 +249,7 @@ async def test_an_adapter_of_another_kind_is_read_as_any_other(
 
 
 async def test_files_that_a_port_lacks_are_named_once_and_give_no_sample(
-    host: Host, watched: Watched, caplog: pytest.LogCaptureFixture
+    host: Host, watched: WatchedSensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     port = host.add("mlx5_0")
@@ -294,7 +261,7 @@ async def test_files_that_a_port_lacks_are_named_once_and_give_no_sample(
 
 
 async def test_an_adapter_whose_ports_cannot_be_listed_is_named_and_not_missing(
-    host: Host, watched: Watched, caplog: pytest.LogCaptureFixture
+    host: Host, watched: WatchedSensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = host.add("mlx5_0")
     await watched.seconds(5)

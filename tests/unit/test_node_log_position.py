@@ -17,8 +17,10 @@ from muster.daemon.node.signal_windows import MAX_WAITING, SignalRule, SignalWin
 
 @pytest.fixture
 def boot_id(tmp_path: Path) -> Path:
-    (tmp_path / "boot_id").write_text("boot-1\n")
-    return tmp_path / "boot_id"
+    file = SensorPaths(host_root=tmp_path).boot_id
+    file.parent.mkdir(parents=True)
+    file.write_text("boot-1\n")
+    return file
 
 
 @pytest.fixture
@@ -70,10 +72,10 @@ def test_where_the_position_can_not_be_kept_the_log_says_so_once(
 class Node:
     """A node whose kernel log is a file. `run` starts the sensor, and returns what it reports of the log so far."""
 
-    def __init__(self, folder: Path, position: Path, boot_id: Path) -> None:
+    def __init__(self, folder: Path, position: Path) -> None:
         self.log = folder / "kmsg"
         self.log.touch(mode=0o600)
-        self._paths = SensorPaths(kmsg=self.log, kmsg_position=position, boot_id=boot_id)
+        self._paths = SensorPaths(kmsg=self.log, kmsg_position=position, host_root=folder)
         self._sequence = 100
 
     def write(self, *codes: int, age_s: float = 0.0, device: str = "0000:3b:00") -> None:
@@ -105,7 +107,8 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, file: Path, boot_id: Path) -> Node:
-    return Node(tmp_path, file, boot_id)
+    assert SensorPaths(host_root=tmp_path).boot_id == boot_id
+    return Node(tmp_path, file)
 
 
 def _codes(observations: list[Observation]) -> list[int]:

@@ -76,7 +76,7 @@ class StoringSystemd:
                 words = dict(line.split("=", 1) for line in data.decode().splitlines())
                 if "FDSTOREREMOVE" in words:
                     os.close(self.stored.pop(words["FDNAME"]))
-                else:
+                elif "FDSTORE" in words:
                     self.stored[words["FDNAME"]] = array.array("i", beside[0][2])[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.daemon.node.repetitions import MAX_DEVICES
@@ -134,7 +134,6 @@ def test_a_sample_from_the_past_is_left_out() -> None:
     assert node.sample(1, 100) == []
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(allow_nan=False), st.integers(1, 400), st.sampled_from([0, 0, 3, 1000])), max_size=8)
 )

@@ -52,7 +52,7 @@ def _shown(*what: object) -> str:
     return output.getvalue()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(HOSTILE, st.booleans())
 def test_no_table_passes_a_control_character_on(text: str, final: bool) -> None:
     view, record = GangView(final=final), EventRecord()

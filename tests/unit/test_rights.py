@@ -8,7 +8,7 @@ from muster.daemon.transport.identity import Caller
 
 ROOT, SLURM, OPERATOR, OWNER, OTHER, COORDINATOR = 0, 64030, 500, 1001, 1002, 64030
 RIGHTS = Rights(frozenset({SLURM, OPERATOR}), own_uid=COORDINATOR)
-DESCRIBE, REGISTER = "/muster.v1.Muster/Describe", "/muster.v1.Muster/Register"
+DESCRIBE, REGISTER, DRAIN = "/muster.v1.Muster/Describe", "/muster.v1.Muster/Register", "/muster.v1.Muster/Drain"
 AGENT_ATTACH, NODE_ATTACH = "/muster.v1.AgentService/Attach", "/muster.v1.NodeService/Attach"
 
 
@@ -61,9 +61,10 @@ def test_on_one_machine_the_coordinators_user_is_everybody() -> None:
         (DESCRIBE, OTHER, ""),  # of which job the call is, the message says
         (NODE_ATTACH, ROOT, ""),
         (NODE_ATTACH, COORDINATOR, ""),
-        (NODE_ATTACH, OWNER, f"uid {OWNER} may not call {NODE_ATTACH}"),
-        (NODE_ATTACH, OPERATOR, f"uid {OPERATOR} may not call {NODE_ATTACH}"),
-        ("/muster.v1.Muster/Format", ROOT, "uid 0 may not call /muster.v1.Muster/Format"),
+        (NODE_ATTACH, OWNER, f"uid {OWNER} may not call {NODE_ATTACH}: root of the node may"),
+        (NODE_ATTACH, OPERATOR, f"uid {OPERATOR} may not call {NODE_ATTACH}: root of the node may"),
+        (DRAIN, OWNER, f"uid {OWNER} may not call {DRAIN}: an operator on a management host may"),
+        ("/muster.v1.Muster/Format", ROOT, "uid 0 may not call /muster.v1.Muster/Format: nobody may"),
     ],
 )
 def test_a_server_refuses_a_uid_that_can_never_call_a_method(method: str, uid: int, refused: str) -> None:

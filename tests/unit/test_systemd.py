@@ -15,7 +15,7 @@ import pytest
 
 from muster.daemon.host.kept_memory_client import MAX_FDS, SOCKET
 from muster.daemon.node.kept_memory.memory_service import MAX_CALLS
-from muster.daemon.transport.server_limits import COORDINATOR, MIB, NODE_DAEMON, ServerLimits
+from muster.daemon.transport.server_limits import COORDINATOR, LOCAL_SERVER, MIB, NODE_DAEMON, ServerLimits
 from muster.daemon.transport.site_config import EXIT_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,8 +102,8 @@ def test_kept_memory_survives_a_restart_of_the_node_daemon() -> None:
 @pytest.mark.parametrize(
     ("name", "limits", "needed_bytes"),
     [
-        # 50 MiB, and 0.25 MiB for each connection on which calls arrive as fast as they can.
-        ("musterd", NODE_DAEMON, 50 * MIB + NODE_DAEMON.connections * MIB // 4),
+        # 83 MiB, and a third of a MiB for each connection, NVRx's included, on which calls arrive as fast as they can.
+        ("musterd", NODE_DAEMON, 83 * MIB + (NODE_DAEMON.connections + LOCAL_SERVER.connections) * MIB // 3),
         # 200 MB of state, and 50 KB for a stream of each of 12,500 node daemons and as many agents.
         ("muster-coordinator", COORDINATOR, 200 * MIB + 25_000 * 50_000),
     ],
@@ -111,11 +111,25 @@ def test_kept_memory_survives_a_restart_of_the_node_daemon() -> None:
 def test_memory_and_descriptors_are_limited_and_suffice(name: str, limits: ServerLimits, needed_bytes: int) -> None:
     service = Unit(name).service
     number, unit = re.fullmatch(r"(\d+)([MG])", service["MemoryMax"]).groups()  # type: ignore[union-attr]
-    assert int(number) * {"M": MIB, "G": 1024 * MIB}[unit] > 2 * needed_bytes
+    assert int(number) * {"M": MIB, "G": 1024 * MIB}[unit] > 1.5 * needed_bytes
     assert 64 < int(service["TasksMax"]) < 1024
     assert "MemoryHigh" not in service, "a throttled daemon seems to be silent"
     # What callers over TCP leave is enough for the local socket with its memfds, and for the journal.
-    assert int(service["LimitNOFILE"]) - limits.connections > (MAX_CALLS + 2) * (1 + MAX_FDS)
+    of_nvrx = LOCAL_SERVER.connections
+    assert int(service["LimitNOFILE"]) - limits.connections - of_nvrx > (MAX_CALLS + 2) * (1 + MAX_FDS)
+
+
+def test_a_node_daemon_that_hangs_is_restarted_and_its_log_says_where_it_hung() -> None:
+    unit = Unit("musterd")
+    assert (unit.service["Type"], unit.service["Restart"], unit.service["NotifyAccess"]) == ("notify", "always", "main")
+    assert unit.service["WatchdogSec"] == "30s"
+    assert "Environment=PYTHONFAULTHANDLER=1" in unit.text.splitlines()
+    assert unit.service["LimitCORE"] == "0", "its memory holds the key of its certificate"
+
+
+def test_the_node_daemon_leaves_cores_to_the_ranks_and_is_not_starved() -> None:
+    number, unit = re.fullmatch(r"(\d+)(%)", Unit("musterd").service["CPUQuota"]).groups()  # type: ignore[union-attr]
+    assert (100 < int(number) <= 400, unit) == (True, "%")
 
 
 def test_the_coordinator_has_no_capability_and_keeps_its_journal() -> None:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.replication.dial import Dial, at_port
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
 from muster.v1 import peer_pb2
-from muster.v1.agent_pb2 import DUTY_RUN, Order
+from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -78,6 +79,8 @@ class CommitProtocol:
         self._void = NO_VERSION
         self._restored_version_task: asyncio.Task[None] | None = None
         self._tracker = CommitTracker(0, frozenset())
+        self.disagreement: ReplicaDisagreement | None = None
+        """On the commit leader: the first version of this generation on which replicas disagree."""
         self.committed = NO_VERSION
         self.fenced_generation = 0
         self.order = Order()
@@ -89,11 +92,17 @@ class CommitProtocol:
         """Take the members and ranks from an order; returns whether the order starts a generation unknown so far."""
         if order.members:
             self._peer_addresses = {member.node: member.peer_address for member in order.members}
+        if order.duty == DUTY_RUN and order.generation == self._tracker.generation:
+            self._tracker.agreement.enabled = not order.replicas_differ
         if order.duty != DUTY_RUN or order.generation <= max(self.order.generation, self.fenced_generation):
             return False
         self.order = order
         self.local_ranks = frozenset(place.rank for place in order.places if place.node == self._node)
-        self._tracker = CommitTracker(order.generation, frozenset(place.node for place in order.places))
+        nodes = frozenset(place.node for place in order.places)
+        self._tracker = CommitTracker(
+            order.generation, nodes, ReplicaAgreement(set(order.agreed_groups), not order.replicas_differ)
+        )
+        self.disagreement = None
         self._replicated_ranks, self.skipped = {}, NO_VERSION
         self.next_step, self._answered_ranks = 0, set()
         self._cancel_restored_version_task()
@@ -112,7 +121,7 @@ class CommitProtocol:
         if version < self.committed:
             return f"{version} is older than the committed {self.committed}"
         if self._is_void(version):
-            return f"{version} is void: some rank has no snapshot of it"
+            return f"{version} is void"
         return ""
 
     def _is_void(self, version: Version) -> bool:
@@ -225,12 +234,15 @@ class CommitProtocol:
     async def _report(self, version: Version, *, skipped: bool) -> None:
         """Tell the commit leader that this node has stored or skipped a version; retry until the leader has it."""
         leader = next((place.node for place in self.order.places if place.rank == 0), self._node)
+        replicas = {} if skipped else self._replica_digests(version)
         if leader == self._node:
-            self._record_report(self._node, version, skipped)
+            self._record_report(self._node, version, skipped, replicas)
             return
         report = peer_pb2.StoredReport(
             gang_id=self._gang_id, node=self._node, version=version.to_wire(), skipped=skipped
         )
+        for rank, replica in replicas.items():
+            report.replicas.add(rank=rank, group=replica.group, digest=replica.digest)
         for delay in _retry_delays():
             try:
                 ack = await self._stub(leader).Stored(report, timeout=REPORT_TIMEOUT_S)
@@ -243,6 +255,11 @@ class CommitProtocol:
             log.info("the commit leader %s refused the report of %s: %s", leader, version, refused)
             await asyncio.sleep(delay)
 
+    def _replica_digests(self, version: Version) -> ReplicaDigests:
+        """What the ranks of this node have written of the state that they share with other ranks."""
+        shards = (self._shard_store.slot_shard(rank, version) for rank in self.local_ranks)
+        return {shard.rank: shard.replica for shard in shards if shard is not None and shard.replica.group}
+
     # The commit leader.
 
     def receive_report(self, request: peer_pb2.StoredReport) -> str:
@@ -252,17 +269,30 @@ class CommitProtocol:
             return f"{self._node} tracks generation {self._tracker.generation} of gang {self._gang_id}"
         if version.generation <= self.fenced_generation:
             return f"{self._node} has fenced generation {self.fenced_generation}"
-        self._record_report(request.node, version, request.skipped)
+        replicas = {replica.rank: ReplicaDigest(replica.group, replica.digest) for replica in request.replicas}
+        self._record_report(request.node, version, request.skipped, replicas)
         return ""
 
-    def _record_report(self, node: str, version: Version, skipped: bool) -> None:
-        record = self._tracker.record_skipped if skipped else self._tracker.record_stored
-        decision = record(node, version, self._passed_step())
+    def _record_report(self, node: str, version: Version, skipped: bool, replicas: ReplicaDigests) -> None:
+        if skipped:
+            decision = self._tracker.record_skipped(node, version, self._passed_step())
+        else:
+            decision = self._tracker.record_stored(node, version, self._passed_step(), replicas)
         if decision is None:
             return
+        self._note_disagreement(decision)
         for member in self._peer_addresses:
             self._spawn(version.generation, self._announce(member, decision))
         self._apply_decision(decision)
+
+    def _note_disagreement(self, decision: CommitDecision) -> None:
+        found = decision.disagreement
+        if found is None or self.disagreement is not None:
+            return
+        log.error("replicas disagree at %s: %s", decision.version, found)
+        self.disagreement = ReplicaDisagreement(
+            version=decision.version.to_wire(), ranks=found.ranks, majority=found.majority, replicas=found.replicas
+        )
 
     async def _announce(self, node: str, decision: CommitDecision) -> None:
         """Send a decision until the node has it: the node's ranks keep no further step without the decision."""
@@ -307,7 +337,7 @@ class CommitProtocol:
             self._commit(decision.committed)
         if decision.void and version > self._void:
             self._void = version
-            self._shard_store.drop(lambda shard: self._is_void(shard.version), "some rank has no snapshot of it")
+            self._shard_store.drop(lambda shard: self._is_void(shard.version), "it is void")
         self._on_decision()
 
     def _commit(self, version: Version) -> None:

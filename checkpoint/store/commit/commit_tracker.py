@@ -6,6 +6,7 @@ A version is committed when every node that carries ranks has stored it, so that
 version is void when some rank has skipped it, because such a version can never be complete. A void version makes older
 versions void that are not committed: a rank reports the first step that it skips after the decision that named the
 next step, and has no newer snapshot. Commits only move forward, so that reports about older versions get no decision.
+A version whose replicas disagree is void, too (`replica_agreement`).
 
 All ranks must keep the same step. They finish steps and receive decisions at slightly different times, so the ranks do
 not choose. Each decision names the next step to keep. This step lies far enough ahead (the lead) for the decision to
@@ -20,6 +21,7 @@ reach every rank in time. The tracker adapts the lead:
 from collections import deque
 from dataclasses import dataclass, field
 
+from muster.checkpoint.format.replica_agreement import Disagreement, ReplicaAgreement, ReplicaDigests
 from muster.checkpoint.format.versions import NO_VERSION, Version
 
 MAX_LEAD_STEPS = 1024
@@ -36,12 +38,14 @@ class CommitDecision:
     `void`: the version can never be committed; otherwise it is committed.
     `next_step`: the step that all ranks keep next.
     `committed`: the newest committed version of the generation; NO_VERSION before the first commit.
+    `disagreement`: why a void version is void, if its replicas disagree.
     """
 
     version: Version
     void: bool
     next_step: int
     committed: Version
+    disagreement: Disagreement | None = None
 
 
 @dataclass
@@ -53,6 +57,7 @@ class CommitTracker:
 
     generation: int
     nodes: frozenset[str]
+    agreement: ReplicaAgreement = field(default_factory=ReplicaAgreement)
     committed: Version = NO_VERSION
     next_step: int = 0
     _lead_steps: int = 1
@@ -60,19 +65,28 @@ class CommitTracker:
     """For each of the last versions since the lead changed: whether a rank missed it."""
     _previous_lead_steps: int = 0
     """The lead before it was shortened; 0: the shorter lead has proved sufficient."""
-    _stored: dict[Version, set[str]] = field(default_factory=dict)
+    _stored: dict[Version, dict[str, ReplicaDigests]] = field(default_factory=dict)
     _void: Version = NO_VERSION
 
-    def record_stored(self, node: str, version: Version, passed_step: int) -> CommitDecision | None:
-        """Record that every shard of `version` on `node` has a replica; returns the decision that follows, if any."""
+    def record_stored(
+        self, node: str, version: Version, passed_step: int, replicas: ReplicaDigests
+    ) -> CommitDecision | None:
+        """Record that every shard of `version` on `node` has a replica; returns the decision that follows, if any.
+
+        `replicas`: what the ranks of the node have written of the state that they share with others.
+        """
         if node not in self.nodes or self._is_decided(version):
             return None
-        storing_nodes = self._stored.setdefault(version, set())
-        storing_nodes.add(node)
-        if storing_nodes != self.nodes:
+        stored = self._stored.setdefault(version, {})
+        stored[node] = replicas
+        if stored.keys() != self.nodes:
             return None
-        self.committed = version
-        return self._decide(version, passed_step, void=False)
+        disagreement = self.agreement.judge({rank: of for node in stored.values() for rank, of in node.items()})
+        if disagreement is not None:
+            self._void = version
+        else:
+            self.committed = version
+        return self._decide(version, passed_step, void=disagreement is not None, disagreement=disagreement)
 
     def record_skipped(self, node: str, version: Version, passed_step: int) -> CommitDecision | None:
         """Record that a rank of `node` has no snapshot of `version`, nor of an older version that is not committed."""
@@ -84,9 +98,13 @@ class CommitTracker:
     def _is_decided(self, version: Version) -> bool:
         return version.generation != self.generation or version <= self.committed or version <= self._void
 
-    def _decide(self, version: Version, passed_step: int, *, void: bool) -> CommitDecision:
+    def _decide(
+        self, version: Version, passed_step: int, *, void: bool, disagreement: Disagreement | None = None
+    ) -> CommitDecision:
         self._stored = {newer: nodes for newer, nodes in self._stored.items() if newer > version}
-        return CommitDecision(version, void, self._choose_next_step(version, passed_step, missed=void), self.committed)
+        missed = void and disagreement is None
+        next_step = self._choose_next_step(version, passed_step, missed=missed)
+        return CommitDecision(version, void, next_step, self.committed, disagreement)
 
     def _choose_next_step(self, version: Version, passed_step: int, *, missed: bool) -> int:
         # A named step stays the next step until it is decided: two named steps would need two free slots.

@@ -1,6 +1,6 @@
 """Pieces of a shard and their digests (XXH3-128).
 
-A shard is divided at fixed offsets: every 4 MiB, and at the two borders that its footer names. Shards of equal layout
+A shard is divided at fixed offsets: every 4 MiB, and at the three borders that its footer names. Shards of equal layout
 therefore have comparable pieces.
 """
 
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import xxhash
 
 from muster.checkpoint.format.errors import CorruptShard
-from muster.checkpoint.format.layout import PIECE_BYTES, read_footer
+from muster.checkpoint.format.layout import PIECE_BYTES, Footer, read_footer
+from muster.checkpoint.format.replica_agreement import ReplicaDigest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 
 
@@ -48,13 +49,24 @@ def digest_pieces(shard: memoryview) -> tuple[Piece, ...]:
     footer = read_footer(shard)
     return tuple(
         Piece(offset, length, digest_of(shard[offset : offset + length]))
-        for offset, length in piece_ranges(len(shard), (footer.objects_offset, footer.header_offset))
+        for offset, length in piece_ranges(
+            len(shard), (footer.compared_bytes, footer.objects_offset, footer.header_offset)
+        )
     )
 
 
 def shard_digest(pieces: Sequence[Piece]) -> bytes:
     """The digest of a whole shard: XXH3-128 over the digests of its pieces."""
     return digest_of(memoryview(b"".join(p.digest for p in pieces)))
+
+
+def replica_digest(pieces: Sequence[Piece], footer: Footer) -> ReplicaDigest:
+    """The digest of the part that is compared: XXH3-64 over the digests of its pieces. No byte of the shard is read
+    again."""
+    compared = [piece.digest for piece in pieces if piece.offset < footer.compared_bytes]
+    if not footer.replica_group or not compared:
+        return ReplicaDigest()
+    return ReplicaDigest(footer.replica_group, xxhash.xxh3_64_intdigest(b"".join(compared)))
 
 
 def pieces_cover(size: int, pieces: Sequence[Piece]) -> bool:

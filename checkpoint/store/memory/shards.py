@@ -10,9 +10,13 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.layout import read_footer
+from muster.checkpoint.format.replica_agreement import ReplicaDigest
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import Piece, digest_of
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, replica_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, ShardStatus, Tier
 
@@ -54,6 +58,14 @@ class Shard:
             return source.piece(source_number)
         return self.memory.view[piece.offset : piece.offset + piece.length]
 
+    @cached_property
+    def replica(self) -> ReplicaDigest:
+        """What is compared with the other replicas of this rank's state. The footer is in the last piece."""
+        try:
+            return replica_digest(self.pieces, read_footer(self.piece(len(self.pieces) - 1), len(self.memory.view)))
+        except CorruptShard:  # another node has sent bytes that are no shard
+            return ReplicaDigest()
+
     def corrupt_pieces(self) -> list[int]:
         """Numbers of the pieces whose bytes do not match their digest."""
         return [n for n, piece in enumerate(self.pieces) if digest_of(self.piece(n)) != piece.digest]
@@ -91,7 +103,13 @@ class Shard:
     def status(self) -> ShardStatus:
         """The shard as the agent reports it to the coordinator."""
         return ShardStatus(
-            rank=self.rank, version=self.version.to_wire(), tier=self.tier, bytes=self.bytes, digest=self.digest.hex()
+            rank=self.rank,
+            version=self.version.to_wire(),
+            tier=self.tier,
+            bytes=self.bytes,
+            digest=self.digest.hex(),
+            replica_group=self.replica.group,
+            replica_digest=self.replica.digest,
         )
 
 

@@ -59,15 +59,25 @@ class _LocalZygote:
         self.start_error = ""
         self.children: dict[str, RankProcess | RendezvousProcess] = {}
         self.deaths = 0
+        # What its imports show to be broken, once it is ready.
+        self.broken = ""
 
 
 class RankSupervisor:
     """All processes of one gang on one node.
 
     failure: an error that no order can correct, for the user; empty: none.
+    `other_children`: pids of children of this process that no rank has left behind.
     """
 
-    def __init__(self, job: NodeJob, rank_socket: RankSocket, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: NodeJob,
+        rank_socket: RankSocket,
+        changed: Callable[[], None],
+        other_children: Callable[[], set[int]] = set,
+    ) -> None:
+        self._other_children = other_children
         self._job = job
         self._rank_socket = rank_socket
         self._changed = changed
@@ -95,9 +105,19 @@ class RankSupervisor:
         ranks = [rank for rank in self._ranks.values() if rank.running and rank.id.generation == generation]
         return {rank.id.rank: rank.pid for rank in ranks}
 
+    def running_pids(self) -> dict[tuple[int, int], int]:
+        """The pid of each running rank, by its number and generation."""
+        return {(rank.id.rank, rank.id.generation): rank.pid for rank in self._ranks.values() if rank.running}
+
     def ready_zygotes(self) -> int:
         """The number of zygotes that are ready to fork."""
         return sum(zygote.handle is not None and zygote.handle.ready for zygote in self._zygotes)
+
+    async def broken_import(self) -> str:
+        """The installed module that can't be imported here, and why; empty: none. Returns after the imports."""
+        zygote = self._zygotes[0]
+        await zygote.ready.wait()
+        return zygote.broken
 
     def store_generation(self) -> int:
         """The generation whose store is open or opening; 0: none."""
@@ -271,6 +291,8 @@ class RankSupervisor:
         log.info(describe(message))
         for note in message["notes"]:
             log.warning(note)
+        died = f"{zygote.deaths} processes have ended while they imported `preload`"
+        zygote.broken = message["broken"] or (died if zygote.deaths >= _MAX_PRELOAD_DEATHS else "")
         zygote.ready.set()
         self._open_pending_store()
         self.start_zygotes()
@@ -301,7 +323,7 @@ class RankSupervisor:
         left."""
         for _ in range(round(_ORPHAN_TIMEOUT_S / _ORPHAN_POLL_S)):
             zygote_pids = {zygote.handle.pid for zygote in self._zygotes if zygote.handle is not None}
-            if process_tree.kill_orphans(zygote_pids) == 0:
+            if process_tree.kill_orphans(zygote_pids | self._other_children()) == 0:
                 return True
             await asyncio.sleep(_ORPHAN_POLL_S)
         log.error("processes that ranks left behind do not end after SIGKILL")

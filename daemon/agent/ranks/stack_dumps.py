@@ -1,5 +1,5 @@
-"""What the ranks of a hanging generation were doing: their Python stacks and the kernel's state of their threads, in a
-file beside each rank's log.
+"""What the ranks of a hanging generation were doing, in a file beside each rank's log: the kernel's state of their
+threads, their Python stacks, and their native stacks where py-spy is installed.
 
 A fence waits for this, but never long. It runs in a thread, so that blocked shared storage blocks only that thread.
 """
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checkpoint.format import stack_file
+from muster.daemon.agent.ranks import native_stacks
+from muster.daemon.agent.ranks.hang_place import HangPlace, place_in
 from muster.daemon.host import process_tree, rank_log_files
 from muster.daemon.host.worker_threads import WorkerThreads
 
@@ -26,6 +28,8 @@ _MAX_THREADS = 128
 _MAX_PROCESSES = 32
 _DUMP_TIMEOUT_S = 1.0
 """Seconds in which a process that gets a processor has written its stacks. A stopped process never writes them."""
+_NATIVE_TIMEOUT_S = 1.6
+"""Seconds after which native stacks are given up. The coordinator fences the ranks 2 s after it has found the hang."""
 _POLL_S = 0.02
 
 
@@ -33,6 +37,7 @@ _POLL_S = 0.02
 class _PendingDump:
     """A process that was told to write its stacks into `file`, which then had `before` bytes."""
 
+    pid: int
     file: str
     before: int
     size: int = -1
@@ -55,14 +60,30 @@ class _PendingDump:
             return f"its stacks can't be read: {error.strerror}\n"
 
 
-def write_stacks(files: Mapping[Path, int]) -> None:
-    """For each file, write the stacks of the process (its pid is given) and of its descendants. Blocks."""
+def write_stacks(files: Mapping[Path, int], py_spy: str = "") -> dict[Path, str]:
+    """For each file, write the stacks of the process (its pid is given) and of its descendants. Blocks.
+
+    `py_spy`: the program that reads native stacks; empty: there are none. Returns the Python stacks in each file.
+    """
+    began = time.monotonic()
     pending = {path: _request_dump(pid) for path, pid in files.items()}
-    until = time.monotonic() + _DUMP_TIMEOUT_S
+    until = began + _DUMP_TIMEOUT_S
     while not all([one is None or one.poll() for one in pending.values()]) and time.monotonic() < until:
         time.sleep(_POLL_S)
+    texts = {path: _dump_text(one) for path, one in pending.items()}
     for path, pid in files.items():
-        path.write_text("".join([*_kernel_lines(pid), _dump_text(pending[path])]))
+        path.write_text("".join([*_kernel_lines(pid), texts[path]]))
+    if py_spy:
+        _append_native_stacks(py_spy, {path: one.pid for path, one in pending.items() if one}, began)
+    return texts
+
+
+def _append_native_stacks(py_spy: str, pids: Mapping[Path, int], began: float) -> None:
+    """Add the native stacks of these processes to the files. Python's come first: py-spy stops a process."""
+    texts = native_stacks.native_stacks(py_spy, pids.values(), began + _NATIVE_TIMEOUT_S)
+    for path, pid in pids.items():
+        with path.open("a") as file:
+            file.write(f"\nnative stacks:\n{texts[pid]}")
 
 
 def _request_dump(pid: int) -> _PendingDump | None:
@@ -70,7 +91,7 @@ def _request_dump(pid: int) -> _PendingDump | None:
     for member in _process_and_descendants(pid):
         if (file := stack_file.find_stack_file(member)) is not None:
             with suppress(OSError):
-                pending = _PendingDump(file, os.stat(file).st_size)
+                pending = _PendingDump(member, file, os.stat(file).st_size)
                 process_tree.send_signal(member, stack_file.STACK_SIGNAL)
                 return pending
     return None
@@ -129,14 +150,17 @@ class StackDumps:
     """Writes the stacks of this node's ranks into the gang's log folder, once per generation.
 
     generation: the newest generation whose stacks are done.
+    places: where each of its ranks was, as far as its stacks show that.
     """
 
     def __init__(self, run_dir: str, gang: str) -> None:
+        self._py_spy = native_stacks.find_py_spy()
         self._run_dir = run_dir
         self._gang = gang
         self._work = WorkerThreads(1)
         self._claimed_generation = 0
         self.generation = 0
+        self.places: dict[int, HangPlace] = {}
 
     def claim(self, generation: int) -> bool:
         """Return True once per generation: the caller then writes its stacks."""
@@ -148,13 +172,14 @@ class StackDumps:
 
     async def write(self, generation: int, pids: Mapping[int, int]) -> None:
         """Write the stacks of the ranks with these pids. An error is only logged."""
-        files = {
-            rank_log_files.stacks_path(self._run_dir, self._gang, generation, rank): pid for rank, pid in pids.items()
-        }
+        paths = {rank: rank_log_files.stacks_path(self._run_dir, self._gang, generation, rank) for rank in pids}
+        texts: dict[Path, str] = {}
         try:
-            await self._work(write_stacks, files)
+            texts = await self._work(write_stacks, {paths[rank]: pid for rank, pid in pids.items()}, self._py_spy)
         except OSError as error:
             log.error("the stacks of generation %d can't be written: %s", generation, error)
+        found = {rank: place_in(texts.get(path, "")) for rank, path in paths.items()}
+        self.places = {rank: place for rank, place in found.items() if place is not None}
         self.generation = max(generation, self.generation)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class ZygoteServer:
         self._argv = argv
         self._command = command
         self._children: dict[str, _Child] = {}
-        self._pid = os.getpid()
+        self._pid, self._agent = os.getpid(), os.getppid()
         self._wake_reader, self._wake_writer = _wake_on_child()
 
     def serve(self) -> ChildTask | None:
@@ -116,6 +116,7 @@ class ZygoteServer:
     def _become_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
         environment = message["env"]
         rank_main.detach(self._pid)
+        process_tree.allow_tracers_below(self._agent)
         # Open the log here, not in the agent: shared storage may block, and then blocks only this rank.
         try:
             log = rank_log_files.open_log(*message["log"])
@@ -194,23 +195,40 @@ class ZygoteServer:
 # --- imports -----------------------------------------------------------------------------------------------------
 
 
-def preload(modules: Sequence[str]) -> list[str]:
-    """Import `modules`; return one line for each problem. An import that fails is left to the script."""
-    notes = []
+@dataclass
+class Preloaded:
+    """notes: one line for each problem. broken: the first module that is installed and can't be imported, and why."""
+
+    notes: list[str]
+    broken: str = ""
+
+
+def preload(modules: Sequence[str]) -> Preloaded:
+    """Import `modules`. An import that fails is left to the script."""
+    found = Preloaded([])
+    notes = found.notes
     for name in modules:
         threads = process_tree.thread_count()
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            notes.append(f"preload: {name} can't be imported: {error}")
         except Exception as error:  # noqa: BLE001 - a module's own code may raise anything; the script will meet it again
-            notes.append(f"preload: {name} fails to import: {type(error).__name__}: {error}")
+            words = f"{name} can't be imported: {type(error).__name__}: {error}"
+            notes.append(f"preload: {words}")
+            if not found.broken and _is_installed(name, error, modules):
+                found.broken = words
         if process_tree.thread_count() > threads:
             notes.append(
                 f"preload: {name} starts threads, so ranks can't be forked from here: take it out of `preload`, "
                 "or keep its libraries to one thread (OMP_NUM_THREADS=1, OPENBLAS_NUM_THREADS=1)"
             )
-    return notes
+    return found
+
+
+def _is_installed(name: str, error: Exception, modules: Sequence[str]) -> bool:
+    """Whether `name` is installed, although its import has failed with `error`. Muster's own modules do not count."""
+    roots = {module.partition(".")[0] for module in modules}
+    absent = isinstance(error, ModuleNotFoundError) and error.name in roots
+    return not absent and not name.startswith("muster.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -237,12 +255,13 @@ def main(arguments: Sequence[str]) -> None:
 def _prepare(sock: socket.socket, message: packets.Message) -> PythonCommand | None:
     started = time.monotonic()
     command = parse_python_command(message["argv"], sys.executable)
-    notes: list[str] = []
+    found = Preloaded([])
     if command is not None:
         rank_main.set_argv_and_path(command, message["argv"])
-        notes = preload(message["preload"])
+        found = preload(message["preload"])
     torch = "torch.distributed" in sys.modules
-    ready = {"torch": torch, "libuv": torch and rendezvous_store.has_libuv(), "notes": notes}
+    libuv = torch and rendezvous_store.has_libuv()
+    ready = {"torch": torch, "libuv": libuv, "notes": found.notes, "broken": found.broken}
     try:
         packets.send(sock, {"say": "ready", "key": "", "seconds": time.monotonic() - started, **ready})
     except BrokenPipeError:

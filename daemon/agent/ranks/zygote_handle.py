@@ -167,13 +167,20 @@ class ZygoteHandle:
         self._on_exit()
 
 
-def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
+def interpreter_of(spec: ZygoteSpec) -> list[str]:
+    """The interpreter and the flags of the job's command; the agent's own interpreter if the command is not Python.
+
+    Raises:
+        CannotStart: no such interpreter.
+    """
     command = parse_python_command(spec.argv, sys.executable)
-    interpreter, flags = sys.executable, []
-    if command is not None:
-        interpreter, flags = _interpreter(command.interpreter, spec), list(command.flags)
+    return [sys.executable] if command is None else [_interpreter(command.interpreter, spec), *command.flags]
+
+
+def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    interpreter = interpreter_of(spec)
     root = str(Path(next(iter(muster.__path__))).parent)
-    argv = [interpreter, *flags, "-c", COMMAND, root, str(theirs.fileno()), str(os.getpid())]
+    argv = [*interpreter, "-c", COMMAND, root, str(theirs.fileno()), str(os.getpid())]
     try:
         return subprocess.Popen(
             argv,
@@ -184,7 +191,7 @@ def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        what = f"the working folder {spec.work_dir!r}" if error.filename == spec.work_dir else interpreter
+        what = f"the working folder {spec.work_dir!r}" if error.filename == spec.work_dir else interpreter[0]
         raise CannotStart(f"{what} can't be used on this node: {error.strerror}") from None
 
 

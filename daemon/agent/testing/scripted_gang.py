@@ -20,7 +20,7 @@ from muster.v1.common_pb2 import Member
 
 _WAIT_TIMEOUT_S = 120.0
 # Importing torch takes long on a machine with few, busy cores.
-_ZYGOTE_TIMEOUT_S = 120.0
+_ZYGOTE_TIMEOUT_S = 300.0
 
 
 @asynccontextmanager
@@ -86,8 +86,13 @@ class Gang:
         return self.coordinator.status(node)
 
     async def until(self, what: Callable[[], bool]) -> None:
-        """Wait until `what` holds; TimeoutError if it takes too long."""
-        await self.coordinator.until(what)
+        """Wait until `what` holds; TimeoutError, with the ends of the agents' messages, if it takes too long."""
+        try:
+            await self.coordinator.until(what)
+        except TimeoutError as error:
+            for node in self.nodes:
+                error.add_note(f"the agent on {node}:\n{(self.folder / f'{node}.err').read_text()[-1000:]}")
+            raise
 
     def members(self, *without: str) -> list[Member]:
         """The members except `without`. Each has the next one as its watched peer."""

@@ -2,8 +2,15 @@
 ARCHITECTURE.md the steps of a recovery."""
 
 from muster.daemon.coordinator.core.deadlines import Deadlines
-from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector
-from muster.daemon.coordinator.core.recovery import gathering, requested_swap, shared_pool
+from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector, precursors
+from muster.daemon.coordinator.core.recovery import (
+    gathering,
+    idle_nodes,
+    requested_drain,
+    requested_swap,
+    resuming,
+    shared_pool,
+)
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
 from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
@@ -69,6 +76,8 @@ class Core:
             turn.outcome.next_tick_at = None
             advance(GangTurn(turn, gang))
             self._set_deadline(gang, turn)
+        if self.index.degraded and turn.outcome.facts:
+            idle_nodes.drain_degraded(turn)
         if self.state.correlated_faults and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
             correlated_faults.resolve_explained(turn)
         if self.state.correlated_faults or self._due.get(CORRELATED_FAULTS) is not None:
@@ -95,6 +104,10 @@ class Core:
         """Why no spare can take the place of `node` now; None: a request would be carried out."""
         turn = Turn(self.state, self.observed, self.index, now, None, self._limits)
         return requested_swap.why_not(GangTurn(turn, gang), node)
+
+    def wanted_check(self, node: str, now: float) -> str:
+        """The check that the daemon of the node shall make, by its name; empty: none."""
+        return resuming.wanted_check(self.state, self.observed, self._limits, node, now)
 
     def _is_member(self, event: events.PeerAccused) -> bool:
         gang = self.state.gangs.get(event.gang)
@@ -124,11 +137,21 @@ class Core:
                 judged = [fact.node for fact in turn.outcome.facts if isinstance(fact, facts.NodeJudged)]
                 homes = [gang.id for node in judged for gang in self.index.gangs_of(node)]
                 return [gangs[g] for g in dict.fromkeys([*self._due.pop_due(now), *homes]) if g in gangs]
-            case events.SlurmNodeChanged():
+            case (
+                events.NodeAttached()
+                | events.NodeDisconnected()
+                | events.NodeHeartbeat()
+                | events.NodeSignalled()
+                | events.SlurmNodeChanged()
+                | events.DrainRequested()
+                | events.NodeCheckReported()
+            ):
+                with_node = self.index.gangs_of(event.node)
+                health_changed = any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts)
+                if not health_changed and not isinstance(event, events.SlurmNodeChanged):
+                    return with_node
                 waiting = [gang for gang in gangs.values() if event.node in gang.excluded and not gang.final]
-                return list({gang.id: gang for gang in (*self.index.gangs_of(event.node), *waiting)}.values())
-            case events.NodeAttached() | events.NodeSignalled() | events.NodeHeartbeat() | events.NodeDisconnected():
-                return self.index.gangs_of(event.node)
+                return list({gang.id: gang for gang in (*with_node, *waiting)}.values())
             case _:
                 return [gangs[event.gang]] if event.gang in gangs else []
 
@@ -148,6 +171,10 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
             requested_swap.plan(GangTurn(turn, turn.state.gangs[event.gang]), event)
         case events.NodeAttached() | events.NodeHeartbeat() | events.NodeSignalled() | events.SlurmNodeChanged():
             _decide_on_node(turn, event)
+        case events.DrainRequested():
+            requested_drain.begin(turn, event)
+        case events.NodeCheckReported():
+            resuming.take_check(turn, event)
         case events.Tick() if turn.state.correlated_faults:
             for node, reason in correlated_faults.resolve_unexplained(turn):
                 _call_unfit(turn, node, reason)
@@ -248,6 +275,7 @@ def _settle_call(turn: Turn, event: events.SlurmAnswered) -> None:
     turn.record(facts.SlurmCallSettled(event.gang, event.call, event.error or ""))
     if owed.if_run_has_node is not None and not event.error:
         circuit_breaker.judge_drained(turn, owed)
+    requested_drain.end_if_refused(turn, owed, event.error)
     gang = turn.state.gangs.get(owed.gang)
     if owed.verb != "requeue" or not event.error or gang is None or not _waits_for_requeue(turn, gang):
         return
@@ -280,14 +308,20 @@ def _decide_on_node(
     match event:
         case events.NodeAttached():
             reported = (event.boot_id, event.probe_address, event.addresses)
+            booted = node.boot_id not in ("", event.boot_id)
             if (node.boot_id, node.probe_address, node.addresses) != reported:
                 turn.record(facts.NodeRegistered(event.node, *reported))
+            if booted and turn.state.node(event.node).health is NodeHealth.DEGRADED:
+                turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, "it has booted since its precursor"))
         case events.NodeSignalled():
             _decide_on_signal(turn, event)
         case events.SlurmNodeChanged():
-            pending = any(owed.node == event.node for owed in turn.state.owed.values())
-            if event.in_service and not pending and node.health in RESUMABLE:
+            if any(owed.node == event.node for owed in turn.state.owed.values()):
+                return  # what Slurm said may be older than the call
+            resumed = node.health in RESUMABLE or (node.health is NodeHealth.DEGRADED and node.drain is not None)
+            if event.in_service and resumed:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))
+            requested_drain.end_if_in_service(turn, event)
 
 
 def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
@@ -299,14 +333,9 @@ def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
     elif event.signal_action == "echo":
         correlated_faults.suspect(turn, event.node, event.reason)
     elif event.signal_action == "degraded":
-        _call_degraded(turn, event)
-
-
-def _call_degraded(turn: Turn, event: events.NodeSignalled) -> None:
-    """A precursor was seen. A DEGRADED node is judged again only if more follows than before."""
-    node = turn.state.node(event.node)
-    if node.health is NodeHealth.FIT or event.response.strength > node.response.strength:
-        turn.record(facts.NodeJudged(event.node, NodeHealth.DEGRADED, event.reason, event.response))
+        precursors.begin(turn, event)
+    elif event.signal_action == "over":
+        precursors.end(turn, event)
 
 
 def _call_unfit(turn: Turn, node: str, reason: str) -> None:

@@ -28,6 +28,8 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 7: EchoHeard, EchoOver.",
     "-- 8: no new fact. Snapshots of 7 may lack `in_vain`, or were copied from an older format.",
     "-- 9: no new fact. Snapshots of 8 hold the whole spec of each gang, its environment included.",
+    "-- 10: SwapPlanned, StragglerDetected, NodeDrainRequested, NodeDrainEnded, PrecursorEnded, ReplicasDisagreed, "
+    "NotFiniteReported, NodeChecked; exclusions with reasons, failures, precursors; calls that resume a node.",
 )
 
 FORMAT = len(MIGRATIONS)

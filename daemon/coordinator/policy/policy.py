@@ -39,6 +39,9 @@ from muster.daemon.transport import toml_text
 SignalAction = Literal["unfit", "echo", "degraded", "rank", "ignore"]
 """What Muster does about a hardware signal; policy.toml explains each value."""
 
+Over = Literal["over"]
+"""The action of a report that a signal which lasted is over. No row has it."""
+
 OVER = "-over"
 """The end of a kind's name in a report that a signal which lasted is over."""
 
@@ -65,7 +68,7 @@ class SignalDecision:
     """The action that follows a signal. `reason` can be a Slurm drain reason: "Xid 79: GPU has fallen off the bus".
     `response`: with "degraded", what follows."""
 
-    action: SignalAction
+    action: SignalAction | Over
     reason: str
     response: Response = Response.RECORD
 
@@ -124,7 +127,7 @@ class UnfitSignals:
 
 
 class _Condition(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     share: Annotated[float, Field(ge=0, le=1)] | None = None
     count: Annotated[int, Field(ge=1, le=10_000)] | None = None
@@ -178,7 +181,7 @@ class _SignalKind(BaseModel):
 
 
 class _Limits(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     nodes_per_hour: Annotated[int, Field(ge=0)]
     fraction: Annotated[float, Field(ge=0, le=1)]
@@ -191,11 +194,12 @@ class _Limits(BaseModel):
     journal_mib_per_job: Annotated[float, Field(gt=0)]
     journal_mib_per_user: Annotated[float, Field(gt=0)]
     lemon_after: Annotated[int, Field(ge=0)]
+    resume_after_check: bool
     observe: bool
 
 
 class _Pool(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     partition: str
     reservation: str
@@ -255,7 +259,7 @@ class Policy:
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
         if kind.endswith(OVER) and kind.removesuffix(OVER) in self._kinds:
-            return SignalDecision("ignore", f"{self.decide(kind.removesuffix(OVER), code).reason}: over")
+            return SignalDecision("over", f"{self.decide(kind.removesuffix(OVER), code).reason}: over")
         known = self._kinds.get(kind)
         if known is None:
             return SignalDecision("ignore", f"{kind} {code}: a kind of signal that this policy does not know")

@@ -26,8 +26,8 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
-from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
+from muster.daemon.coordinator.services.fact_rate import FactRate
 from muster.daemon.coordinator.services.peer_address import check_peer_address
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
@@ -82,7 +82,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine = engine
         self._slurm = slurm
         self._lookup = lookup
-        self._attach_rate = AttachRate()
+        self._attach_rate = FactRate()
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: _Context

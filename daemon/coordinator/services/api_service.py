@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pwd
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
+from muster.daemon.coordinator.core.recovery import requested_drain
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -18,6 +19,8 @@ from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import conversion, registration, views
+from muster.daemon.coordinator.services.api_handlers import stream_handler, unary_handler
+from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
@@ -27,19 +30,19 @@ from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     not_found,
     permission_denied,
     resource_exhausted,
-    unary_handler,
     unavailable,
 )
-from muster.daemon.coordinator.services.stream_writing import stream_handler
+from muster.daemon.coordinator.services.user_calls import UserCalls
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import Shedding
+from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller, current_method
-from muster.daemon.transport.server_limits import StreamLimits
+from muster.daemon.transport.server_limits import StreamLimits, UserLimits
 from muster.slurm.client.types import Gone, Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
@@ -64,13 +67,25 @@ class MusterService(api_pb2_grpc.MusterServicer):
     """The servicer. It reads the engine's durable state and posts the requests of users as events."""
 
     def __init__(
-        self, engine: Engine, lookup: SlurmLookup, roster: SlurmRoster, rights: Rights, stream_limits: StreamLimits
+        self,
+        engine: Engine,
+        lookup: SlurmLookup,
+        roster: SlurmRoster,
+        rights: Rights,
+        stream_limits: StreamLimits,
+        *,
+        user_limits: UserLimits,
+        login_names: LoginNames,
     ) -> None:
         self.stream_limits = stream_limits
+        self.user_calls = UserCalls(user_limits.calls, "calls")
+        self._site_calls = UserCalls(user_limits.site_calls, "calls for all nodes or all jobs")
+        self._site_turn = FairQueue(1)
         self._engine = engine
         self._lookup = lookup
         self._roster = roster
         self._rights = rights
+        self._login_names = login_names
 
     @unary_handler
     async def Register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
@@ -139,7 +154,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
         """See api.proto."""
-        return pb.ListReply(gangs=map(self._view, self._listed()))
+        reply = pb.ListReply()
+        async with self._one_of_the_site():
+            for gang in self._listed():
+                reply.gangs.append(self._view(gang))
+                await asyncio.sleep(0)
+        return reply
 
     @stream_handler
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
@@ -166,13 +186,13 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
         """See api.proto."""
-        gang = self._find(request)
+        gang, by = await self._find_for_request(request)
         if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
         was_final = gang.final
         if was_final:
             self._check_may_request(gang, f"scancel {gang.job} does the same")
-        self._post(events.CancelRequested(gang.id, _login_name(current_caller())))
+        self._post(events.CancelRequested(gang.id, by))
         if was_final:
             text = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
             return pb.CancelReply(text=text)
@@ -181,31 +201,30 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Flush(self, request: pb.GangRef, context: _Context) -> pb.FlushReply:
         """See api.proto."""
-        gang = self._find(request)
+        gang, by = await self._find_for_request(request)
         if not gang.spec.durable_dir:
-            raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, "this job has no durable_dir to flush to")
+            raise invalid_argument("this job has no durable_dir to flush to")
         if gang.phase is not Phase.RUNNING:
             text = f"the gang is {gang.phase}: a checkpoint can be requested only while the gang is RUNNING"
-            raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            raise aborted(text)
         self._check_may_request(gang)
         before = gang.flush.serial if gang.flush else 0
-        self._post(events.FlushRequested(gang.id, _login_name(current_caller())))
+        self._post(events.FlushRequested(gang.id, by))
         if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
-            raise RpcAbort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "there is nothing to flush: no version is committed in memory (see committed in muster status)",
+            raise aborted(
+                "there is nothing to flush: no version is committed in memory (see committed in muster status)"
             )
         return pb.FlushReply(serial=gang.flush.serial)
 
     @unary_handler
     async def Swap(self, request: pb.SwapRequest, context: _Context) -> pb.SwapReply:
         """See api.proto."""
-        gang = self._find(request.gang)
+        gang, by = await self._find_for_request(request.gang)
         reason = _checked_reason(request.reason)
         if refused := self._engine.core.why_no_swap(gang, request.node, self._engine.clock.now()):
             raise (invalid_argument if refused.for_good else aborted)(refused.words)
         self._check_may_request(gang)
-        self._post(events.SwapRequested(gang.id, request.node, _login_name(current_caller()), reason))
+        self._post(events.SwapRequested(gang.id, request.node, by, reason))
         if gang.swap is None:
             raise aborted("the state of the job has just changed: try again")
         of_gang = f"{gang.name or gang.id} (job {gang.job})"
@@ -213,11 +232,64 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return pb.SwapReply(text=text, generation=gang.generation, planned_s=gang.swap.at)
 
     @unary_handler
+    async def Drain(self, request: pb.DrainRequest, context: _Context) -> pb.DrainReply:
+        """See api.proto."""
+        core, node = self._engine.core, request.node
+        if not self._allows(None):
+            raise permission_denied(f"only operators may drain a node{self._place_hint()}")
+        by = await self._login_names(current_caller().uid)
+        if not (reason := _checked_reason(request.reason)):
+            raise invalid_argument("a drain needs a reason: Slurm shows it to everybody")
+        if node not in core.state.nodes and node not in self._roster.nodes:
+            raise not_found(f"{node} is no node of this cluster: see muster nodes")
+        if self._engine.limits.observe:
+            raise aborted("the site has Muster in observe mode, in which no node is drained: use scontrol")
+        if words := requested_drain.drained_already(core.state, node):
+            return pb.DrainReply(text=f"nothing to drain: {words}", jobs=self._jobs_on(node))
+        self._post(events.DrainRequested(node, by, reason))
+        return pb.DrainReply(text=f"Slurm is told to start nothing more on {node}", jobs=self._jobs_on(node))
+
+    def _jobs_on(self, node: str) -> list[str]:
+        """What becomes of each gang that has the node, now that it is drained."""
+        return [self._fate(gang, node) for gang in self._engine.core.index.gangs_of(node)]
+
+    def _fate(self, gang: Gang, node: str) -> str:
+        of_gang = f"job {gang.job} ({gang.name or gang.id})"
+        if gang.members[node].removed:
+            return f"{of_gang}: has left {node}"
+        if node not in {seat.node for seat in gang.seats}:
+            return f"{of_gang}: keeps {node} as a spare that takes a seat only if no other is left"
+        if gang.swap is not None and gang.swap.node == node:
+            return f"{of_gang}: at the end of a step, a spare takes the place of {node}"
+        refused = self._engine.core.why_no_swap(gang, node, self._engine.clock.now())
+        why = f" ({refused.words})" if refused else ""
+        return f"{of_gang}: keeps its ranks on {node} until a spare can take its place{why}"
+
+    @unary_handler
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
-        """See api.proto. Every user may call it, as sinfo."""
-        core, now, gangs = self._engine.core, self._engine.clock.now(), self._listed()
+        """See api.proto. Every user may call it, as sinfo. Node checks are shown to those who may read their job."""
+        async with self._one_of_the_site():
+            return await self._roll_call(self._listed())
+
+    @asynccontextmanager
+    async def _one_of_the_site(self) -> AsyncIterator[None]:
+        """Wait until no other call for all nodes or all jobs is answered: the event loop builds one at a time.
+
+        Raises:
+            RpcAbort: the caller has too many of them under way.
+        """
+        uid = current_caller().uid
+        with self._site_calls.one(uid):
+            async with self._site_turn.place(uid):
+                yield
+
+    async def _roll_call(self, gangs: list[Gang]) -> pb.NodesReply:
+        core, now = self._engine.core, self._engine.clock.now()
         reply, lemon_after = pb.NodesReply(slurm_unknown=self._roster.unknown), self._engine.limits.lemon_after
-        for count, view in enumerate(roll_call(core.state, core.observed, self._roster, gangs, now, lemon_after)):
+        called = roll_call(
+            core.state, core.observed, self._roster, gangs, now, lemon_after, of_all_jobs=self._allows(None)
+        )
+        for count, view in enumerate(called):
             reply.nodes.append(view)
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
                 await asyncio.sleep(0)
@@ -237,6 +309,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise _unknown_gang(ref)
         self._check_allowed(ref, gang.owner_uid)
         return gang
+
+    async def _find_for_request(self, ref: pb.GangRef) -> tuple[Gang, str]:
+        """The gang that `ref` names, and the login name of the caller, who requests something of the gang."""
+        self._find(ref)  # nobody's name is looked up who has no right to the call
+        by = await self._login_names(current_caller().uid)
+        return self._find(ref), by
 
     def _check_id(self, ref: pb.GangRef) -> None:
         """Check that the id of an unknown gang is not another user's: `muster submit` asks before it calls sbatch."""
@@ -361,14 +439,6 @@ def _describe(ref: pb.GangRef) -> str:
 
 def _unknown_gang(ref: pb.GangRef) -> RpcAbort:
     return not_found(f"{_describe(ref)} is not known to Muster: was it submitted with muster submit?")
-
-
-def _login_name(caller: Caller) -> str:
-    """The caller's login name, if this host knows the uid."""
-    try:
-        return pwd.getpwuid(caller.uid).pw_name
-    except KeyError:
-        return f"uid {caller.uid}"
 
 
 def _concerns(record: Record, gang: Gang | None) -> bool:

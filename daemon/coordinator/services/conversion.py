@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Callable, Collection, Mapping
 
 from google.protobuf.json_format import MessageToJson
@@ -21,6 +22,15 @@ _SILENCES = {
     agent_pb2.SILENCE_CLOSED: events.Silence.CLOSED,
 }
 
+_CHECK_OUTCOMES = {
+    common_pb2.CHECK_OUTCOME_RUNNING: events.CheckOutcome.RUNNING,
+    common_pb2.CHECK_OUTCOME_PASSED: events.CheckOutcome.PASSED,
+    common_pb2.CHECK_OUTCOME_SLOW: events.CheckOutcome.SLOW,
+    common_pb2.CHECK_OUTCOME_WRONG: events.CheckOutcome.WRONG,
+    common_pb2.CHECK_OUTCOME_FAILED: events.CheckOutcome.FAILED,
+    common_pb2.CHECK_OUTCOME_SILENT: events.CheckOutcome.SILENT,
+}
+
 _MAXIMA = {
     "nodes": job_limits.MAX_NODES,
     "spares": job_limits.MAX_NODES,
@@ -30,6 +40,7 @@ _MAXIMA = {
     "gather_timeout_s": job_limits.MAX_GATHER_TIMEOUT_S,
     "stop_before_s": job_limits.MAX_STOP_BEFORE_S,
     "hang_after_s": job_limits.MAX_HANG_AFTER_S,
+    "hang_after_idle_s": job_limits.MAX_HANG_AFTER_S,
 }
 
 
@@ -78,9 +89,47 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         failure=_free_text(message.failure),
         sigterm_notice=_free_text(message.notice),
         stacks_generation=message.stacks_generation,
+        disagreement=_disagreement(message.disagreement) if message.HasField("disagreement") else None,
+        node_check=node_check(message.node_check) if message.HasField("node_check") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
+    )
+
+
+def node_check(message: common_pb2.NodeCheck) -> events.NodeCheck | None:
+    """What a node check has found; None if this version lacks the outcome. An impossible rate becomes 0."""
+    outcome = _CHECK_OUTCOMES.get(message.outcome)
+    if outcome is None:
+        return None
+    return events.NodeCheck(
+        outcome,
+        cut(message.reason, job_limits.MAX_CHECK_CHARS),
+        cut(message.hardware, job_limits.MAX_CHECK_CHARS),
+        _rate(message.gflops),
+        _rate(message.memory_gb_s),
+        _rate(message.host_to_device_gb_s),
+        message.cores_shared,
+        cut(message.counters, job_limits.MAX_CHECK_CHARS),
+    )
+
+
+def _rate(value: float) -> float:
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def node_check_message(check: events.NodeCheck) -> common_pb2.NodeCheck:
+    """The inverse of `node_check`."""
+    outcome = next(number for number, known in _CHECK_OUTCOMES.items() if known is check.outcome)
+    return common_pb2.NodeCheck(
+        outcome=outcome,
+        reason=check.reason,
+        hardware=check.hardware,
+        gflops=check.gflops,
+        memory_gb_s=check.memory_gb_s,
+        host_to_device_gb_s=check.host_to_device_gb_s,
+        cores_shared=check.cores_shared,
+        counters=check.counters,
     )
 
 
@@ -110,6 +159,8 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         requeue_at_limit=message.requeue_at_limit,
         pool_nodes=message.pool_nodes,
         hang_after_s=message.hang_after_s,
+        hang_after_idle_s=message.hang_after_idle_s,
+        preflight=message.preflight,
     )
 
 
@@ -270,7 +321,21 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         declared=cut(message.declared_phase, job_limits.MAX_NAME_CHARS),
         stopped_step=message.stopped_step,
         block_times=_block_times(message.block_times) if message.HasField("block_times") else None,
+        not_finite=_not_finite(message.not_finite) if message.HasField("not_finite") else None,
+        silent_s=message.silent_s if message.HasField("silent_s") else None,
+        hang_place=_hang_place(message.hang_place) if message.HasField("hang_place") else None,
+        idle_quarters=message.idle_quarters if message.HasField("idle_quarters") else None,
+        entered_collectives=message.entered_collectives if message.HasField("entered_collectives") else None,
     )
+
+
+def _not_finite(message: agent_pb2.NotFinite) -> events.NotFinite:
+    return events.NotFinite(message.step, cut(message.words, job_limits.MAX_NAME_CHARS))
+
+
+def _disagreement(message: agent_pb2.ReplicaDisagreement) -> events.ReplicaDisagreement:
+    ranks = tuple(message.ranks[: job_limits.MAX_NAMED_RANKS])
+    return events.ReplicaDisagreement(_version(message.version), ranks, message.majority, message.replicas)
 
 
 def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
@@ -281,6 +346,12 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
     return events.BlockTimes(message.first_block, tuple(message.compute_us), tuple(message.wait_us))
 
 
+def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:
+    return events.HangPlace(message.waits, cut(message.where, job_limits.MAX_NAME_CHARS))
+
+
 def _shard(message: agent_pb2.ShardStatus) -> events.Shard:
     own = message.tier == agent_pb2.TIER_OWN
-    return events.Shard(message.rank, _version(message.version), own, cut(message.digest, job_limits.MAX_NAME_CHARS))
+    digest = cut(message.digest, job_limits.MAX_NAME_CHARS)
+    replica = message.replica_group, message.replica_digest
+    return events.Shard(message.rank, _version(message.version), own, digest, *replica)

@@ -16,14 +16,15 @@ from dataclasses import replace
 
 import grpc.aio
 
+from muster.daemon.coordinator.core.detection.precursors import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
-from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.policy.policy import OVER, Policy
 from muster.daemon.coordinator.services import conversion
-from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.attach_turns import AttachTurns
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
+from muster.daemon.coordinator.services.fact_rate import FactRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.services.stream_writing import write_message
@@ -50,6 +51,10 @@ RETURN_S_PER_NODE = 0.004
 To attach one node costs 3 ms of processor time (measured). The heartbeats of the other nodes come on top."""
 SILENT_HEARTBEATS = 4
 """Heartbeats that a daemon may miss before its stream ends, whatever the interval is."""
+
+ENDS_AT_ONCE, END_INTERVAL_S = 2 * PRECURSORS_KEPT, 30.0
+"""Signals of one node that may end at once, and seconds after which one more may. All precursors that are kept of a
+node may end every ten minutes, for ever: the shipped policy calls most of them over after so long."""
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
@@ -78,7 +83,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._policy = policy
         self._rules = [conversion.signal_rule(rule) for rule in policy.rules()]
         self._unfit = [conversion.unfit_signals(signals) for signals in policy.unfit_signals()]
-        self._attach_rate = AttachRate()
+        self._attach_rate = FactRate()
+        self._end_rate = FactRate(ENDS_AT_ONCE, END_INTERVAL_S)
         self._turns = AttachTurns()
         self._heartbeat_s = heartbeat_s
         self._streams: dict[str, asyncio.Task[None]] = {}
@@ -142,7 +148,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             await unavailable("the coordinator is stopping: it did not process the last message").end_call(context)
         order.term = self._engine.journal.term
         order.heartbeat_s = self._heartbeat_s
+        order.now_s = clock.wall()
         order.return_within_s = RETURN_S_PER_NODE * len(self._streams)
+        order.check = self._wanted_check(node)
         known = self._engine.core.state.nodes.get(node)
         if known is not None and known.health is not NodeHealth.FIT:
             order.verdict, order.verdict_reason = known.health.value, known.reason
@@ -156,16 +164,40 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """Post the event of a daemon's message. Returns the sequence number to confirm; 0 for none."""
         if message.HasField("heartbeat"):
             self._engine.post(events.NodeHeartbeat(node))
+            self._post_check(node, message.heartbeat)
             return message.heartbeat.seq
         if message.HasField("signal"):
-            self._engine.post(self._signal_event(node, conversion.signal(message.signal)))
+            event = self._signal_event(node, conversion.signal(message.signal))
+            if event.signal_action != "over" or not self._ends_too_many(event):
+                self._engine.post(event)
         return 0
+
+    def _ends_too_many(self, event: events.NodeSignalled) -> bool:
+        """Whether the node says too often that a signal is over. Each end lets the signal begin again, which writes
+        facts: without a bound, root of one node could fill the coordinator's disk. The node stays DEGRADED instead."""
+        precursors = self._engine.core.state.node(event.node).precursors
+        if event.signal not in precursors or not self._end_rate.is_too_often(event.node, clock.monotonic()):
+            return False
+        _log.warning("%s: too many signals have ended: the node stays DEGRADED (%s)", event.node, event.reason)
+        return True
+
+    def _post_check(self, node: str, heartbeat: pb.Heartbeat) -> None:
+        """Post what a check has found that is still asked for."""
+        checked = heartbeat.checked
+        found = conversion.node_check(checked.check)
+        if found is not None and checked.request and checked.request == self._wanted_check(node):
+            self._engine.post(events.NodeCheckReported(node, checked.request, found))
+
+    def _wanted_check(self, node: str) -> str:
+        return self._engine.core.wanted_check(node, self._engine.clock.now())
 
     def _signal_event(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
         decision = self._policy.decide(signal.kind, signal.code)
         where = f" on {signal.device}" if signal.device else ""
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
-        return events.NodeSignalled(node, decision.action, decision.reason + where, signal.text, decision.response)
+        lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
+        reason = decision.reason + where
+        return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
-from muster.daemon.coordinator.services.views import node_view
+from muster.daemon.coordinator.services.views import jobs_of, node_view
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.slurm.client.types import GONE
@@ -28,25 +28,31 @@ def roll_call(
     gangs: Iterable[Gang],
     now: float,
     lemon_after: int = 0,
+    *,
+    of_all_jobs: bool = False,
 ) -> Iterator[api_pb2.NodeView]:
     """One view per node, ordered by name. The views show the jobs of `gangs`. `now` is the core's time in seconds.
-    `lemon_after`: the site's number of failures that make a lemon.
+    `lemon_after`: the site's number of failures that make a lemon. `of_all_jobs`: show the node checks of all jobs,
+    also of those that have ended; otherwise of `gangs`.
 
     Durable state, observed state and roster may change between two views.
     """
-    jobs, leaves = _jobs_and_leaves(gangs, observed)
+    listed = list(gangs)
+    jobs, leaves = _jobs_and_leaves(listed, observed)
+    readable_jobs = None if of_all_jobs else {job for gang in listed for job in jobs_of(gang)}
     heard = (
         name for name, seen in observed.nodes.items() if seen.incarnation
     )  # an answer of Slurm creates an entry, too
     names = {*state.nodes, *heard, *roster.nodes, *jobs}
     for name in sorted(names, key=lambda name: (len(name), name)):
-        view = node_view(state, observed, name, now)
+        view = node_view(state, observed, name, now, readable_jobs)
         view.lemon = lemons.is_lemon(view.failures, lemon_after)
         view.leaf = roster.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
         if view.verdict == NodeHealth.FIT and not _ever_heard(state, observed, name):
             view.verdict = UNHEARD
-            view.reason = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
+            unheard = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
+            view.reason = "; ".join(filter(None, (view.reason, unheard)))
         yield view
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+
+from muster.daemon.host.plain_text import cut
+
+MAX_CHARS = 800
+"""Characters of a message. It travels in the headers of an answer, nine bytes for a character at most. A client of gRPC
+refuses headers of 16 KiB, and by chance those of more than 8: it would show its own error in place of this one."""
 
 
 class RpcAbort(Exception):
@@ -18,8 +22,8 @@ class RpcAbort(Exception):
         self.code = code
 
     async def end_call(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        """End the call of `context` with this error."""
-        await context.abort(self.code, str(self))
+        """End the call of `context` with this error. Of a long message the beginning is sent."""
+        await context.abort(self.code, cut(str(self), MAX_CHARS, keep="\n"))
         raise AssertionError("abort raises")
 
 
@@ -61,26 +65,6 @@ def deadline_exceeded(message: str) -> RpcAbort:
 def unavailable(message: str) -> RpcAbort:
     """The answer needs something that does not answer now. The caller may try again."""
     return RpcAbort(grpc.StatusCode.UNAVAILABLE, message)
-
-
-_Self = TypeVar("_Self")
-_Request = TypeVar("_Request")
-_Reply = TypeVar("_Reply")
-
-
-def unary_handler(
-    handler: Callable[[_Self, _Request, Any], Awaitable[_Reply]],
-) -> Callable[[_Self, _Request, Any], Awaitable[_Reply]]:
-    """Decorates a handler with one reply: an RpcAbort that it raises ends the call."""
-
-    @wraps(handler)
-    async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
-        try:
-            return await handler(self, request, context)
-        except RpcAbort as error:
-            await error.end_call(context)
-
-    return wrapped
 
 
 def run_has_ended(job: int, restarts: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import lemons
+from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state.durable_state import (
     DurableState,
@@ -18,6 +20,7 @@ from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
+from muster.daemon.coordinator.services import conversion
 from muster.v1 import api_pb2, common_pb2
 
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
@@ -26,6 +29,7 @@ _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
 def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: float) -> api_pb2.GangView:
     """The view of one gang."""
     seen = observed.gangs.get(gang.id, ObservedGang())
+    jobs, seated = jobs_of(gang), {seat.node for seat in gang.seats}
     committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
     view = api_pb2.GangView(
         gang_id=gang.id,
@@ -36,7 +40,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         generation=gang.generation,
         step=seen.step_number,
         ranks=_ranks(gang, seen),
-        nodes=[_member_view(state, observed, gang, name, now) for name in _names(gang)],
+        nodes=[_member_view(state, observed, gang, name, now, jobs, seated) for name in _names(gang)],
         recoveries=map(_recovery, gang.recoveries),
         final=gang.final,
         exit_code=gang.exit_code,
@@ -44,26 +48,43 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, seen, gang),
         exclusions=[] if gang.final else _exclusions(state, gang),
+        replicas_disagree=gang.disagreement.reason if gang.disagreement is not None else "",
+        not_finite=gang.not_finite,
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     return view
 
 
-def node_view(state: DurableState, observed: ObservedState, name: str, now: float) -> api_pb2.NodeView:
-    """The view of one node, without regard to gangs."""
+def node_view(
+    state: DurableState, observed: ObservedState, name: str, now: float, readable_jobs: Collection[int] | None
+) -> api_pb2.NodeView:
+    """The view of one node, without regard to gangs. `readable_jobs`: the jobs of which the reader may know; None: all.
+
+    The owner of a job has written what its node checks say, and other users see neither that nor the job.
+    """
     node, seen = state.node(name), observed.nodes.get(name)
-    return api_pb2.NodeView(
+    drain = drain_words(name, node.drain) if node.drain is not None else ""
+    view = api_pb2.NodeView(
         node=name,
         verdict=node.health.value,
         role="absent",
-        reason="" if node.health is NodeHealth.FIT else node.reason,
+        reason=drain if node.health is NodeHealth.FIT else node.reason,
         musterd_attached=bool(
             seen and seen.attached and now - seen.heard_at < HEARTBEAT_TIMEOUT_S and node.health not in UNRESPONSIVE
         ),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
         failures=lemons.failures(state, name, now),
     )
+    if node.check and (readable_jobs is None or node.checked_in_job in readable_jobs):
+        view.node_check.CopyFrom(conversion.node_check_message(node.check))
+        view.checked_s, view.checked_in_job = node.checked_at, node.checked_in_job
+    return view
+
+
+def jobs_of(gang: Gang) -> set[int]:
+    """The gang's job, and the pool jobs that its members came with."""
+    return {gang.job, *(member.job for member in gang.members.values())}
 
 
 def waiting_for(state: DurableState, seen: ObservedGang, gang: Gang) -> str:
@@ -84,6 +105,9 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
             late = sorted(name for name in gang.job_nodes if not seen.is_attached(name))
             return f"agents: {attached} of {spec.nodes + spec.spares} are attached" + _listed(", missing ", late)
         case Phase.PREFLIGHT:
+            checked = sorted(m.node for m in gang.present() if gang.spec.preflight and m.check is None)
+            if checked:
+                return "the node checks" + _listed(" of ", checked)
             return f"{gang.store_node} to open the rendezvous store"
         case Phase.STARTING:
             late = sorted(seat.node for seat in gang.seats if not _all_run(gang, seen, seat.node))
@@ -161,8 +185,17 @@ def _names(gang: Gang) -> list[str]:
     return sorted({*gang.members, *gang.job_nodes}, key=lambda name: (len(name), name))
 
 
-def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name: str, now: float) -> api_pb2.NodeView:
-    view = node_view(state, observed, name, now)
+def _member_view(
+    state: DurableState,
+    observed: ObservedState,
+    gang: Gang,
+    name: str,
+    now: float,
+    jobs: Collection[int],
+    seated: Collection[str],
+) -> api_pb2.NodeView:
+    """`jobs`: those of the gang. `seated`: the nodes that carry its ranks."""
+    view = node_view(state, observed, name, now, jobs)
     seen, member = observed.gangs.get(gang.id, ObservedGang()), gang.members.get(name)
     agent = seen.agents.get(name)
     if agent and agent.heard_at:
@@ -175,7 +208,7 @@ def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name:
         )
     elif state.node(name).health is NodeHealth.FIT and (straggler := _lasting_straggler(gang, name)) is not None:
         view.verdict, view.reason = NodeHealth.DEGRADED.value, straggler.reason
-    view.role = _role(gang, member)
+    view.role = _role(member, seated)
     view.reason = view.reason or (member.removal_reason if member else "")
     view.leaf = member.leaf if member else ""
     view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
@@ -189,12 +222,12 @@ def _lasting_straggler(gang: Gang, node: str) -> Straggler | None:
     return next((known for known in reversed(of_node) if known.response is not None), None)
 
 
-def _role(gang: Gang, member: Member | None) -> str:
+def _role(member: Member | None, seated: Collection[str]) -> str:
     if member is None:
         return "absent"
     if member.removed:
         return "out"
-    return "rank" if any(seat.node == member.node for seat in gang.seats) else "spare"
+    return "rank" if member.node in seated else "spare"
 
 
 def _exclusions(state: DurableState, gang: Gang) -> list[api_pb2.ExclusionView]:

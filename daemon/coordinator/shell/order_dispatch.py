@@ -21,6 +21,7 @@ JOIN_BATCH_S = 0.25
 _CHANGES_NO_ORDER = (
     facts.NodeRegistered | facts.NodeJudged | facts.CorrelatedFaultSuspected | facts.CorrelatedFaultResolved
     | facts.SlurmCallOwed | facts.SlurmCallSettled | facts.JobChanged | facts.PoolJobQueued
+    | facts.NodeDrainRequested | facts.NodeDrainEnded | facts.PrecursorEnded
 )  # fmt: skip
 """Facts that no order depends on."""
 

@@ -106,6 +106,8 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     order.master_addr = master.peer_address.rpartition(":")[0].strip("[]") if master else ""
     order.master_port = gang.master_port
     order.keep_stacks = gang.hang is not None
+    order.agreed_groups.extend(gang.agreed_groups)
+    order.replicas_differ = gang.disagreement is not None and gang.disagreement.comparison_ends
     if gang.swap is not None:
         order.planned_swap = gang.swap.reason
     if gang.restored_version:

@@ -15,14 +15,15 @@ from collections.abc import Callable
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
+from muster.daemon.coordinator.core.detection import drain_reason
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.fact_text import call_words
-from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.state_tables import RESUMABLE, Phase
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.states import JobState
-from muster.slurm.client.types import Gone, Job, Slurm, Unknown
+from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
 _log = logging.getLogger(__name__)
 REQUEUE_DEADLINE_S = 30.0
@@ -119,9 +120,11 @@ async def make_call(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState
         case "drain":
             if call.if_run_has_node is not None:
                 await _check_run_has_node(slurm, call)
-            await slurm.drain(call.node, call.text)
+            await slurm.drain(call.node, await _reason_to_write(slurm, call, state))
         case "down":
-            await slurm.down(call.node, call.text)
+            await slurm.down(call.node, await _reason_to_write(slurm, call, state))
+        case "resume":
+            await _resume(slurm, call, state)
         case "let_go":
             await slurm.remove_node(call.job, call.node)
         case "requeue":
@@ -142,6 +145,34 @@ async def _check_run_has_node(slurm: Slurm, call: facts.SlurmCallOwed) -> None:
     held = () if isinstance(found, Gone) or found.restart_count != call.if_run_has_node else found.held_nodes
     if call.node not in held:
         raise SlurmRefused(f"drain {call.node}", f"job {call.job} no longer has this node")
+
+
+async def _reason_to_write(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> str:
+    """Muster's reason. If somebody else has drained the node since Slurm was last asked, theirs: Muster resumes only a
+    node whose drain has Muster's reason."""
+    if not call.resumable:
+        return call.text
+    found = await _look_up_node(slurm, call.node)
+    if isinstance(found, Gone) or not found.drained:
+        return call.text
+    own = (call.text, state.node(call.node).drained_as)
+    return call.text if any(drain_reason.is_same(found.reason, text) for text in own) else found.reason
+
+
+async def _resume(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
+    """Resume the node, if what Muster decided on has not changed.
+
+    Raises SlurmRefused: the node has failed otherwise meanwhile, or somebody else has changed its drain.
+    """
+    operation, known = f"resume {call.node}", state.node(call.node)
+    if known.health not in RESUMABLE or known.drain is not None:
+        raise SlurmRefused(operation, f"the node is {known.health} meanwhile, or an operator drains it")
+    found = await _look_up_node(slurm, call.node)
+    if isinstance(found, Gone) or not found.drained:
+        return  # somebody has resumed it, or an earlier coordinator has, which ended before it noted the answer
+    if not drain_reason.is_same(found.reason, call.text):
+        raise SlurmRefused(operation, f"somebody has changed the reason of its drain: {found.reason}")
+    await slurm.resume(call.node)
 
 
 async def _cancel(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
@@ -202,6 +233,14 @@ def _is_requeued_again(call: facts.SlurmCallOwed, state: DurableState) -> bool:
 async def _is_pending(slurm: Slurm, job: int) -> bool:
     found = await _look_up(slurm, job)
     return isinstance(found, Gone) or found.state.ended or found.state is JobState.PENDING
+
+
+async def _look_up_node(slurm: Slurm, node: str) -> Node | Gone:
+    answer = await slurm.nodes({node})
+    found = answer if isinstance(answer, Unknown) else answer[node]
+    if isinstance(found, Unknown):
+        raise SlurmUnavailable(found.reason)
+    return found
 
 
 async def _look_up(slurm: Slurm, job: int) -> Job | Gone:

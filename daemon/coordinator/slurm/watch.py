@@ -124,7 +124,7 @@ class SlurmWatch:
 
     def _is_resumed(self, seen: events.SlurmNodeChanged) -> bool:
         known = self._state.nodes.get(seen.node)
-        return seen.in_service and known is not None and known.health in RESUMABLE
+        return seen.in_service and known is not None and (known.health in RESUMABLE or known.drain is not None)
 
     def _post_if_changed(self, gang: Gang, seen: events.SlurmJobChanged) -> None:
         if not _unchanged(self._jobs.get(gang.id), seen):
@@ -136,7 +136,7 @@ class SlurmWatch:
         return members | set(self._state.nodes)
 
     def _nodes_with_owed_calls(self) -> set[str]:
-        return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down")}
+        return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down", "resume")}
 
 
 def _pool_members(gang: Gang) -> list[Member]:
@@ -191,7 +191,13 @@ def node_seen(name: str, found: Node | Gone) -> events.SlurmNodeChanged:
     reason = f": {found.reason}" if found.reason else ""
     in_service = not found.states & _OUT_OF_SERVICE
     text = f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})"
-    return events.SlurmNodeChanged(name, in_service, text, NodeState.DOWN in found.states)
+    drain = events.SlurmDrain(found.reason, _is_idle(found)) if found.drained else None
+    return events.SlurmNodeChanged(name, in_service, text, NodeState.DOWN in found.states, drain)
+
+
+def _is_idle(found: Node) -> bool:
+    """Nothing of a job is left on the node."""
+    return bool(found.states & {NodeState.IDLE, NodeState.DOWN}) and NodeState.COMPLETING not in found.states
 
 
 async def _repeat(poll: Callable[[], Awaitable[object]], every_s: float) -> NoReturn:

@@ -25,7 +25,7 @@ from muster.daemon.host import clock, packets
 from muster.daemon.host.kept_memory_client import MAX_FDS
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.retention import JobOwner
-from muster.v1.memory_pb2 import KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict
+from muster.v1.memory_pb2 import GpuCounters, KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class MemoryService:
         now: returns monotonic seconds (muster.daemon.host.clock).
         root: uids that may speak as Slurm's prolog.
         verdict: returns what is known of this node; any user may ask.
+        counters: returns the error counters of the GPUs; any user may ask.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class MemoryService:
         now: Callable[[], float] = clock.monotonic,
         root: Collection[int] = (0, os.getuid()),
         verdict: Callable[[], NodeVerdict] = lambda: NodeVerdict(fit=True, verdict="FIT"),
+        counters: Callable[[], GpuCounters] = GpuCounters,
     ) -> None:
         self._path = path
+        self._counters = counters
         self._verdict = verdict
         self._prolog = path.with_suffix(".prolog")
         self._store = store
@@ -119,6 +122,8 @@ class MemoryService:
             elif kind == "ask_verdict":
                 answer.verdict.CopyFrom(self._verdict())
                 answer.verdict.memory_kept = uid in self._root and self._store.keeps(request.ask_verdict.slurm_job_id)
+            elif kind == "ask_counters":
+                answer.counters.CopyFrom(self._counters())
             _send(connection, answer)
         finally:
             for fd in fds:

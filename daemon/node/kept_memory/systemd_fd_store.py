@@ -15,6 +15,8 @@ from collections.abc import MutableMapping
 _log = logging.getLogger(__name__)
 
 _FIRST_FD = 3
+_TAKEN_S = 1.0
+"""Seconds in which systemd has to take a message. It takes one at once unless it hangs."""
 
 
 class FdStore:
@@ -25,26 +27,34 @@ class FdStore:
     """
 
     def __init__(self, notify: str) -> None:
-        self._address = "\0" + notify[1:] if notify.startswith("@") else notify
+        self._notify = notify
 
     def put(self, name: str, fd: int) -> None:
         """Store a descriptor under a name (printable ASCII without colons, at most 255 characters)."""
-        self._notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
+        tell_systemd(self._notify, f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
 
     def remove(self, name: str) -> None:
         """Close what is stored under this name."""
-        self._notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        tell_systemd(self._notify, f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def _notify(self, message: str, *fds: int) -> None:
-        if not self._address:
-            return
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.settimeout(1.0)
-                sock.sendmsg([message.encode()], ancillary, 0, self._address)
-        except OSError as error:
-            _log.warning("systemd does not take %s: %s", message.partition("\n")[0], error)
+
+def tell_systemd(notify: str, message: str, *fds: int, taken_s: float = _TAKEN_S) -> None:
+    """Send systemd a message, and descriptors with it. If systemd does not take it, log a warning.
+
+    Args:
+        notify: as for FdStore.
+        taken_s: seconds to wait until systemd takes it.
+    """
+    if not notify:
+        return
+    address = "\0" + notify[1:] if notify.startswith("@") else notify
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(taken_s)
+            sock.sendmsg([message.encode()], ancillary, 0, address)
+    except OSError as error:
+        _log.warning("systemd does not take %s: %s", message.partition("\n")[0], error)
 
 
 def inherited_descriptors(environ: MutableMapping[str, str], pid: int, first: int = _FIRST_FD) -> dict[str, int]:

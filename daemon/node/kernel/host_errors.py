@@ -103,8 +103,10 @@ _BANK = _pattern(
 )
 _EDAC = _pattern(
     r"EDAC MC(?P<controller>\d{1,3}): (?:\d{1,9} )?(?P<class>[CU]E) "
-    r"(?:[\w/ ,-]{1,200} )?on [^()\n]{1,200} \((?:\w{1,20}:|\w{1,20} )"
+    r"(?:[\w/ ,-]{1,200} )?on [^()=\n]{1,200} \((?:\w{1,20}:|\w{1,20} )"
 )
+"""No `=` before the parenthesis: a process may be named "EDAC MC0: UE on", and the kernel goes on with " cpuset=" and a
+name that is the user's, too."""
 
 
 def host_error(message: str) -> KernelError | None:

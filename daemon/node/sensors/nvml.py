@@ -16,6 +16,7 @@ from typing import Protocol
 
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.daemon.node.nvml.gpu_counters import GpuCounters
 from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
 from muster.daemon.node.sensors.gpu_conditions import HANG, GpuConditions
 from muster.daemon.node.sensors.gpu_samples import describe
@@ -90,6 +91,7 @@ class NvmlSensor:
         self._now = now
         self._pause = pause
         self._conditions = GpuConditions()
+        self.counters = GpuCounters()
         self._gres = NodeGres(paths.node, paths.slurm_conf)
         self._inventory = FabricInventory()
         self._retries = Retries()
@@ -105,6 +107,7 @@ class NvmlSensor:
             await self._reader.close()
 
     async def _rest(self, wait_s: float) -> float:
+        self.counters.forget()
         await self._reader.close()
         return wait_s
 
@@ -127,6 +130,7 @@ class NvmlSensor:
     def _take_in(self, readings: GpuReadings, report: Report) -> None:
         now = self._now()
         self._unreadable.note(readings.gpus)
+        self.counters.note(readings.gpus, now)
         for device in ("", *(gpu.device for gpu in readings.gpus if gpu.device)):
             self._retries.worked(device)
             report(Sample(HANG, 0, device, 0.0, now, "NVML answers"))

@@ -79,20 +79,24 @@ class SensorPaths:
     """What sensors read.
 
     kmsg: the kernel log, /dev/kmsg or a growing file in its place. kmsg_position: a file in memory of this boot that
-    keeps the position in the log over a restart; None: it is not kept. boot_id: the kernel's id of this boot.
-    nvidia_driver: a file that exists while the NVIDIA driver is loaded. nvml: NVIDIA's management library, a name that
-    the loader finds, or a path. node: this node's name in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first
-    that exists is read. host_root: the folder that holds sys and proc.
+    keeps the position in the log over a restart; None: it is not kept. nvidia_driver: a file that exists
+    while the NVIDIA driver is loaded. nvml: NVIDIA's management library, a name that the loader finds, or a path. node:
+    this node's name in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first that exists is read. host_root:
+    the folder that holds sys and proc.
     """
 
     kmsg: Path = Path("/dev/kmsg")
     kmsg_position: Path | None = None
-    boot_id: Path = Path("/proc/sys/kernel/random/boot_id")
     nvidia_driver: Path = Path("/proc/driver/nvidia/version")
     nvml: str = "libnvidia-ml.so.1"
     node: str = ""
     slurm_conf: tuple[Path, ...] = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
     host_root: Path = Path("/")
+
+    @property
+    def boot_id(self) -> Path:
+        """The file with the kernel's id of this boot."""
+        return self.host_root / "proc/sys/kernel/random/boot_id"
 
 
 class Sensor(Protocol):

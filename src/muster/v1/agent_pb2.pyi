@@ -272,6 +272,32 @@ class BlockTimes(_message.Message):
 Global___BlockTimes: _TypeAlias = BlockTimes  # noqa: Y015
 
 @_typing.final
+class HangPlace(_message.Message):
+    """Where a rank of a generation that hangs was, as its Python stacks show."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    waits: _builtins.bool
+    """In a call that waits for other ranks: a collective, or a backward pass, in which gradients are summed."""
+    where: _builtins.str
+    """Its innermost function, with file and line."""
+    def __init__(
+        self,
+        *,
+        waits: _builtins.bool = ...,
+        where: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["waits", b"waits", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HangPlace: _TypeAlias = HangPlace  # noqa: Y015
+
+@_typing.final
 class RankStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -286,6 +312,11 @@ class RankStatus(_message.Message):
     DECLARED_PHASE_FIELD_NUMBER: _builtins.int
     STOPPED_STEP_FIELD_NUMBER: _builtins.int
     BLOCK_TIMES_FIELD_NUMBER: _builtins.int
+    SILENT_S_FIELD_NUMBER: _builtins.int
+    HANG_PLACE_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
+    IDLE_QUARTERS_FIELD_NUMBER: _builtins.int
+    ENTERED_COLLECTIVES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     generation: _builtins.int
@@ -302,9 +333,29 @@ class RankStatus(_message.Message):
     """The declared phase of the rank (for example "evaluation"), in which it finishes no step; empty: none."""
     stopped_step: _builtins.int
     """The rank was asked to stop, and this is its last step; 0 before. Its process may still run."""
+    silent_s: _builtins.int
+    """Seconds without a sign of life (RankAlive) from the rank, rounded down to 4, 8, 16, 32, ...; 0: fewer than 4, or a
+    phase is declared. Absent: the rank sends no signs of life.
+    """
+    idle_quarters: _builtins.int
+    """Quarters of JobSpec.hang_after_idle_s, in a row, in which the processes of the rank were idle: they used no more
+    than a trace of CPU time, and read and wrote nothing. Absent: it is not measured.
+    """
+    entered_collectives: _builtins.int
+    """With `stacks_generation` of the rank's generation, in a data-parallel job: how many collectives of the default
+    process group the rank has entered. Absent: nobody counts them.
+    """
     @_builtins.property
     def block_times(self) -> Global___BlockTimes:
         """The newest measured steps of the rank in this generation; absent: nothing was measured."""
+
+    @_builtins.property
+    def hang_place(self) -> Global___HangPlace:
+        """With `stacks_generation` of the rank's generation. Absent: its stacks don't show it."""
+
+    @_builtins.property
+    def not_finite(self) -> Global___NotFinite:
+        """The first value of this generation that the script gave and that is no finite number; absent: there was none."""
 
     def __init__(
         self,
@@ -320,14 +371,55 @@ class RankStatus(_message.Message):
         declared_phase: _builtins.str = ...,
         stopped_step: _builtins.int = ...,
         block_times: Global___BlockTimes | None = ...,
+        silent_s: _builtins.int | None = ...,
+        hang_place: Global___HangPlace | None = ...,
+        not_finite: Global___NotFinite | None = ...,
+        idle_quarters: _builtins.int | None = ...,
+        entered_collectives: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block_times", b"block_times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "entered_collectives", b"entered_collectives", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "not_finite", b"not_finite", "silent_s", b"silent_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_times", b"block_times", "declared_phase", b"declared_phase", "exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "declared_phase", b"declared_phase", "entered_collectives", b"entered_collectives", "exit_code", b"exit_code", "generation", b"generation", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "local_rank", b"local_rank", "not_finite", b"not_finite", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "silent_s", b"silent_s", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__entered_collectives: _TypeAlias = _typing.Literal["entered_collectives"]  # noqa: Y015
+    _WhichOneofArgType__entered_collectives: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives"]  # noqa: Y015
+    _WhichOneofReturnType__idle_quarters: _TypeAlias = _typing.Literal["idle_quarters"]  # noqa: Y015
+    _WhichOneofArgType__idle_quarters: _TypeAlias = _typing.Literal["_idle_quarters", b"_idle_quarters"]  # noqa: Y015
+    _WhichOneofReturnType__silent_s: _TypeAlias = _typing.Literal["silent_s"]  # noqa: Y015
+    _WhichOneofArgType__silent_s: _TypeAlias = _typing.Literal["_silent_s", b"_silent_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entered_collectives) -> _WhichOneofReturnType__entered_collectives | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_quarters) -> _WhichOneofReturnType__idle_quarters | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__silent_s) -> _WhichOneofReturnType__silent_s | None: ...
+
+Global___RankStatus: _TypeAlias = RankStatus  # noqa: Y015
+
+@_typing.final
+class NotFinite(_message.Message):
+    """A loss or a norm of the gradients that is NaN or infinite."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    words: _builtins.str
+    """What the script gave, with its value: "loss = nan"."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        words: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RankStatus: _TypeAlias = RankStatus  # noqa: Y015
+Global___NotFinite: _TypeAlias = NotFinite  # noqa: Y015
 
 @_typing.final
 class ShardStatus(_message.Message):
@@ -340,11 +432,18 @@ class ShardStatus(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    REPLICA_GROUP_FIELD_NUMBER: _builtins.int
+    REPLICA_DIGEST_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     tier: Global___Tier.ValueType
     bytes: _builtins.int
     digest: _builtins.str
     """XXH3-128 of the shard, in hex."""
+    replica_group: _builtins.int
+    """The digest of the parameters and optimizer states that are equal in all ranks with the same replica group. 0: the
+    shard has none that can be compared.
+    """
+    replica_digest: _builtins.int
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     def __init__(
@@ -355,14 +454,53 @@ class ShardStatus(_message.Message):
         tier: Global___Tier.ValueType = ...,
         bytes: _builtins.int = ...,
         digest: _builtins.str = ...,
+        replica_group: _builtins.int = ...,
+        replica_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "rank", b"rank", "tier", b"tier", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "rank", b"rank", "replica_digest", b"replica_digest", "replica_group", b"replica_group", "tier", b"tier", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShardStatus: _TypeAlias = ShardStatus  # noqa: Y015
+
+@_typing.final
+class ReplicaDisagreement(_message.Message):
+    """Ranks that hold replicas of one state have written different bytes: silent data corruption, or a script that does so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    MAJORITY_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    majority: _builtins.bool
+    """More than half of the replicas are equal."""
+    replicas: _builtins.int
+    @_builtins.property
+    def version(self) -> _common_pb2.Version:
+        """The commit leader has made this version void."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks that differ from the majority. Without a majority: all ranks of the group. At most 64."""
+
+    def __init__(
+        self,
+        *,
+        version: _common_pb2.Version | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        majority: _builtins.bool = ...,
+        replicas: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["majority", b"majority", "ranks", b"ranks", "replicas", b"replicas", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDisagreement: _TypeAlias = ReplicaDisagreement  # noqa: Y015
 
 @_typing.final
 class AgentStatus(_message.Message):
@@ -425,6 +563,8 @@ class AgentStatus(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     STORE_RESERVED_FIELD_NUMBER: _builtins.int
     STACKS_GENERATION_FIELD_NUMBER: _builtins.int
+    DISAGREEMENT_FIELD_NUMBER: _builtins.int
+    NODE_CHECK_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -471,6 +611,14 @@ class AgentStatus(_message.Message):
     def pool(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolAnswer]:
         """The results of the pool requests that this agent was ordered to submit."""
 
+    @_builtins.property
+    def disagreement(self) -> Global___ReplicaDisagreement:
+        """From the commit leader: the first version of its generation on which replicas disagree; absent: none."""
+
+    @_builtins.property
+    def node_check(self) -> _common_pb2.NodeCheck:
+        """The node check that this agent has started (JobSpec.preflight); absent: none."""
+
     def __init__(
         self,
         *,
@@ -491,10 +639,12 @@ class AgentStatus(_message.Message):
         pool: _abc.Iterable[Global___PoolAnswer] | None = ...,
         store_reserved: _builtins.bool = ...,
         stacks_generation: _builtins.int = ...,
+        disagreement: Global___ReplicaDisagreement | None = ...,
+        node_check: _common_pb2.NodeCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,6 +942,8 @@ class Order(_message.Message):
     REQUEUED_FIELD_NUMBER: _builtins.int
     KEEP_STACKS_FIELD_NUMBER: _builtins.int
     PLANNED_SWAP_FIELD_NUMBER: _builtins.int
+    REPLICAS_DIFFER_FIELD_NUMBER: _builtins.int
+    AGREED_GROUPS_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -818,6 +970,8 @@ class Order(_message.Message):
     """With RUN: the reason of a planned swap. The ranks of this generation are asked to stop after a step, and the next
     generation goes on from it. Empty: no swap.
     """
+    replicas_differ: _builtins.bool
+    """With RUN: replicas of this job differ for a reason of its own. Versions are committed without a comparison."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -831,6 +985,10 @@ class Order(_message.Message):
     @_builtins.property
     def pool(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolRequest]:
         """With any duty."""
+
+    @_builtins.property
+    def agreed_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With RUN: the replica groups that agree at the version which is restored. From now on they must agree."""
 
     def __init__(
         self,
@@ -853,10 +1011,12 @@ class Order(_message.Message):
         requeued: _builtins.bool = ...,
         keep_stacks: _builtins.bool = ...,
         planned_swap: _builtins.str = ...,
+        replicas_differ: _builtins.bool = ...,
+        agreed_groups: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -172,6 +172,9 @@ class NodeView(_message.Message):
     SLURM_JOB_IDS_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     LEMON_FIELD_NUMBER: _builtins.int
+    NODE_CHECK_FIELD_NUMBER: _builtins.int
+    CHECKED_S_FIELD_NUMBER: _builtins.int
+    CHECKED_IN_JOB_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST or RETURNING. In a NodesReply also UNHEARD: Slurm has
@@ -191,9 +194,18 @@ class NodeView(_message.Message):
     """How often the node has failed within 30 days."""
     lemon: _builtins.bool
     """In a NodesReply: the site calls a node with so many failures a lemon."""
+    checked_s: _builtins.float
+    """When that was (seconds since the epoch), and in which job; 0: by the daemon, before Muster resumed the node."""
+    checked_in_job: _builtins.int
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
+
+    @_builtins.property
+    def node_check(self) -> _common_pb2.NodeCheck:
+        """The newest node check, as the agent of a job or the node's daemon has reported it; absent: there was none, or the
+        caller may not read the job. In a GangView: of this gang only.
+        """
 
     def __init__(
         self,
@@ -210,10 +222,13 @@ class NodeView(_message.Message):
         slurm_job_ids: _abc.Iterable[_builtins.int] | None = ...,
         failures: _builtins.int = ...,
         lemon: _builtins.bool = ...,
+        node_check: _common_pb2.NodeCheck | None = ...,
+        checked_s: _builtins.float = ...,
+        checked_in_job: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,6 +347,8 @@ class GangView(_message.Message):
     RUN_DIR_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     EXCLUSIONS_FIELD_NUMBER: _builtins.int
+    REPLICAS_DISAGREE_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -346,6 +363,10 @@ class GangView(_message.Message):
     run_dir: _builtins.str
     waiting_for: _builtins.str
     """What the coordinator waits for now, in words; empty: nothing."""
+    replicas_disagree: _builtins.str
+    """The newest time in this run at which replicas disagreed, in words; empty: never."""
+    not_finite: _builtins.str
+    """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -380,10 +401,12 @@ class GangView(_message.Message):
         run_dir: _builtins.str = ...,
         waiting_for: _builtins.str = ...,
         exclusions: _abc.Iterable[Global___ExclusionView] | None = ...,
+        replicas_disagree: _builtins.str = ...,
+        not_finite: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,6 +555,55 @@ class FlushReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FlushReply: _TypeAlias = FlushReply  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    reason: _builtins.str
+    """Why, in one line. Slurm shows it."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What was done, or why nothing had to be done."""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What becomes of each job that has the node, in words."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
 
 @_typing.final
 class SwapRequest(_message.Message):

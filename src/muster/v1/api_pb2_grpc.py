@@ -84,6 +84,11 @@ class MusterStub:
                 request_serializer=muster_dot_v1_dot_api__pb2.SwapRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_api__pb2.SwapReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/muster.v1.Muster/Drain',
+                request_serializer=muster_dot_v1_dot_api__pb2.DrainRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_api__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class MusterServicer:
@@ -139,7 +144,8 @@ class MusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Flush(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Refused with ABORTED while nothing can be flushed, with INVALID_ARGUMENT if the job has no durable_dir.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -153,6 +159,13 @@ class MusterServicer:
     def Swap(self, request, context):
         """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
         against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Have Slurm start nothing more on a node, and gangs leave it by planned swaps as they have spares (operators).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,6 +223,11 @@ def add_MusterServicer_to_server(servicer, server):
                     servicer.Swap,
                     request_deserializer=muster_dot_v1_dot_api__pb2.SwapRequest.FromString,
                     response_serializer=muster_dot_v1_dot_api__pb2.SwapReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=muster_dot_v1_dot_api__pb2.DrainRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_api__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -482,6 +500,33 @@ class Muster:
             '/muster.v1.Muster/Swap',
             muster_dot_v1_dot_api__pb2.SwapRequest.SerializeToString,
             muster_dot_v1_dot_api__pb2.SwapReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.Muster/Drain',
+            muster_dot_v1_dot_api__pb2.DrainRequest.SerializeToString,
+            muster_dot_v1_dot_api__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,11 +47,14 @@ class MusterStub:
     """The journal: the history, a sentinel, then live events."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.CancelReply]
     Flush: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.FlushReply]
+    """Refused with ABORTED while nothing can be flushed, with INVALID_ARGUMENT if the job has no durable_dir."""
     Nodes: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.NodesReply]
     Swap: _grpc.UnaryUnaryMultiCallable[_api_pb2.SwapRequest, _api_pb2.SwapReply]
     """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
     against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
     """
+    Drain: _grpc.UnaryUnaryMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainReply]
+    """Have Slurm start nothing more on a node, and gangs leave it by planned swaps as they have spares (operators)."""
 
 @_typing.type_check_only
 class MusterAsyncStub(MusterStub):
@@ -72,11 +75,14 @@ class MusterAsyncStub(MusterStub):
     """The journal: the history, a sentinel, then live events."""
     Cancel: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.CancelReply]  # type: ignore[assignment]
     Flush: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.FlushReply]  # type: ignore[assignment]
+    """Refused with ABORTED while nothing can be flushed, with INVALID_ARGUMENT if the job has no durable_dir."""
     Nodes: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.NodesReply]  # type: ignore[assignment]
     Swap: _aio.UnaryUnaryMultiCallable[_api_pb2.SwapRequest, _api_pb2.SwapReply]  # type: ignore[assignment]
     """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
     against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
     """
+    Drain: _aio.UnaryUnaryMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainReply]  # type: ignore[assignment]
+    """Have Slurm start nothing more on a node, and gangs leave it by planned swaps as they have spares (operators)."""
 
 class MusterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -141,7 +147,8 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _api_pb2.GangRef,
         context: _ServicerContext,
-    ) -> _typing.Union[_api_pb2.FlushReply, _abc.Awaitable[_api_pb2.FlushReply]]: ...
+    ) -> _typing.Union[_api_pb2.FlushReply, _abc.Awaitable[_api_pb2.FlushReply]]:
+        """Refused with ABORTED while nothing can be flushed, with INVALID_ARGUMENT if the job has no durable_dir."""
 
     @_abc_1.abstractmethod
     def Nodes(
@@ -159,5 +166,13 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
         against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
         """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _api_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.DrainReply, _abc.Awaitable[_api_pb2.DrainReply]]:
+        """Have Slurm start nothing more on a node, and gangs leave it by planned swaps as they have spares (operators)."""
 
 def add_MusterServicer_to_server(servicer: MusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -11,6 +11,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,39 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _CheckOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CheckOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CheckOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHECK_OUTCOME_UNSPECIFIED: _CheckOutcome.ValueType  # 0
+    CHECK_OUTCOME_RUNNING: _CheckOutcome.ValueType  # 1
+    CHECK_OUTCOME_PASSED: _CheckOutcome.ValueType  # 2
+    CHECK_OUTCOME_SLOW: _CheckOutcome.ValueType  # 3
+    """All results are right, and a rate is far below what the vendor publishes for this GPU."""
+    CHECK_OUTCOME_WRONG: _CheckOutcome.ValueType  # 4
+    """A matrix product differs from the known one."""
+    CHECK_OUTCOME_FAILED: _CheckOutcome.ValueType  # 5
+    """A part of the check has failed."""
+    CHECK_OUTCOME_SILENT: _CheckOutcome.ValueType  # 6
+    """The check did not end within its deadline."""
+
+class CheckOutcome(_CheckOutcome, metaclass=_CheckOutcomeEnumTypeWrapper): ...
+
+CHECK_OUTCOME_UNSPECIFIED: CheckOutcome.ValueType  # 0
+CHECK_OUTCOME_RUNNING: CheckOutcome.ValueType  # 1
+CHECK_OUTCOME_PASSED: CheckOutcome.ValueType  # 2
+CHECK_OUTCOME_SLOW: CheckOutcome.ValueType  # 3
+"""All results are right, and a rate is far below what the vendor publishes for this GPU."""
+CHECK_OUTCOME_WRONG: CheckOutcome.ValueType  # 4
+"""A matrix product differs from the known one."""
+CHECK_OUTCOME_FAILED: CheckOutcome.ValueType  # 5
+"""A part of the check has failed."""
+CHECK_OUTCOME_SILENT: CheckOutcome.ValueType  # 6
+"""The check did not end within its deadline."""
+Global___CheckOutcome: _TypeAlias = CheckOutcome  # noqa: Y015
 
 @_typing.final
 class Version(_message.Message):
@@ -99,6 +133,8 @@ class JobSpec(_message.Message):
     POOL_NODES_FIELD_NUMBER: _builtins.int
     NODE_OPTIONS_FIELD_NUMBER: _builtins.int
     HANG_AFTER_S_FIELD_NUMBER: _builtins.int
+    PREFLIGHT_FIELD_NUMBER: _builtins.int
+    HANG_AFTER_IDLE_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -140,6 +176,12 @@ class JobSpec(_message.Message):
     """How many nodes of the site's shared pool may belong to the gang at once, if no spare is left."""
     hang_after_s: _builtins.float
     """Seconds without a finished step before a generation may be found to hang; 0: hangs are not detected."""
+    preflight: _builtins.bool
+    """Each agent checks its node, and no generation starts on a node that failed its check while another one is there."""
+    hang_after_idle_s: _builtins.float
+    """Seconds for which all processes of all ranks may be idle before the generation hangs (RankStatus.idle_quarters); 0:
+    agents don't measure it.
+    """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -183,14 +225,63 @@ class JobSpec(_message.Message):
         pool_nodes: _builtins.int = ...,
         node_options: _abc.Iterable[_builtins.str] | None = ...,
         hang_after_s: _builtins.float = ...,
+        preflight: _builtins.bool = ...,
+        hang_after_idle_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class NodeCheck(_message.Message):
+    """What the node check of a node has found. Rates are 0 if they were not measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
+    GFLOPS_FIELD_NUMBER: _builtins.int
+    MEMORY_GB_S_FIELD_NUMBER: _builtins.int
+    HOST_TO_DEVICE_GB_S_FIELD_NUMBER: _builtins.int
+    CORES_SHARED_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    outcome: Global___CheckOutcome.ValueType
+    reason: _builtins.str
+    """What is wrong, or what was not checked, in words."""
+    hardware: _builtins.str
+    """The inventory in one line: GPUs, processors, memory."""
+    gflops: _builtins.float
+    """Of a matrix product: TF32 on a GPU, float32 else."""
+    memory_gb_s: _builtins.float
+    host_to_device_gb_s: _builtins.float
+    cores_shared: _builtins.bool
+    """Other processes wanted the same cores: the rates say nothing about the node."""
+    counters: _builtins.str
+    """The error counters of the GPUs before and after the check, in words; empty: no GPUs, or nothing is known of them."""
+    def __init__(
+        self,
+        *,
+        outcome: Global___CheckOutcome.ValueType = ...,
+        reason: _builtins.str = ...,
+        hardware: _builtins.str = ...,
+        gflops: _builtins.float = ...,
+        memory_gb_s: _builtins.float = ...,
+        host_to_device_gb_s: _builtins.float = ...,
+        cores_shared: _builtins.bool = ...,
+        counters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores_shared", b"cores_shared", "counters", b"counters", "gflops", b"gflops", "hardware", b"hardware", "host_to_device_gb_s", b"host_to_device_gb_s", "memory_gb_s", b"memory_gb_s", "outcome", b"outcome", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCheck: _TypeAlias = NodeCheck  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):

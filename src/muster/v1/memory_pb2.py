@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import peer_pb2 as muster_dot_v1_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/memory.proto\x12\tmuster.v1\x1a\x14muster/v1/peer.proto\"3\n\nKeptShards\x12%\n\x06shards\x18\x01 \x03(\x0b\x32\x15.muster.v1.ShardOffer\"G\n\nKeepMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x1d\n\nTakeMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\"\r\n\x0bTakenMemory\"/\n\nFreeMemory\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\"\"\n\nAskVerdict\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\"b\n\x0bNodeVerdict\x12\x0b\n\x03\x66it\x18\x01 \x01(\x08\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0bmemory_kept\x18\x04 \x01(\x08\x12\x10\n\x08own_word\x18\x05 \x01(\x08\"\xe3\x01\n\rMemoryRequest\x12%\n\x04keep\x18\x01 \x01(\x0b\x32\x15.muster.v1.KeepMemoryH\x00\x12%\n\x04take\x18\x02 \x01(\x0b\x32\x15.muster.v1.TakeMemoryH\x00\x12%\n\x04\x66ree\x18\x03 \x01(\x0b\x32\x15.muster.v1.FreeMemoryH\x00\x12\'\n\x05taken\x18\x04 \x01(\x0b\x32\x16.muster.v1.TakenMemoryH\x00\x12,\n\x0b\x61sk_verdict\x18n \x01(\x0b\x32\x15.muster.v1.AskVerdictH\x00\x42\x06\n\x04\x62ody\"k\n\x0cMemoryAnswer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\r\n\x05\x66reed\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\'\n\x07verdict\x18n \x01(\x0b\x32\x16.muster.v1.NodeVerdict\"u\n\nKeptMemory\x12\x0b\n\x03uid\x18\x01 \x01(\r\x12\x0f\n\x07gang_id\x18\x02 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x03 \x01(\r\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x0e\n\x06memfds\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/memory.proto\x12\tmuster.v1\x1a\x14muster/v1/peer.proto\"3\n\nKeptShards\x12%\n\x06shards\x18\x01 \x03(\x0b\x32\x15.muster.v1.ShardOffer\"G\n\nKeepMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x1d\n\nTakeMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\"\r\n\x0bTakenMemory\"/\n\nFreeMemory\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\"\"\n\nAskVerdict\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\"b\n\x0bNodeVerdict\x12\x0b\n\x03\x66it\x18\x01 \x01(\x08\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0bmemory_kept\x18\x04 \x01(\x08\x12\x10\n\x08own_word\x18\x05 \x01(\x08\"\r\n\x0b\x41skCounters\"G\n\x0bGpuCounters\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12)\n\x04gpus\x18\x02 \x03(\x0b\x32\x1b.muster.v1.GpuCounterValues\"\x8a\x01\n\x10GpuCounterValues\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x37\n\x06values\x18\x02 \x03(\x0b\x32\'.muster.v1.GpuCounterValues.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x93\x02\n\rMemoryRequest\x12%\n\x04keep\x18\x01 \x01(\x0b\x32\x15.muster.v1.KeepMemoryH\x00\x12%\n\x04take\x18\x02 \x01(\x0b\x32\x15.muster.v1.TakeMemoryH\x00\x12%\n\x04\x66ree\x18\x03 \x01(\x0b\x32\x15.muster.v1.FreeMemoryH\x00\x12\'\n\x05taken\x18\x04 \x01(\x0b\x32\x16.muster.v1.TakenMemoryH\x00\x12,\n\x0b\x61sk_verdict\x18n \x01(\x0b\x32\x15.muster.v1.AskVerdictH\x00\x12.\n\x0c\x61sk_counters\x18o \x01(\x0b\x32\x16.muster.v1.AskCountersH\x00\x42\x06\n\x04\x62ody\"\x95\x01\n\x0cMemoryAnswer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\r\n\x05\x66reed\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\'\n\x07verdict\x18n \x01(\x0b\x32\x16.muster.v1.NodeVerdict\x12(\n\x08\x63ounters\x18o \x01(\x0b\x32\x16.muster.v1.GpuCounters\"u\n\nKeptMemory\x12\x0b\n\x03uid\x18\x01 \x01(\r\x12\x0f\n\x07gang_id\x18\x02 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x03 \x01(\r\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x0e\n\x06memfds\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.memory_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._loaded_options = None
+  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_options = b'8\001'
   _globals['_KEPTSHARDS']._serialized_start=59
   _globals['_KEPTSHARDS']._serialized_end=110
   _globals['_KEEPMEMORY']._serialized_start=112
@@ -46,10 +48,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASKVERDICT']._serialized_end=314
   _globals['_NODEVERDICT']._serialized_start=316
   _globals['_NODEVERDICT']._serialized_end=414
-  _globals['_MEMORYREQUEST']._serialized_start=417
-  _globals['_MEMORYREQUEST']._serialized_end=644
-  _globals['_MEMORYANSWER']._serialized_start=646
-  _globals['_MEMORYANSWER']._serialized_end=753
-  _globals['_KEPTMEMORY']._serialized_start=755
-  _globals['_KEPTMEMORY']._serialized_end=872
+  _globals['_ASKCOUNTERS']._serialized_start=416
+  _globals['_ASKCOUNTERS']._serialized_end=429
+  _globals['_GPUCOUNTERS']._serialized_start=431
+  _globals['_GPUCOUNTERS']._serialized_end=502
+  _globals['_GPUCOUNTERVALUES']._serialized_start=505
+  _globals['_GPUCOUNTERVALUES']._serialized_end=643
+  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_start=598
+  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_end=643
+  _globals['_MEMORYREQUEST']._serialized_start=646
+  _globals['_MEMORYREQUEST']._serialized_end=921
+  _globals['_MEMORYANSWER']._serialized_start=924
+  _globals['_MEMORYANSWER']._serialized_end=1073
+  _globals['_KEPTMEMORY']._serialized_start=1075
+  _globals['_KEPTMEMORY']._serialized_end=1192
 # @@protoc_insertion_point(module_scope)

@@ -214,6 +214,95 @@ class NodeVerdict(_message.Message):
 Global___NodeVerdict: _TypeAlias = NodeVerdict  # noqa: Y015
 
 @_typing.final
+class AskCounters(_message.Message):
+    """From whoever checks the node: the error counters of its GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskCounters: _TypeAlias = AskCounters  # noqa: Y015
+
+@_typing.final
+class GpuCounters(_message.Message):
+    """The answer to AskCounters; without GPUs it has none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_S_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    age_s: _builtins.float
+    """Seconds since the oldest of these readings."""
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuCounterValues]: ...
+    def __init__(
+        self,
+        *,
+        age_s: _builtins.float = ...,
+        gpus: _abc.Iterable[Global___GpuCounterValues] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "gpus", b"gpus"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuCounters: _TypeAlias = GpuCounters  # noqa: Y015
+
+@_typing.final
+class GpuCounterValues(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """The PCI address as in the kernel log."""
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Counters since the driver started, by their names in words. What the GPU does not report is left out."""
+
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuCounterValues: _TypeAlias = GpuCounterValues  # noqa: Y015
+
+@_typing.final
 class MemoryRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,6 +311,7 @@ class MemoryRequest(_message.Message):
     FREE_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     ASK_VERDICT_FIELD_NUMBER: _builtins.int
+    ASK_COUNTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keep(self) -> Global___KeepMemory: ...
     @_builtins.property
@@ -232,6 +322,8 @@ class MemoryRequest(_message.Message):
     def taken(self) -> Global___TakenMemory: ...
     @_builtins.property
     def ask_verdict(self) -> Global___AskVerdict: ...
+    @_builtins.property
+    def ask_counters(self) -> Global___AskCounters: ...
     def __init__(
         self,
         *,
@@ -240,12 +332,13 @@ class MemoryRequest(_message.Message):
         free: Global___FreeMemory | None = ...,
         taken: Global___TakenMemory | None = ...,
         ask_verdict: Global___AskVerdict | None = ...,
+        ask_counters: Global___AskCounters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken", "ask_verdict"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken", "ask_verdict", "ask_counters"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -259,6 +352,7 @@ class MemoryAnswer(_message.Message):
     FREED_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
     """The reason why the request was refused; empty: success."""
     freed: _builtins.int
@@ -269,6 +363,10 @@ class MemoryAnswer(_message.Message):
     def verdict(self) -> Global___NodeVerdict:
         """To AskVerdict."""
 
+    @_builtins.property
+    def counters(self) -> Global___GpuCounters:
+        """To AskCounters."""
+
     def __init__(
         self,
         *,
@@ -276,10 +374,11 @@ class MemoryAnswer(_message.Message):
         freed: _builtins.int = ...,
         generation: _builtins.int = ...,
         verdict: Global___NodeVerdict | None = ...,
+        counters: Global___GpuCounters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed", b"freed", "generation", b"generation", "refused", b"refused", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "freed", b"freed", "generation", b"generation", "refused", b"refused", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from muster.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -100,24 +101,56 @@ class Heartbeat(_message.Message):
 
     SEQ_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
         """All gangs whose memory this node keeps."""
+
+    @_builtins.property
+    def checked(self) -> Global___RequestedCheck:
+        """The check that the coordinator has asked for, once it has ended."""
 
     def __init__(
         self,
         *,
         seq: _builtins.int = ...,
         kept: _abc.Iterable[Global___KeptGang] | None = ...,
+        checked: Global___RequestedCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "kept", b"kept", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class RequestedCheck(_message.Message):
+    """A node check that the daemon has made because the coordinator asked for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    """As in NodeOrder.check."""
+    @_builtins.property
+    def check(self) -> _common_pb2.NodeCheck: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        check: _common_pb2.NodeCheck | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestedCheck: _TypeAlias = RequestedCheck  # noqa: Y015
 
 @_typing.final
 class Signal(_message.Message):
@@ -277,6 +310,8 @@ class NodeOrder(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     VERDICT_REASON_FIELD_NUMBER: _builtins.int
     UNFIT_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """The seq of the last heartbeat: the coordinator has received it."""
@@ -293,6 +328,12 @@ class NodeOrder(_message.Message):
     verdict: _builtins.str
     """The health of this node (NodeView.verdict), with its reason; empty: FIT. The daemon tells Slurm's hooks."""
     verdict_reason: _builtins.str
+    now_s: _builtins.float
+    """The coordinator's wall clock when it wrote this answer, in seconds since the epoch; 0: not told."""
+    check: _builtins.str
+    """The name of a node check that the daemon shall make once. The daemon reports what it has found with each heartbeat
+    until the orders no longer name this check. Empty: none.
+    """
     @_builtins.property
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
         """The kept gangs that no longer need their memory: they have ended or have started a newer generation."""
@@ -320,10 +361,12 @@ class NodeOrder(_message.Message):
         verdict: _builtins.str = ...,
         verdict_reason: _builtins.str = ...,
         unfit: _abc.Iterable[Global___UnfitSignals] | None = ...,
+        now_s: _builtins.float = ...,
+        check: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term", "unfit", b"unfit", "verdict", b"verdict", "verdict_reason", b"verdict_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "check", b"check", "heartbeat_s", b"heartbeat_s", "now_s", b"now_s", "over", b"over", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term", "unfit", b"unfit", "verdict", b"verdict", "verdict_reason", b"verdict_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -264,6 +264,33 @@ class FetchRequest(_message.Message):
 Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 
 @_typing.final
+class ReplicaDigest(_message.Message):
+    """What one rank has written of the state that the ranks of its replica group share (see ShardStatus)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    group: _builtins.int
+    digest: _builtins.int
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        group: _builtins.int = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "group", b"group", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaDigest: _TypeAlias = ReplicaDigest  # noqa: Y015
+
+@_typing.final
 class StoredReport(_message.Message):
     """To the commit leader (the agent of rank 0's node): this node's shards of `version` have their replicas."""
 
@@ -273,6 +300,7 @@ class StoredReport(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     skipped: _builtins.bool
@@ -281,6 +309,10 @@ class StoredReport(_message.Message):
     """
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaDigest]:
+        """Of each rank of this node whose state can be compared."""
+
     def __init__(
         self,
         *,
@@ -288,10 +320,11 @@ class StoredReport(_message.Message):
         node: _builtins.str = ...,
         version: _common_pb2.Version | None = ...,
         skipped: _builtins.bool = ...,
+        replicas: _abc.Iterable[Global___ReplicaDigest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "skipped", b"skipped", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "replicas", b"replicas", "skipped", b"skipped", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,8 +345,8 @@ class CommitNotice(_message.Message):
     gang_id: _builtins.str
     node: _builtins.str
     void: _builtins.bool
-    """The opposite: this version, and all versions of its generation after `committed`, will never be complete. Agents
-    free their shards.
+    """The opposite: this version, and all versions of its generation after `committed`, will never be complete, or their
+    replicas disagree. Agents free their shards.
     """
     next_step: _builtins.int
     """All ranks take the next snapshot at this step, or at the first due step after it. Otherwise that version is void."""

@@ -199,6 +199,60 @@ class RankStopped(_message.Message):
 Global___RankStopped: _TypeAlias = RankStopped  # noqa: Y015
 
 @_typing.final
+class RankNotFinite(_message.Message):
+    """The first value of this generation that the script gave and that is no finite number, with its value: "loss = nan"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    words: _builtins.str
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        words: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankNotFinite: _TypeAlias = RankNotFinite  # noqa: Y015
+
+@_typing.final
+class RankAlive(_message.Message):
+    """The rank's process runs Python. A thread of the library sends this once a second, whatever the script does meanwhile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_FIELD_NUMBER: _builtins.int
+    ENTERED_COLLECTIVES_FIELD_NUMBER: _builtins.int
+    last: _builtins.bool
+    """No more will follow: the interpreter is about to end."""
+    entered_collectives: _builtins.int
+    """While the rank makes no step: how many collectives of the default process group it has entered. Absent: it makes
+    steps, or nobody counts them.
+    """
+    def __init__(
+        self,
+        *,
+        last: _builtins.bool = ...,
+        entered_collectives: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "entered_collectives", b"entered_collectives"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "entered_collectives", b"entered_collectives", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__entered_collectives: _TypeAlias = _typing.Literal["entered_collectives"]  # noqa: Y015
+    _WhichOneofArgType__entered_collectives: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__entered_collectives) -> _WhichOneofReturnType__entered_collectives | None: ...
+
+Global___RankAlive: _TypeAlias = RankAlive  # noqa: Y015
+
+@_typing.final
 class RankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -208,6 +262,8 @@ class RankMessage(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     DECLARED_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___RankJoin: ...
     @_builtins.property
@@ -220,6 +276,10 @@ class RankMessage(_message.Message):
     def declared(self) -> Global___RankDeclared: ...
     @_builtins.property
     def stopped(self) -> Global___RankStopped: ...
+    @_builtins.property
+    def not_finite(self) -> Global___RankNotFinite: ...
+    @_builtins.property
+    def alive(self) -> Global___RankAlive: ...
     def __init__(
         self,
         *,
@@ -229,12 +289,14 @@ class RankMessage(_message.Message):
         progress: Global___RankProgress | None = ...,
         declared: Global___RankDeclared | None = ...,
         stopped: Global___RankStopped | None = ...,
+        not_finite: Global___RankNotFinite | None = ...,
+        alive: Global___RankAlive | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -87,7 +87,8 @@ def take_out_of_service(
     if held:
         turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))
     else:
-        turn.owe(verb, id, job, str(DrainReason(reason, source)), node=node)
+        text, resumable = str(DrainReason(reason, source)), _may_be_resumed(turn, node)
+        turn.owe(verb, id, job, text, node=node, resumable=resumable)
 
 
 def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -> None:
@@ -101,7 +102,16 @@ def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -
         turn.record(facts.ActionWithheld(gang.id, member.node, "drain", f"{reason}; {held}"))
     else:
         run = gang.restart_count if member.job == gang.job else 0  # a pool job is never requeued
-        turn.owe("drain", gang.id, member.job, str(DrainReason(reason)), node=member.node, if_run_has_node=run)
+        text, resumable = str(DrainReason(reason)), _may_be_resumed(turn, member.node)
+        turn.owe("drain", gang.id, member.job, text, node=member.node, if_run_has_node=run, resumable=resumable)
+
+
+def _may_be_resumed(turn: Turn, name: str) -> bool:
+    """The site lets Muster resume nodes, and nobody else has drained this one: Muster's reason replaces theirs."""
+    seen = turn.observed.node(name)
+    if not turn.limits.resume_after_check or not seen.in_slurm:
+        return False
+    return seen.drain is None or drain_reason.is_same(seen.drain.reason, turn.state.node(name).drained_as)
 
 
 def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:

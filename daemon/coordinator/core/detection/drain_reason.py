@@ -29,6 +29,11 @@ class DrainReason:
         return f"{_PREFIX}[{self.source}] {self.words}"
 
 
+def is_same(shown: str, written: str) -> bool:
+    """Slurm shows the reason that Muster has written. Slurm's reasons are one line."""
+    return bool(written) and shown.split() == written.split()
+
+
 def parse(text: str) -> DrainReason | None:
     """The reason of Muster in what Slurm says of a node; None: somebody else has written it."""
     if not text.startswith(_PREFIX):

@@ -399,13 +399,17 @@ def _take_out(gang_turn: GangTurn, member: Member, health: NodeHealth, reason: s
     remove_member(gang_turn, member, reason, alive=False)
 
 
-def remove_member(gang_turn: GangTurn, member: Member, reason: str, alive: bool, left_job: bool = False) -> None:
+def remove_member(
+    gang_turn: GangTurn, member: Member, reason: str, alive: bool, left_job: bool = False, requested: bool = False
+) -> None:
     """Remove the member from its gang. If it carries ranks of a live generation, fence that generation first."""
     suspected = gang_turn.observed.suspected_since.get(member.node, gang_turn.now)
     carries = any(seat.node == member.node for seat in gang_turn.gang.seats)
     if carries and gang_turn.gang.phase in (Phase.STARTING, Phase.RUNNING):
         fence_generation(gang_turn, reason, hardware=True, suspected_at=suspected, not_on=member.node)
-    gang_turn.turn.record(facts.MemberRemoved(gang_turn.gang.id, member.node, reason, alive, left_job=left_job))
+    gang_turn.turn.record(
+        facts.MemberRemoved(gang_turn.gang.id, member.node, reason, alive, left_job=left_job, requested=requested)
+    )
     stop_suspecting(gang_turn.observed, member.node)
 
 

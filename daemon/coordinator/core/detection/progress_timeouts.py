@@ -26,6 +26,11 @@ FIRST_STEP_FACTOR = 2
 MOST_DOUBLINGS = 5
 """Number of doublings, at most. Each hang in the same place doubles the timeout, because it may be a long pause that
 the script does not declare."""
+SILENT_RANK_PART = 7.5
+"""A rank, and no other one, is silent for `hang_after_s` by this, before the gang hangs there: 8 s by default. A job
+that allows longer pauses allows longer silences."""
+SILENT_RANK_STEPS, SILENT_RANK_STEP_S = 2, 5.0
+"""Median steps, and seconds, that the gang may take without a finished step while a rank is silent."""
 REPORT_DELAY_S = 1.0
 """Seconds within which a finished step is reported."""
 
@@ -47,9 +52,37 @@ def hang_timeout_s(gang_turn: GangTurn) -> float:
     gang, pace = gang_turn.gang, gang_turn.observed.pace
     least = gang.spec.hang_after_s * (1 if pace.median_step_s else UNKNOWN_PACE_FACTOR)
     first = 0.0 if has_finished_step(gang_turn) else FIRST_STEP_FACTOR * gang.first_step_s
-    further = has_finished_step(gang_turn) and gang_turn.observed.step_number > gang.furthest_step
-    factor = 1 if further else 2 ** min(gang.failures_in_a_row, MOST_DOUBLINGS)
-    return float(factor * max(least, MISSED_STEPS * pace.median_step_s, pace.longest_gap_s, first))
+    return float(_doublings(gang_turn) * max(least, MISSED_STEPS * pace.median_step_s, pace.longest_gap_s, first))
+
+
+def idle_timeout_quarters(gang_turn: GangTurn) -> int:
+    """Quarters of the time that the job allows for which all ranks may be idle. After that, the generation hangs."""
+    return 4 * _doublings(gang_turn)
+
+
+def _doublings(gang_turn: GangTurn) -> int:
+    """Factor of a timeout: 2, 4, ... after hangs in the same place."""
+    return int(2 ** min(_failures_here(gang_turn), MOST_DOUBLINGS))
+
+
+def _failures_here(gang_turn: GangTurn) -> int:
+    """How many generations in a row have failed before they got further than this one."""
+    further = has_finished_step(gang_turn) and gang_turn.observed.step_number > gang_turn.gang.furthest_step
+    return 0 if further else gang_turn.gang.failures_in_a_row
+
+
+def silent_rank_timeout_s(gang_turn: GangTurn, silent_s: int) -> float:
+    """Seconds that may pass until the next step while a rank has been silent for `silent_s`, and all others are not.
+
+    Infinite if that silence proves nothing: it is not longer than any before, the generation has finished no step, the
+    duration of a step is not known, or a generation has failed here before. That failure may have been a long call
+    that keeps the GIL, and the script has not declared it.
+    """
+    pace, known = gang_turn.observed.pace, has_finished_step(gang_turn) and gang_turn.observed.pace.median_step_s > 0
+    least = max(gang_turn.gang.spec.hang_after_s / SILENT_RANK_PART, pace.silences_below_s)
+    if not known or silent_s < least or _failures_here(gang_turn) or gang_turn.index.exited_cleanly:
+        return inf
+    return max(SILENT_RANK_STEP_S, SILENT_RANK_STEPS * pace.median_step_s)
 
 
 def step_may_be_under_way(gang_turn: GangTurn, member: Member) -> bool:

@@ -35,17 +35,18 @@ def flush_newer_version(gang_turn: GangTurn) -> bool:
 
 def unsaved_version(gang_turn: GangTurn) -> Version | None:
     """The newest whole version, if it can be written and is newer than the durable one; else None."""
-    if not gang_turn.gang.spec.durable_dir:
+    gang = gang_turn.gang
+    if not gang.spec.durable_dir:
         return None
-    version, durable = (
-        restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang_turn.gang.ranks_of),
-        gang_turn.gang.durable_version,
-    )
-    return version if version is not None and (durable is None or version > durable) else None
+    version, _ = restore_plan.newest_left(gang_turn, gang.ranks_of)
+    return version if version is not None and (gang.durable_version is None or version > gang.durable_version) else None
 
 
 def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
     serial = gang_turn.gang.flush.serial + 1 if gang_turn.gang.flush else 1
+    _, warning = restore_plan.newest_left(gang_turn, gang_turn.gang.ranks_of)
+    if warning and warning not in reason:
+        reason = f"{reason}; {warning}"
     home = {
         s.rank: n
         for n, shards in gang_turn.shards_in_memory().items()
@@ -69,7 +70,7 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
         or (gang.flush and not is_over(gang))
     ):
         return
-    version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang.ranks_of)
+    version = restore_plan.newest_restorable(gang_turn, gang.ranks_of)
     asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
     if version is None or not gang.spec.durable_dir:
         return

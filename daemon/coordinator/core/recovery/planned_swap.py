@@ -1,7 +1,8 @@
 """Planned swaps: ranks leave a node at the end of a step, before the node fails, and no step is lost.
 
-1. A node is DEGRADED, and the policy's response is a swap. `respond` records SwapPlanned if a spare is ready. Or a user
-   asks for the swap (`requested_swap`): then nothing is held against the node.
+1. A node is DEGRADED, and the policy's response is a swap; or an operator drains the node. `respond` records
+   SwapPlanned if a spare is ready. Or a user requests the swap (`requested_swap`). A request is not held against the
+   node.
 2. Orders ask the ranks to finish a step, to keep it in memory and to exit, as for a planned stop.
 3. All ranks have stopped: they have exited, or the gang has committed the step that is their last one. What a process
    does after that step is part of no checkpoint, so the gang waits for no exit: eight Python processes with PyTorch
@@ -15,27 +16,51 @@ If the generation ends by another fault meanwhile, that recovery leaves the node
 ranks have stopped, they are started again where they were: a node that still works is worth more than none.
 """
 
+from dataclasses import dataclass
+from enum import Enum, auto
+
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
-from muster.daemon.coordinator.core.recovery import restore_plan
+from muster.daemon.coordinator.core.recovery import restore_plan, shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Member, Straggler
+from muster.daemon.coordinator.core.state.durable_state import DrainRequest, Member, Straggler
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.observed_state import stop_suspecting
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
+class _Cause(Enum):
+    """Why a node with ranks is to be left."""
+
+    PRECURSOR = auto()  # its hardware has announced a fault: it is taken out of service
+    STRAGGLER = auto()  # its ranks make the others wait
+    REQUEST = auto()  # a user wants it: nothing is held against the node
+
+
+@dataclass(frozen=True, slots=True)
+class _Concern:
+    """Something about a node that carries ranks, and what follows. `requested_by`: the user who wants it left."""
+
+    node: str
+    cause: _Cause
+    reason: str
+    response: Response
+    requested_by: str = ""
+
+
 def respond(gang_turn: GangTurn) -> None:
-    """Plan a swap, or have the state written, if a node that carries ranks is DEGRADED and the policy asks for it."""
-    degraded = _degraded_seats(gang_turn)
-    if not degraded or not may_plan(gang_turn):
+    """A node that carries ranks is DEGRADED or drained: plan a swap. Without a spare, request one of the pool, and have
+    the state written."""
+    gang, concerns = gang_turn.gang, [*_drained(gang_turn), *_degraded(gang_turn)]
+    if not concerns or not may_plan(gang_turn):
         return
     if leaving := _leaving(gang_turn):
-        gang = gang_turn.gang
-        gang_turn.turn.record(facts.SwapPlanned(gang.id, leaving[0], gang.generation, _reason(gang_turn, leaving[0])))
+        first = leaving[0]
+        gang_turn.turn.record(facts.SwapPlanned(gang.id, first.node, gang.generation, first.reason, first.requested_by))
         return
-    for node in degraded:
+    if waits_for_spare(gang_turn):
+        shared_pool.request_beforehand(gang_turn)
+    for node in (concern.node for concern in concerns if concern.cause is not _Cause.REQUEST):
         if node not in gang_turn.observed.flushed_for:
             gang_turn.observed.flushed_for.add(node)
             gang_turn.observed.flush_requested_by = f"the policy, because {node} is DEGRADED"
@@ -48,22 +73,35 @@ def may_plan(gang_turn: GangTurn) -> bool:
         return False
     if not progress_timeouts.has_finished_step(gang_turn):
         return False
-    version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang.ranks_of)
+    version = restore_plan.newest_restorable(gang_turn, gang.ranks_of)
     return version is not None and version.generation == gang.generation
+
+
+def waits_for_spare(gang_turn: GangTurn) -> bool:
+    """A node shall be left while the gang trains, no limit forbids it, and no spare is ready."""
+    gang = gang_turn.gang
+    if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None:
+        return False
+    wanted = bool(_drained(gang_turn) or _degraded_to_leave(gang_turn))
+    return wanted and free_spares(gang_turn) <= 0
 
 
 def leave_nodes(gang_turn: GangTurn) -> bool:
     """No rank runs: take out the nodes that shall be left, as far as spares suffice. True: a node was taken out."""
-    leaving, unrequested = _leaving(gang_turn), _degraded_to_leave(gang_turn)
-    for node in leaving:
-        if node not in unrequested:
-            _leave_as_requested(gang_turn, node)
+    leaving = _leaving(gang_turn)
+    for concern in leaving:
+        if concern.cause is _Cause.PRECURSOR:
+            circuit_breaker.take_out_of_service(
+                gang_turn.turn, gang_turn.gang, concern.node, NodeHealth.UNFIT, concern.reason
+            )
             continue
-        reason = _reason(gang_turn, node)
-        if not _has_precursor(gang_turn, node):  # only ranks have reported about it: its health stays as it is
-            failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], reason, alive=True)
-            continue
-        circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, node, NodeHealth.UNFIT, reason)
+        failure_detector.remove_member(
+            gang_turn,
+            gang_turn.gang.members[concern.node],
+            concern.reason,
+            alive=True,
+            requested=concern.cause is _Cause.REQUEST,
+        )
     return bool(leaving)
 
 
@@ -77,85 +115,100 @@ def have_ranks_stopped(gang_turn: GangTurn) -> bool:
     return any(status.committed == Version(generation, last) for status in statuses)
 
 
-def _leave_as_requested(gang_turn: GangTurn, node: str) -> None:
-    """Remove the node from the gang. Its health stays, and Slurm does not drain it."""
-    gang, swap = gang_turn.gang, gang_turn.gang.swap
-    assert swap is not None
-    if gang.phase is Phase.RUNNING:
-        failure_detector.fence_generation(
-            gang_turn, swap.reason, hardware=True, suspected_at=gang_turn.now, not_on=node
-        )
-    gang_turn.turn.record(facts.MemberRemoved(gang.id, node, swap.reason, alive=True, requested=True))
-    stop_suspecting(gang_turn.observed, node)
-
-
 def fence_stopped(gang_turn: GangTurn) -> None:
     """Every rank has stopped for a planned swap. Nodes were left, which fences the generation; or no node can be left
     any more, and the ranks start again where they were."""
     swap = gang_turn.gang.swap
     assert swap is not None
     if not leave_nodes(gang_turn):
-        words = f"{swap.reason}; {swap.node} keeps its ranks, because no spare is left"
+        words = f"{swap.reason}; {swap.node} keeps its ranks, because {_why_kept(gang_turn, swap.node)}"
         failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
 
 
-def _degraded_seats(gang_turn: GangTurn) -> list[str]:
-    """The nodes that carry ranks, and are DEGRADED or have a straggler that lasts, if something follows from that; by
-    name."""
-    gang, seats = gang_turn.gang, gang_turn.index.seats
-    nodes = {*gang_turn.turn.index.degraded, *(straggler.node for straggler in gang.stragglers)}
-    carrying = (node for node in nodes if node in seats and seats[node].group_rank >= 0)
-    present = (node for node in carrying if not gang.members[node].removed)
-    return sorted(node for node in present if _response(gang_turn, node) is not Response.RECORD)
+def _why_kept(gang_turn: GangTurn, node: str) -> str:
+    """Why a node is not left although a swap was planned, in words."""
+    if free_spares(gang_turn) <= 0:
+        return "no spare is left"
+    wanted = any(one.node == node and one.response is Response.SWAP for one in _degraded(gang_turn))
+    return "a limit protects it" if wanted else "what was reported of it is over"
 
 
-def _has_precursor(gang_turn: GangTurn, node: str) -> bool:
-    """The node's own hardware has announced a fault, and a swap follows from that."""
-    known = gang_turn.turn.state.node(node)
-    return known.health is NodeHealth.DEGRADED and known.response is Response.SWAP
+def drain_words(node: str, drain: DrainRequest) -> str:
+    """Who drains the node, and why."""
+    return f"{drain.requested_by} drains {node}" + (f": {drain.reason}" if drain.reason else "")
 
 
-def _response(gang_turn: GangTurn, node: str) -> Response:
-    """What follows from the health of a node, and from a straggler on it: the stronger of the two."""
-    known, straggler = gang_turn.turn.state.node(node), _straggler_on(gang_turn, node)
-    of_health = known.response if known.health is NodeHealth.DEGRADED else Response.RECORD
-    of_straggler = (straggler.response if straggler is not None else None) or Response.RECORD
-    return max(of_health, of_straggler, key=lambda response: response.strength)
-
-
-def _reason(gang_turn: GangTurn, node: str) -> str:
-    """Why the node is left."""
-    straggler = None if _has_precursor(gang_turn, node) else _straggler_on(gang_turn, node)
-    return straggler.reason if straggler is not None else gang_turn.turn.state.node(node).reason
-
-
-def _straggler_on(gang_turn: GangTurn, node: str) -> Straggler | None:
-    """The straggler on the node that has lasted in the running generation, and from which most follows."""
-    gang = gang_turn.gang
-    mine = (known for known in gang.stragglers if (known.node, known.generation) == (node, gang.generation))
-    lasting = [straggler for straggler in mine if straggler.response is not None]
-    return max(lasting, key=lambda known: (known.response or Response.RECORD).strength, default=None)
-
-
-def _leaving(gang_turn: GangTurn) -> list[str]:
+def _leaving(gang_turn: GangTurn) -> list[_Concern]:
     """The nodes that can be left now: a spare is ready for each, and no limit forbids it."""
     degraded = _degraded_to_leave(gang_turn)
-    wanted = [*(node for node in _requested(gang_turn) if node not in degraded), *degraded]
+    names = {concern.node for concern in degraded}
+    wanted = [*(concern for concern in _requested(gang_turn) if concern.node not in names), *degraded]
     return wanted[: max(0, free_spares(gang_turn))] if wanted else []
 
 
-def _requested(gang_turn: GangTurn) -> list[str]:
-    """The nodes with ranks that users want to be left."""
+def _requested(gang_turn: GangTurn) -> list[_Concern]:
+    """The nodes with ranks that users want to be left: the swap that was planned on request, then drained nodes."""
     swap, usable = gang_turn.gang.swap, {member.node for member in gang_turn.usable()}
-    return [swap.node] if swap is not None and swap.requested_by and swap.node in usable else []
+    drained = _drained(gang_turn)
+    if swap is None or not swap.requested_by or swap.node not in usable:
+        return drained
+    first = _Concern(swap.node, _Cause.REQUEST, swap.reason, Response.SWAP, swap.requested_by)
+    return [first, *(concern for concern in drained if concern.node != swap.node)]
 
 
-def _degraded_to_leave(gang_turn: GangTurn) -> list[str]:
+def _drained(gang_turn: GangTurn) -> list[_Concern]:
+    """The nodes with ranks that an operator drains, by name."""
+    if gang_turn.turn.limits.observe:
+        return []
+    concerns = []
+    for node in _carrying(gang_turn, gang_turn.turn.index.drained - gang_turn.turn.index.out_of_service):
+        if (drain := gang_turn.turn.state.node(node).drain) is not None:
+            words = drain_words(node, drain)
+            concerns.append(_Concern(node, _Cause.REQUEST, words, Response.SWAP, drain.requested_by))
+    return concerns
+
+
+def _degraded_to_leave(gang_turn: GangTurn) -> list[_Concern]:
     """The DEGRADED nodes that the policy wants to be left, as far as the limits allow."""
-    wanted = [name for name in _degraded_seats(gang_turn) if _response(gang_turn, name) is Response.SWAP]
+    wanted = [concern for concern in _degraded(gang_turn) if concern.response is Response.SWAP]
     if not wanted or circuit_breaker.reason_to_withhold(gang_turn.turn):
         return []
     return wanted[: max(0, circuit_breaker.swaps_left(gang_turn))]
+
+
+def _degraded(gang_turn: GangTurn) -> list[_Concern]:
+    """The nodes that carry ranks, and are DEGRADED or have a straggler that lasts, if something follows from that; by
+    name."""
+    nodes = gang_turn.turn.index.degraded | {straggler.node for straggler in gang_turn.gang.stragglers}
+    concerns = [_strongest_concern(gang_turn, node) for node in _carrying(gang_turn, nodes)]
+    return [concern for concern in concerns if concern.response is not Response.RECORD]
+
+
+def _carrying(gang_turn: GangTurn, nodes: set[str]) -> list[str]:
+    """Those of `nodes` that carry ranks, by name."""
+    gang, seats = gang_turn.gang, gang_turn.index.seats
+    carrying = (node for node in nodes if node in seats and seats[node].group_rank >= 0)
+    return sorted(node for node in carrying if not gang.members[node].removed)
+
+
+def _strongest_concern(gang_turn: GangTurn, node: str) -> _Concern:
+    """What follows from the health of a node, or from a straggler on it. Of equal ones, that of the health."""
+    known, straggler = gang_turn.turn.state.node(node), _lasting_straggler(gang_turn, node)
+    of_health = known.response if known.health is NodeHealth.DEGRADED else Response.RECORD
+    if straggler is not None and _response(straggler).strength > of_health.strength:
+        return _Concern(node, _Cause.STRAGGLER, straggler.reason, _response(straggler))
+    return _Concern(node, _Cause.PRECURSOR, known.reason, of_health)
+
+
+def _lasting_straggler(gang_turn: GangTurn, node: str) -> Straggler | None:
+    """Of the stragglers on the node that have lasted in the running generation, the one with the strongest response."""
+    gang = gang_turn.gang
+    mine = (known for known in gang.stragglers if (known.node, known.generation) == (node, gang.generation))
+    return max(mine, key=lambda straggler: _response(straggler).strength, default=None)
+
+
+def _response(straggler: Straggler) -> Response:
+    return straggler.response or Response.RECORD
 
 
 def free_spares(gang_turn: GangTurn) -> int:
@@ -166,13 +219,15 @@ def free_spares(gang_turn: GangTurn) -> int:
 
 
 def _ready_spares(gang_turn: GangTurn) -> list[Member]:
-    """Members without ranks that can take a seat at once: in touch, not suspected, and with no precursor."""
+    """Members without ranks that can take a seat at once: in touch, not suspected, not drained, and with no
+    precursor."""
     seated, seen = {seat.node for seat in gang_turn.gang.seats}, gang_turn.observed
     return [
         member
         for member in gang_turn.usable()
         if member.node not in seated
         and gang_turn.turn.state.node(member.node).health is NodeHealth.FIT
+        and member.node not in gang_turn.turn.index.drained
         and seen.is_attached(member.node)
         and member.node not in seen.suspected_since
         and not seen.status(member.node).failure

@@ -95,6 +95,8 @@ def _state_of_spare(gang_turn: GangTurn, name: str) -> str:
     seen, node = gang_turn.observed, gang_turn.turn.state.node(name)
     if node.health is not NodeHealth.FIT:
         return f"{node.health}: {node.reason}"
+    if node.drain is not None:
+        return planned_swap.drain_words(name, node.drain)
     if failure := seen.status(name).failure:
         return failure
     silent = name in seen.suspected_since or not seen.is_attached(name)

@@ -3,27 +3,95 @@
 The version is the newest of which a surviving node holds every rank's shard. Versions are never mixed: if one rank
 lacks the newest, the whole gang takes the one before. A generation with fewer ranks than wrote the version needs only
 as many shards as it has ranks, because replicas hold the same state.
+
+A version on which replicas disagree that agreed before is no source. The commit leader makes such a version void; it
+may fail before all agents know. If neither memory nor durable storage has another version, it is restored with a
+warning: the user can still start afresh, and could not get lost work back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.facts import ShardSource
+from muster.daemon.coordinator.core.state.turn import GangTurn
 
 Held = Mapping[str, Sequence[Shard]]
 """Shards in memory, by node."""
+DISAGREEMENT_WARNING = (
+    "its replicas disagree, so the numbers of some ranks are wrong, but neither memory nor durable storage has another "
+    "version"
+)
 
 
-def newest_complete_version(held: Held, ranks_of: Callable[[Version], int]) -> Version | None:
+def newest_restorable(gang_turn: GangTurn, ranks_of: Callable[[Version], int]) -> Version | None:
+    """The newest version in the memory of the gang's agents that may be restored or flushed; None if there is none.
+
+    The commit leader has compared what it has committed, so only newer versions are compared here.
+    """
+    held, gang = gang_turn.shards_in_memory(), gang_turn.gang
+    differ = gang.disagreement
+    if differ is not None and differ.comparison_ends:
+        return newest_complete_version(held, ranks_of)
+    committed = (gang_turn.observed.status(node).committed for node in held)
+    newest_committed = max((version for version in committed if version is not None), default=Version(0, 0))
+    agreed = gang.agreed_groups if gang.restored_version is not None else ()  # an earlier run may have ended comparing
+    return newest_complete_version(held, ranks_of, newest_committed, agreed)
+
+
+def newest_left(gang_turn: GangTurn, ranks_of: Callable[[Version], int]) -> tuple[Version | None, str]:
+    """The version in memory to go on from, and a warning if its replicas disagree. Such a version counts only if the
+    gang would have to start afresh otherwise."""
+    version = newest_restorable(gang_turn, ranks_of)
+    if version is not None or gang_turn.gang.durable_version is not None:
+        return version, ""
+    version = newest_complete_version(gang_turn.shards_in_memory(), ranks_of)
+    return version, DISAGREEMENT_WARNING if version is not None else ""
+
+
+def newest_complete_version(
+    held: Held,
+    ranks_of: Callable[[Version], int],
+    compared_after: Version | None = None,
+    agreed: Iterable[int] = (),
+) -> Version | None:
     """The newest version of which the shards of ranks 0 to `ranks_of(version)` - 1 are all held; None if there is
-    none."""
+    none.
+
+    `compared_after`: a later version does not count if its replicas disagree, and agreed before: at an older version
+    that is whole, or because their group is in `agreed`. It does count if the ranks in the minority are not needed.
+    """
     ranks: dict[Version, set[int]] = {}
     for shards in held.values():
         for shard in shards:
             ranks.setdefault(shard.version, set()).add(shard.rank)
     complete = [v for v, have in ranks.items() if have.issuperset(range(ranks_of(v)))]
+    if compared_after is not None:
+        first_wrong = _first_wrong_ranks(held, complete, agreed)
+        complete = [v for v in complete if v <= compared_after or first_wrong.get(v, ranks_of(v)) >= ranks_of(v)]
     return max(complete, default=None)
+
+
+def agreed_groups(held: Held, version: Version | None) -> tuple[int, ...]:
+    """The replica groups of several ranks that agree at a version."""
+    agreement = ReplicaAgreement()
+    if version is not None:
+        agreement.judge(_digests(held, version))
+    return tuple(sorted(agreement.agreed))
+
+
+def _first_wrong_ranks(held: Held, complete: Sequence[Version], agreed_groups: Iterable[int]) -> dict[Version, int]:
+    """For each version on which replicas disagree that agreed before: the first rank that may be wrong."""
+    agreement = ReplicaAgreement(set(agreed_groups))
+    found = {version: agreement.judge(_digests(held, version)) for version in sorted(complete)}
+    return {version: disagreement.ranks[0] for version, disagreement in found.items() if disagreement is not None}
+
+
+def _digests(held: Held, version: Version) -> ReplicaDigests:
+    """What the ranks have written of the state that they share with others."""
+    shards = (shard for of_node in held.values() for shard in of_node if shard.version == version)
+    return {shard.rank: ReplicaDigest(shard.replica_group, shard.replica_digest) for shard in shards}
 
 
 def memory_is_obsolete(gang: Gang | None, generation: int) -> bool:

@@ -1,5 +1,7 @@
 """The shared pool: if no spare is left, a node of the pool joins with a pool job.
 
+A gang that trains, and wants to leave a node without having a spare, requests a node beforehand. Nothing waits for it.
+
 That job belongs to the same user. An agent of the gang submits it, because only the user may call sbatch: the agent's
 order names the request, its status brings Slurm's answer, and the agent on the new node attaches with the request's
 number. The gang does not wait for long: a job that has not started in time is cancelled, and the next rung of the
@@ -8,7 +10,7 @@ recovery ladder follows.
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member, PoolRequest
-from muster.daemon.coordinator.core.state.state_tables import FENCING
+from muster.daemon.coordinator.core.state.state_tables import FENCING, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
@@ -29,6 +31,16 @@ def await_nodes(gang_turn: GangTurn) -> bool:
         return False  # too few nodes would come
     more = 0 if gang.pool_refused else min(room, missing) - len(_unanswered_requests(gang))
     return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_requests(gang))
+
+
+def request_beforehand(gang_turn: GangTurn) -> None:
+    """The gang trains, and a node shall be left for which no spare is ready: request one. Nothing waits for it, so it
+    has no time limit. After a refusal, this generation requests no more."""
+    gang, limits = gang_turn.gang, gang_turn.turn.limits
+    room = gang.spec.pool_nodes - len(_pool_members(gang))
+    may = bool(limits.pool.options) and not limits.observe and room > 0 and not gang.pool_refused
+    if may and not _unanswered_requests(gang):
+        _request(gang_turn, 1)
 
 
 def _unanswered_requests(gang: Gang) -> list[PoolRequest]:
@@ -60,8 +72,8 @@ def _exclude_option(gang_turn: GangTurn) -> list[str]:
     return [f"--exclude={','.join(names)}"] if names else []
 
 
-def follow_requests(gang_turn: GangTurn) -> None:
-    """Record what became of each request."""
+def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
+    """Record what became of each request. `wanted_beforehand`: the gang trains and waits for a spare."""
     gang = gang_turn.gang
     for request in [*gang.pool.values()]:
         if request.node:
@@ -71,7 +83,9 @@ def follow_requests(gang_turn: GangTurn) -> None:
             continue
         if not request.job:
             _read_answer(gang_turn, request)
-        if gang.phase not in FENCING and request.serial in gang.pool:
+        # While this run trains, Slurm's answer comes: without it, the pool job could not be cancelled.
+        is_due = request.job or gang.phase not in (Phase.STARTING, Phase.RUNNING)
+        if is_due and gang.phase not in FENCING and not wanted_beforehand and request.serial in gang.pool:
             close(gang_turn, request, "it is wanted no more")
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from muster.daemon.coordinator.core.detection import (
     attribution,
     circuit_breaker,
+    corruption_detector,
     departure,
     failure_detector,
     hang_detector,
+    node_checks,
     progress_timeouts,
     straggler_detector,
     time_fencing,
@@ -25,6 +27,7 @@ from muster.daemon.coordinator.core.recovery import (
     planned_swap,
     requeueing,
     restore_plan,
+    return_to_agreement,
     shared_pool,
 )
 from muster.daemon.coordinator.core.state import facts, placement
@@ -67,10 +70,12 @@ def _apply_rules(gang_turn: GangTurn) -> None:
         return
     if gang.phase in MONITORED | {Phase.GATHERING}:
         departure.remove_departed(gang_turn)
+    node_checks.record_results(gang_turn)
     if gang.phase in ACTIVE:
         _remove_unfit(gang_turn)
+        node_checks.leave_out_failed(gang_turn)
     failure_detector.examine(gang_turn)
-    shared_pool.follow_requests(gang_turn)
+    shared_pool.follow_requests(gang_turn, bool(gang.pool) and planned_swap.waits_for_spare(gang_turn))
     flushing.check_flush(gang_turn)
     match gang.phase:
         case Phase.SUBMITTED:
@@ -145,7 +150,7 @@ def _recover(gang_turn: GangTurn) -> None:
         if not saves:
             gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
         return
-    if shared_pool.await_nodes(gang_turn):
+    if node_checks.are_awaited(gang_turn) or shared_pool.await_nodes(gang_turn):
         return
     if len(gang_turn.index.present) - len(gang_turn.index.out_of_service) < min(
         len(gang.seats) or gang.spec.nodes, gang.spec.fewest
@@ -183,11 +188,11 @@ def _remove_unfit(gang_turn: GangTurn) -> None:
 
 
 def _next_seats(gang_turn: GangTurn) -> list[str] | None:
-    gang, usable, degraded = gang_turn.gang, gang_turn.usable(), gang_turn.turn.index.degraded
+    gang, usable, last_choices = gang_turn.gang, gang_turn.usable(), node_checks.last_choices(gang_turn)
     if not gang.seats:
-        return placement.first_seats(usable, gang.spec.nodes, degraded)
+        return placement.first_seats(usable, gang.spec.nodes, last_choices)
     before, leaves = [seat.node for seat in gang.seats], gang_turn.leaf_by_node()
-    return placement.refill_seats(before, usable, leaves, min(len(before), gang.spec.fewest), degraded)
+    return placement.refill_seats(before, usable, leaves, min(len(before), gang.spec.fewest), last_choices)
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:
@@ -241,7 +246,7 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
 
 def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang = gang_turn.gang
-    version, sources = _choose_state(gang_turn, ranked)
+    version, sources, warning = _choose_state(gang_turn, ranked)
     if version is None and _memory_may_return(gang_turn):
         return
     seats, spares = placement.assign_seats(ranked, gang_turn.usable())
@@ -259,6 +264,8 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
             crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
+            agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
+            warning=warning,
         )
     )
 
@@ -288,20 +295,22 @@ def _action(gang: Gang, ranked: list[str]) -> str:
     return "planned swap" if gang.swap is not None else "swap"
 
 
-def _choose_state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...]]:
+def _choose_state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...], str]:
+    """The version in memory to restore, where its shards are, and what is wrong with it, in words."""
     spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
-    version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), lambda _: count)
+    version, warning = restore_plan.newest_left(gang_turn, lambda _: count)
     durable = gang_turn.gang.durable_version
     if version is None or (durable is not None and durable > version):
-        return None, ()
+        return None, (), ""
     home = {
         position * spec.ranks_per_node + local: node
         for position, node in enumerate(ranked)
         for local in range(spec.ranks_per_node)
     }
     leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
-    return version, restore_plan.choose_sources(gang_turn.shards_in_memory(), version, count, home, leaving)
+    sources = restore_plan.choose_sources(gang_turn.shards_in_memory(), version, count, home, leaving)
+    return version, sources, warning
 
 
 def _software_fails(gang: Gang) -> bool:
@@ -375,6 +384,9 @@ def _run(gang_turn: GangTurn) -> None:
         watched = gang_turn.turn.observed.observing_since <= gang.started_at
         gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
     attribution.attribute_to_node(gang_turn)
+    corruption_detector.note_not_finite(gang_turn)
+    if return_to_agreement.fence_if_replicas_disagree(gang_turn):
+        return
     if whole and gang.swap is not None and gang.stop is None and planned_swap.have_ranks_stopped(gang_turn):
         planned_swap.fence_stopped(gang_turn)
     elif whole and index.exited_cleanly == index.reported:

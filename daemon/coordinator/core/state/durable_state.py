@@ -8,10 +8,27 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
 from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
+
+
+@dataclass(slots=True)
+class DrainRequest:
+    """An operator wants the node to be drained (see NodeDrainRequested). `at`: since when (seconds)."""
+
+    requested_by: str
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
+class Precursor:
+    """A signal that announces a fault, and is not over."""
+
+    reason: str
+    response: Response
 
 
 @keeps_stored_names
@@ -29,6 +46,24 @@ class Node:
     judged_at: float = 0.0
     response: Response = Response.RECORD
     """With DEGRADED: what follows."""
+    check: NodeCheck | None = None
+    """The newest node check. Only agents of the job `checked_in_job` have reported it; 0: the node's daemon has.
+    `checked_at`: when (seconds)."""
+    checked_in_job: int = 0
+    checked_at: float = 0.0
+
+    precursors: dict[str, Precursor] = field(default_factory=dict)
+    """With DEGRADED: its precursors by signal, the oldest first. `reason` and `response` are those of the strongest."""
+    drain: DrainRequest | None = None
+    """The node is drained because an operator wants it. That says nothing about its health."""
+    drained_as: str = ""
+    """The reason with which Muster has taken the node out of service in Slurm, if Muster may resume it; else empty."""
+    check_request: str = ""
+    """The newest check that the coordinator asked for and that has ended."""
+    resumed_at: float = 0.0
+    """When Muster last resumed the node (seconds); 0: never."""
+    failed_again: bool = False
+    """The node went out of service soon after Muster had resumed it, and nobody has resumed it since."""
 
 
 @dataclass(slots=True)
@@ -58,6 +93,13 @@ class Member:
     removal_reason: str = ""
     alive: bool = True
     released: bool = False
+    check: NodeCheck | None = None
+    """What its node check has found; None: it has not ended."""
+
+    @property
+    def failed_check(self) -> bool:
+        """Its node check has found that no rank shall start on the node."""
+        return self.check is not None and self.check.outcome.is_bad
 
     @property
     def removed(self) -> bool:
@@ -161,6 +203,18 @@ class Straggler:
     at: float
 
 
+@dataclass(slots=True)
+class Disagreement:
+    """The newest time in this run of the job at which replicas disagreed (see ReplicasDisagreed), or at which such a
+    version was restored. `count`: how often that was so far."""
+
+    version: Version
+    node: str
+    reason: str
+    comparison_ends: bool
+    count: int
+
+
 @keeps_stored_names
 @dataclass(slots=True)
 class PoolRequest:
@@ -251,7 +305,7 @@ class Gang:
     """Open requests for nodes of the shared pool, by serial."""
     pool_serial: int = 0
     pool_requested_at: float = 0.0
-    """When this recovery first requested a node of the pool; 0: it has not."""
+    """When this recovery first requested a node of the pool, or began with an open request; 0: neither."""
     pool_refused: str = ""
     """Why this recovery requests no more of them."""
     phase_after_drain: Phase | None = None
@@ -270,6 +324,11 @@ class Gang:
 
     stragglers: tuple[Straggler, ...] = ()
     """The newest stragglers of this run of the job, the last one last."""
+    disagreement: Disagreement | None = None
+    agreed_groups: tuple[int, ...] = ()
+    """The replica groups that agree at the version from which the running generation started."""
+    not_finite: str = ""
+    """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
 
     @property
     def final(self) -> bool:

@@ -39,6 +39,10 @@ class GangSpec:
     """Nodes of the shared pool that the gang may hold at the same time."""
     hang_after_s: float = 0.0
     """Seconds without a step before a generation may hang; 0: hangs are not looked for."""
+    preflight: bool = False
+    """Agents check their nodes, and nodes that fail are left out."""
+    hang_after_idle_s: float = 0.0
+    """Seconds for which all ranks may be idle before a generation hangs; 0: agents don't measure it."""
 
     @property
     def fewest(self) -> int:
@@ -58,12 +62,36 @@ class Version:
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One whole, checksummed shard in the memory of a node. `primary`: its own rank wrote it there; otherwise it is the
-    buddy's replica."""
+    buddy's replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto)."""
 
     rank: int
     version: Version
     primary: bool
     digest: str
+    replica_group: int = 0
+    replica_digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The first value of a rank in its generation that is NaN or infinite: "loss = nan"."""
+
+    step: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDisagreement:
+    """Ranks that hold replicas of one state have written different bytes at `version`, which is void therefore.
+
+    `ranks`: those that differ from the majority; without a majority all ranks of the group, 64 at most. `replicas`: the
+    number of ranks in the group.
+    """
+
+    version: Version
+    ranks: tuple[int, ...]
+    majority: bool
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +102,14 @@ class BlockTimes:
     first_block: int
     compute_us: tuple[int, ...]
     wait_us: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HangPlace:
+    """Where a rank of a generation that hangs was. `waits`: in a call that waits for other ranks. `where`: in words."""
+
+    waits: bool
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +129,15 @@ class RankState:
     """The rank was asked to stop, and this is its last step; 0 before."""
 
     block_times: BlockTimes | None = None
+    not_finite: NotFinite | None = None
+    silent_s: int | None = None
+    """Seconds without a sign of life, rounded down (RankStatus in agent.proto); None: the rank sends no signs."""
+    hang_place: HangPlace | None = None
+    """Where the rank was when its stacks were written; None: they are not, or don't show it."""
+    idle_quarters: int | None = None
+    """Quarters of the gang's `hang_after_idle_s`, in a row, in which the rank was idle; None: it is not measured."""
+    entered_collectives: int | None = None
+    """How many collectives the rank had entered when its generation hung; None: nobody counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +147,36 @@ class PoolAnswer:
     serial: int
     job: int
     error: str = ""
+
+
+class CheckOutcome(StrEnum):
+    """What a node check has found (CheckOutcome in common.proto)."""
+
+    RUNNING = "running"
+    PASSED = "passed"
+    SLOW = "slow"
+    WRONG = "wrong"
+    FAILED = "failed"
+    SILENT = "silent"
+
+    @property
+    def is_bad(self) -> bool:
+        """No rank shall start on the node while another node is there."""
+        return self in (CheckOutcome.WRONG, CheckOutcome.FAILED, CheckOutcome.SILENT)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """What the node check of a node has found (NodeCheck in common.proto). Rates are 0 if they were not measured."""
+
+    outcome: CheckOutcome
+    reason: str = ""
+    hardware: str = ""
+    gflops: float = 0.0
+    memory_gb_s: float = 0.0
+    host_to_device_gb_s: float = 0.0
+    cores_shared: bool = False
+    counters: str = ""
 
 
 @keeps_stored_names
@@ -132,6 +207,9 @@ class AgentStatus:
     """The agent only keeps the port free: rank 0 opens the store itself, and must run on this node."""
     stacks_generation: int = 0
     """The newest generation whose ranks' stacks are written."""
+    disagreement: ReplicaDisagreement | None = None
+    """From the commit leader: the first version of its generation on which replicas disagree."""
+    node_check: NodeCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,28 +400,58 @@ class NodeHeartbeat:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """An operator wants the node to be drained. `reason`: the operator's words."""
+
+    node: str
+    by: str
+    reason: str
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
     """A node's hardware reported a signal. `signal_action` is what the policy says: "unfit", "echo", "degraded",
-    "rank" or "ignore". `response`: what follows when the node is DEGRADED."""
+    "rank" or "ignore"; or "over": `signal` has ended. `response`: what follows when the node is DEGRADED. `signal`: its
+    kind, code and device; a node can report several."""
 
     node: str
     signal_action: str
     reason: str
     text: str
     response: Response = Response.RECORD
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmDrain:
+    """Slurm starts nothing more on a node. `reason`: as Slurm shows it. `idle`: nothing of a job is left there."""
+
+    reason: str
+    idle: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNodeChanged:
     """What Slurm says about a node has changed. `in_service`: the node is usable (it answers, and is not drained).
-    `down`: Slurm has the node DOWN and has ended what ran there."""
+    `down`: Slurm has the node DOWN and has ended what ran there. `drain`: Slurm starts nothing on the node; None: it is
+    not drained."""
 
     node: str
     in_service: bool
     text: str
     down: bool = False
+    drain: SlurmDrain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheckReported:
+    """A node's daemon has made the check that the coordinator asked for (`resuming.wanted_check`)."""
+
+    node: str
+    request: str
+    check: NodeCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +464,10 @@ GangEvent = (
     | PeerAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | PoolJobChanged
     | SlurmAnswered | SwapRequested
 )  # fmt: skip
-NodeEvent = NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged
+NodeEvent = (
+    NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged | DrainRequested
+    | NodeCheckReported
+)  # fmt: skip
 Event = GangEvent | NodeEvent | Tick
 
 _ADAPTERS: dict[type[Event], TypeAdapter[Event]] = {

@@ -13,6 +13,7 @@ from muster.daemon.coordinator.core.state.events import Version
 _VERBS: dict[facts.SlurmVerb, str] = {
     "drain": "drain {node}",
     "down": "drain {node} and set it DOWN",
+    "resume": "resume {node}, if its drain still has this reason",
     "let_go": "remove {node} from job {job}",
     "requeue": "requeue job {job}",
     "admit": "allow job {job} to start on more nodes",
@@ -32,6 +33,10 @@ def describe(fact: facts.Fact) -> str:
             | facts.MemberRemoved()
             | facts.CorrelatedFaultSuspected()
             | facts.CorrelatedFaultResolved()
+            | facts.NodeDrainRequested()
+            | facts.NodeDrainEnded()
+            | facts.PrecursorEnded()
+            | facts.NodeChecked()
         ):
             return _of_node(fact)
         case (
@@ -41,6 +46,8 @@ def describe(fact: facts.Fact) -> str:
             | facts.FirstStep()
             | facts.HangDetected()
             | facts.StragglerDetected()
+            | facts.ReplicasDisagreed()
+            | facts.NotFiniteReported()
         ):
             return _of_generation(fact)
         case facts.SlurmCallOwed() | facts.SlurmCallSettled() | facts.ActionWithheld():
@@ -75,9 +82,22 @@ def _of_node(
     | facts.MemberJoined
     | facts.MemberRemoved
     | facts.CorrelatedFaultSuspected
-    | facts.CorrelatedFaultResolved,
+    | facts.CorrelatedFaultResolved
+    | facts.NodeDrainRequested
+    | facts.NodeDrainEnded
+    | facts.PrecursorEnded
+    | facts.NodeChecked,
 ) -> str:
     match fact:
+        case facts.PrecursorEnded():
+            return f"a precursor of node {fact.node} has ended{_because(fact.reason)}"
+        case facts.NodeDrainRequested():
+            return f"{fact.requested_by} drains node {fact.node}{_because(fact.reason)}"
+        case facts.NodeDrainEnded():
+            return f"node {fact.node} is no longer to be drained{_because(fact.reason)}"
+        case facts.NodeChecked():
+            by = "musterd checks whether to resume the node: " if fact.request else ""
+            return f"the node check of {fact.node}: {by}{fact.check.outcome}{_because(fact.check.reason)}"
         case facts.CorrelatedFaultSuspected():
             reason = _because(fact.reason)
             return f"the loss of a peer may explain a signal of node {fact.node}: waiting for that loss{reason}"
@@ -107,9 +127,16 @@ def _of_generation(
     | facts.GenerationStarted
     | facts.FirstStep
     | facts.HangDetected
-    | facts.StragglerDetected,
+    | facts.StragglerDetected
+    | facts.ReplicasDisagreed
+    | facts.NotFiniteReported,
 ) -> str:
     match fact:
+        case facts.ReplicasDisagreed():
+            return f"{version_words(fact.version)} is void{_because(fact.reason)}"
+        case facts.NotFiniteReported():
+            where = f"rank {fact.rank} on {fact.node}"
+            return f"{where} reports {fact.words} at step {fact.step} of generation {fact.generation}"
         case facts.HangDetected():
             reason = _because(fact.reason)
             return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"
@@ -138,7 +165,8 @@ def _of_start(fact: facts.GenerationStarted) -> str:
     spares = _names(seat.node for seat in fact.spares)
     seats = _names(seat.node for seat in fact.seats)
     action = f", {fact.action}" if fact.action not in ("", "start") else ""
-    return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}"
+    warning = f"; WARNING: {fact.warning}" if fact.warning else ""
+    return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}{warning}"
 
 
 def _of_slurm(fact: facts.SlurmCallOwed | facts.SlurmCallSettled | facts.ActionWithheld) -> str:

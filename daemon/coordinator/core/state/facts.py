@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 
@@ -77,6 +77,18 @@ class MemberRemoved:
     requested: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NodeChecked:
+    """The agent on `node` has checked the node before ranks start on it; or musterd has, because the coordinator asked
+    for the check `request`. Then there is no gang, and no job (0)."""
+
+    gang: str
+    node: str
+    job: int
+    check: NodeCheck
+    request: str = ""
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
@@ -136,6 +148,37 @@ class StragglerDetected:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicasDisagreed:
+    """Replicas that have been equal differ at `version`: silent data corruption, or a script that lets them differ.
+
+    `ranks`, `nodes`: those that differ from the majority, or all suspects (at most 64). `node`: the only node whose
+    ranks differ from the majority; empty if no single node is named. `comparison_ends`: replicas are no longer compared
+    in this run of the job.
+    """
+
+    gang: str
+    generation: int
+    version: Version
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    node: str
+    reason: str
+    comparison_ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotFiniteReported:
+    """A loss or a gradient norm is NaN or infinite. This says nothing about a node."""
+
+    gang: str
+    generation: int
+    rank: int
+    node: str
+    step: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreMoved:
     """Another node opens the rendezvous store. The former one is removed or carries no ranks; or (`missed`) it has not
     opened a store in time."""
@@ -147,10 +190,10 @@ class StoreMoved:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """The agents are ordered to run this generation.
+    """The agents are ordered to run this generation. `agreed_groups`: replica groups that agree at `version`.
 
     `crashed_on`: the node where ranks crashed the generation before, known now that all ranks have reported their end;
-    None: the node that the fence names.
+    None: the node that the fence names. `warning`: why the state may be wrong; empty if nothing speaks against it.
     """
 
     gang: str
@@ -165,6 +208,8 @@ class GenerationStarted:
     fenced_at: float
     action: str
     crashed_on: str | None = None
+    agreed_groups: tuple[int, ...] = ()
+    warning: str = ""
 
 
 @keeps_stored_names
@@ -311,7 +356,8 @@ class NodeRegistered:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeJudged:
-    """The health of the node has changed. `response`: with DEGRADED, what follows.
+    """The health of the node has changed. `response`: with DEGRADED, what follows. `signal`: with DEGRADED, the signal
+    that announces a fault (NodeSignalled).
 
     `failure`: which failure of the node this is, within 30 days; 0: the verdict does not count as one. `lemon`: the
     site calls a node with so many failures a lemon.
@@ -323,6 +369,16 @@ class NodeJudged:
     response: Response = Response.RECORD
     failure: int = 0
     lemon: bool = False
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecursorEnded:
+    """A signal that made the node DEGRADED is over. The node stays DEGRADED while another one is not."""
+
+    node: str
+    signal: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +398,25 @@ class CorrelatedFaultResolved:
     peer: str = ""
 
 
-SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off", "complete", "cancel"]
+@dataclass(frozen=True, slots=True)
+class NodeDrainRequested:
+    """An operator wants that nothing more starts on the node, and that ranks leave it for spares. `requested_by`: the
+    operator. `reason`: in words."""
+
+    node: str
+    requested_by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrainEnded:
+    """The request for a drain is over: Slurm has the node in service again, or has refused to drain it."""
+
+    node: str
+    reason: str
+
+
+SlurmVerb = Literal["drain", "down", "resume", "let_go", "requeue", "admit", "requeue_off", "complete", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +426,9 @@ class SlurmCallOwed:
     `call`: its number in the durable state. `exclude`: nodes on which the requeued job may not start. `admit`: nodes
     that were excluded before, and on which it may start again. `if_run_has_node`: Slurm's restart count of a run of
     `job`; the call is made only while that run has `node`, and is refused otherwise. None: no condition.
+    `requested_by`: with drain, the operator who asked for it; empty: nobody did. `resumable`: with drain and down,
+    nobody else had drained the node before, so Muster may resume it. With resume, `text` is the reason that Slurm must
+    still show.
     """
 
     gang: str
@@ -364,6 +441,8 @@ class SlurmCallOwed:
     exit_code: int = 0
     admit: tuple[str, ...] = ()
     if_run_has_node: int | None = None
+    requested_by: str = ""
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +467,8 @@ Fact = (
     | FirstStep | FlushOrdered | FlushEnded | GangEnded | StopPlanned | SwapPlanned | JobRestarted | JobChanged
     | JobEnded | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
     | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
-    | CorrelatedFaultResolved | StragglerDetected
+    | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
+    | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

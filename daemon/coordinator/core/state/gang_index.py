@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member
-from muster.daemon.coordinator.core.state.events import AgentStatus, RankState
+from muster.daemon.coordinator.core.state.events import AgentStatus, CheckOutcome, RankState
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import FENCING
 from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S
@@ -24,7 +24,9 @@ class RankCount:
 
     `reported`: all of them. `progressed`: with a finished step. `exited_cleanly`: exited with 0. `stopped`: exited with
     0, or with their last step finished, as they were asked. `failed`: one has failed. `in_declared_phase`: one is in a
-    declared phase.
+    declared phase. `not_finite`: one reports a value that is not finite. `silent`: running, without a
+    sign of life. `signing`: running, with signs of life. `idle_quarters`: the least of all ranks that have not exited
+    (RankState); None: all have exited, or none is known.
     """
 
     reported: int = 0
@@ -33,6 +35,10 @@ class RankCount:
     stopped: int = 0
     failed: bool = False
     in_declared_phase: bool = False
+    not_finite: bool = False
+    silent: int = 0
+    signing: int = 0
+    idle_quarters: int | None = None
 
     @staticmethod
     def of(ranks: Iterable[RankState], generation: int) -> "RankCount":
@@ -45,6 +51,10 @@ class RankCount:
             sum(rank.exit_code == 0 or rank.stopped_step > 0 for rank in mine),
             any(not rank.running and rank.exit_code for rank in mine),
             any(rank.declared and rank.exit_code is None for rank in mine),
+            any(rank.not_finite is not None for rank in mine),
+            sum(rank.running and bool(rank.silent_s) for rank in mine),
+            sum(rank.running and rank.silent_s == 0 for rank in mine),
+            min((rank.idle_quarters or 0 for rank in mine if rank.exit_code is None), default=None),
         )
 
 
@@ -65,6 +75,8 @@ class GangIndex:
       `out_of_service`: the node is out of service.
       `agent_failed`: the agent has reported an error that no order mends.
       `sigterm_received`: Slurm has told the agent to end.
+      `check_pending`: the gang wants its nodes checked, and no fact says yet what the check of this node has found.
+      `check_ended`: of these, the agent has reported it. `check_failed`: no rank shall start on the node.
     `expected`: the present members, and the members that were removed alive and carried ranks of the fenced generation.
     Of these:
       `unattached`: the agent has no open stream.
@@ -72,11 +84,16 @@ class GangIndex:
     Of the nodes that carry ranks:
       `crashed`: a rank has failed.
       `in_declared_phase`: a rank is in a declared phase.
+      `with_silent_rank`: a rank sends no signs of life any more.
+      `with_active_rank`: a rank is not known to be idle.
       `stacks_missing`: the stacks of the ranks are not written yet.
+      `not_finite`: a rank reports a loss or a gradient norm that is not finite.
+      `disagreeing`: it carries rank 0, and its agent says that replicas disagree in this generation.
     `accusers`: the agent misses a watched peer.
     `to_release`: the member is removed, alive, and not released yet.
     `flush_pending`: the agent still writes a part of the running flush. `flush_failed`: the agent could not write it.
-    `reported`, `progressed`, `exited_cleanly`, `stopped`: numbers of ranks of the running generation.
+    `reported`, `progressed`, `exited_cleanly`, `stopped`, `silent`, `signing`: numbers of ranks of the running
+    generation.
     """
 
     present: set[str] = field(default_factory=set)
@@ -84,12 +101,19 @@ class GangIndex:
     out_of_service: set[str] = field(default_factory=set)
     agent_failed: set[str] = field(default_factory=set)
     sigterm_received: set[str] = field(default_factory=set)
+    check_pending: set[str] = field(default_factory=set)
+    check_ended: set[str] = field(default_factory=set)
+    check_failed: set[str] = field(default_factory=set)
     expected: set[str] = field(default_factory=set)
     unattached: set[str] = field(default_factory=set)
     unfenced: set[str] = field(default_factory=set)
     crashed: set[str] = field(default_factory=set)
     in_declared_phase: set[str] = field(default_factory=set)
+    with_silent_rank: set[str] = field(default_factory=set)
+    with_active_rank: set[str] = field(default_factory=set)
     stacks_missing: set[str] = field(default_factory=set)
+    not_finite: set[str] = field(default_factory=set)
+    disagreeing: set[str] = field(default_factory=set)
     accusers: set[str] = field(default_factory=set)
     to_release: set[str] = field(default_factory=set)
     flush_pending: set[str] = field(default_factory=set)
@@ -98,6 +122,8 @@ class GangIndex:
     progressed: int = 0
     exited_cleanly: int = 0
     stopped: int = 0
+    silent: int = 0
+    signing: int = 0
     to_recount: set[str] = field(default_factory=set)
     """Nodes to count again."""
     seats: dict[str, facts.Seat] = field(default_factory=dict)
@@ -131,6 +157,7 @@ class GangIndex:
         _put(self.out_of_service, node, present and not fit)
         _put(self.agent_failed, node, present and bool(status.failure))
         _put(self.sigterm_received, node, present and bool(status.sigterm_notice))
+        self._count_check(gang, node, status, member if present else None)
         _put(self.expected, node, expected)
         _put(self.unattached, node, expected and not attached)
         _put(self.unfenced, node, expected and not (attached and status.fenced_generation >= gang.fenced_generation))
@@ -138,6 +165,13 @@ class GangIndex:
         _put(self._behind, node, present and status.order_serial < self._serial)
         self._count_flush(gang, node, status)
         self._count_seat(gang, node, status, attached)
+
+    def _count_check(self, gang: Gang, node: str, status: AgentStatus, member: Member | None) -> None:
+        pending = gang.spec.preflight and member is not None and member.check is None
+        check = status.node_check
+        _put(self.check_pending, node, pending)
+        _put(self.check_ended, node, pending and check is not None and check.outcome is not CheckOutcome.RUNNING)
+        _put(self.check_failed, node, member is not None and member.failed_check)
 
     def _must_still_fence(self, gang: Gang, member: Member) -> bool:
         """The member was removed alive, and its ranks of the fenced generation must end as well."""
@@ -159,6 +193,10 @@ class GangIndex:
             ranks = RankCount.of(status.ranks, gang.generation)
         _put(self.crashed, node, ranks.failed)
         _put(self.in_declared_phase, node, ranks.in_declared_phase)
+        _put(self.not_finite, node, ranks.not_finite)
+        _put(self.disagreeing, node, seat is not None and seat.group_rank == 0 and _disagrees(status, gang.generation))
+        _put(self.with_silent_rank, node, ranks.silent > 0)
+        _put(self.with_active_rank, node, carries and (ranks.reported == 0 or ranks.idle_quarters == 0))
         _put(self.stacks_missing, node, carries and status.stacks_generation < gang.generation)
         _put(self.accusers, node, attached and seat is not None and bool(silent_watched_peers(seat, status)))
         before = self._ranks.get(node, _NO_RANKS)
@@ -168,6 +206,8 @@ class GangIndex:
             self.progressed += ranks.progressed - before.progressed
             self.exited_cleanly += ranks.exited_cleanly - before.exited_cleanly
             self.stopped += ranks.stopped - before.stopped
+            self.silent += ranks.silent - before.silent
+            self.signing += ranks.signing - before.signing
 
     def agents_behind(self, gang: Gang, seen: ObservedGang) -> set[str]:
         """The present members whose agents have not carried out the newest order."""
@@ -182,6 +222,13 @@ class GangIndex:
             self._by_fabric = placement.in_fabric_order([gang.members[node] for node in self.present])
         return self._by_fabric
 
+    def idle_quarters(self) -> int:
+        """Quarters in a row in which every rank that has not exited was idle; 0: not all ranks are known to be idle."""
+        if self.with_active_rank:
+            return 0
+        quarters = (ranks.idle_quarters for ranks in self._ranks.values())
+        return min((number for number in quarters if number is not None), default=0)
+
     def note_membership_change(self) -> None:
         """A member has joined or was removed."""
         self._by_fabric, self.time_fenced_at = [], 0.0
@@ -190,6 +237,10 @@ class GangIndex:
 def silent_watched_peers(seat: facts.Seat, status: AgentStatus) -> list[str]:
     """Watched peers that have not answered the agent of `seat` for as long as an accusation needs."""
     return [node for node in seat.watched_peers if status.heard_s.get(node, 0.0) >= ACCUSE_AFTER_S]
+
+
+def _disagrees(status: AgentStatus, generation: int) -> bool:
+    return status.disagreement is not None and status.disagreement.version.generation == generation
 
 
 def _awaits_release(member: Member) -> bool:

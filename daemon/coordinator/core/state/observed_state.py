@@ -162,7 +162,8 @@ class ObservedGang:
 @dataclass(slots=True)
 class ObservedNode:
     """One node's daemon. `heard_at`: when its stream last brought something. `answered_at`: when it last answered a
-    probe. `unanswered_at`: when a probe last met no process. `down`: Slurm has the node DOWN."""
+    probe. `unanswered_at`: when a probe last met no process. `down`: Slurm has the node DOWN. `in_slurm`: Slurm has
+    said what it has of the node. `drain`: Slurm starts nothing more there."""
 
     attached: bool = False
     incarnation: str = ""
@@ -170,6 +171,8 @@ class ObservedNode:
     answered_at: float = 0.0
     unanswered_at: float = 0.0
     down: bool = False
+    in_slurm: bool = False
+    drain: events.SlurmDrain | None = None
 
 
 @dataclass(slots=True)
@@ -324,7 +327,7 @@ def _observe_node(node: ObservedNode, event: events.NodeEvent, now: float) -> No
         case events.NodeHeartbeat():
             node.heard_at = now
         case events.SlurmNodeChanged():
-            node.down = event.down
+            node.down, node.in_slurm, node.drain = event.down, True, event.drain
         case _:
             pass
 

@@ -5,7 +5,7 @@ buddy, and the peers that watch a node, sit on other leaves if there are any.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from muster.daemon.coordinator.core.state.durable_state import Member
@@ -13,6 +13,8 @@ from muster.daemon.coordinator.core.state.facts import Seat
 
 WATCHED_PEER_COUNT = 4
 """Number of peers that each node watches. Two of them are witnesses; the others may fail."""
+
+_NONE: Mapping[str, int] = {}
 
 
 @lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
@@ -31,10 +33,10 @@ def in_fabric_order(members: Iterable[Member]) -> list[Member]:
     return sorted(members, key=_fabric_order)
 
 
-def first_seats(members: Sequence[Member], count: int, degraded: Collection[str] = ()) -> list[str]:
-    """The nodes of the first generation, in the order of group ranks. The other members are spares; `degraded` nodes
-    are, if others suffice."""
-    chosen = sorted(in_fabric_order(members), key=lambda member: member.node in degraded)[:count]
+def first_seats(members: Sequence[Member], count: int, last_choices: Mapping[str, int] = _NONE) -> list[str]:
+    """The nodes of the first generation, in the order of group ranks. The other members are spares. `last_choices`: as
+    for `refill_seats`."""
+    chosen = sorted(in_fabric_order(members), key=lambda member: last_choices.get(member.node, 0))[:count]
     return [member.node for member in in_fabric_order(chosen)]
 
 
@@ -43,7 +45,7 @@ def refill_seats(
     usable: Sequence[Member],
     leaves: dict[str, str],
     fewest: int,
-    degraded: Collection[str] = (),
+    last_choices: Mapping[str, int] = _NONE,
 ) -> list[str] | None:
     """The nodes of the next generation; None if fewer than `fewest` seats would be filled.
 
@@ -56,11 +58,11 @@ def refill_seats(
         usable: members that may carry ranks.
         leaves: leaf of every member, of lost ones too.
         fewest: the fewest seats to start with.
-        degraded: names of nodes that take a seat only if no other spare is left.
+        last_choices: nodes that take a seat only if no other spare is left, those with a higher number last.
     """
     names, seated = {m.node for m in usable}, set(seats)
     free = [m for m in in_fabric_order(usable) if m.node not in seated]
-    placed = [node if node in names else _take_spare(free, leaves.get(node, ""), degraded) for node in seats]
+    placed = [node if node in names else _take_spare(free, leaves.get(node, ""), last_choices) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:
         return None
@@ -68,10 +70,10 @@ def refill_seats(
     return [node or moving.pop(0) for node in placed[:count]]
 
 
-def _take_spare(free: list[Member], leaf: str, degraded: Collection[str]) -> str:
+def _take_spare(free: list[Member], leaf: str, last_choices: Mapping[str, int]) -> str:
     if not free:
         return ""
-    spare = min(free, key=lambda member: (member.node in degraded, member.leaf != leaf))
+    spare = min(free, key=lambda member: (last_choices.get(member.node, 0), member.leaf != leaf))
     free.remove(spare)
     return spare.node
 

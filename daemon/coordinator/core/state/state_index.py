@@ -14,7 +14,8 @@ from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, No
 class StateIndex:
     """The index of `state` and `observed`, which change only by the events and facts that are noted here.
 
-    `out_of_service`: names of the nodes that are out of service. `degraded`: names of the DEGRADED nodes.
+    `out_of_service`: names of the nodes that are out of service. `degraded`: names of the DEGRADED nodes. `drained`:
+    names of the nodes that operators have drained.
     """
 
     def __init__(self, state: DurableState, observed: ObservedState) -> None:
@@ -24,6 +25,7 @@ class StateIndex:
         self._homes: dict[str, list[str]] = {}
         self.out_of_service = {node.name for node in state.nodes.values() if node.health in OUT_OF_SERVICE}
         self.degraded = {node.name for node in state.nodes.values() if node.health is NodeHealth.DEGRADED}
+        self.drained = {node.name for node in state.nodes.values() if node.drain is not None}
         for gang in state.gangs.values():
             for node in () if gang.final else gang.members:
                 self._homes.setdefault(node, []).append(gang.id)
@@ -39,6 +41,11 @@ class StateIndex:
                 index.recount(gang, node, agents.get(node), node not in self.out_of_service)
             index.to_recount.clear()
         return index
+
+    @property
+    def unwanted(self) -> set[str]:
+        """Names of the nodes in service that get ranks only if no other node is left."""
+        return self.degraded | self.drained
 
     def gangs_of(self, node: str) -> list[Gang]:
         """The gangs that are not final and have `node` as a member, removed members too; the oldest first."""
@@ -63,10 +70,14 @@ class StateIndex:
                 self._mark_membership(fact.gang, fact.node)
             case facts.MemberRemoved():
                 self._mark_membership(fact.gang, fact.node)
-            case facts.SlurmCallOwed():
+            case facts.SlurmCallOwed() | facts.NodeChecked():
                 self._mark(fact.gang, fact.node)
             case facts.NodeJudged():
                 self._mark_health(fact)
+            case facts.NodeDrainRequested():
+                self.drained.add(fact.node)
+            case facts.NodeDrainEnded():
+                self.drained.discard(fact.node)
             case (
                 facts.PhaseChanged() | facts.GenerationFenced() | facts.GenerationStarted() | facts.FlushOrdered()
                 | facts.JobRestarted() | facts.GangEnded() | facts.GangForgotten() | facts.PoolRequestClosed()

@@ -80,12 +80,12 @@ OUT_OF_SERVICE = frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST, 
 UNRESPONSIVE = frozenset({NodeHealth.LOST, NodeHealth.HUNG})
 """Such a node sends nothing, though its streams may stay open on this side for a while."""
 RESUMABLE = frozenset({NodeHealth.UNFIT, NodeHealth.RETURNING})
-"""Such a node is FIT again once Slurm has it in service: an operator has resumed it."""
+"""Such a node is FIT again once Slurm has it in service: an operator has resumed it, or Muster (`resuming`)."""
 
 NODE_TRANSITIONS: dict[NodeHealth, frozenset[NodeHealth]] = {
     NodeHealth.FIT: frozenset({NodeHealth.DEGRADED, NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
     NodeHealth.SUSPECT: frozenset(),
-    NodeHealth.DEGRADED: frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
+    NodeHealth.DEGRADED: frozenset({NodeHealth.FIT, NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
     NodeHealth.UNFIT: frozenset({NodeHealth.FIT, NodeHealth.HUNG, NodeHealth.LOST}),
     NodeHealth.HUNG: frozenset({NodeHealth.RETURNING}),
     NodeHealth.LOST: frozenset({NodeHealth.RETURNING}),

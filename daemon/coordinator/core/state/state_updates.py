@@ -10,6 +10,8 @@ from pydantic import TypeAdapter
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import (
     CorrelatedFault,
+    Disagreement,
+    DrainRequest,
     DurableState,
     Exclusion,
     Flush,
@@ -18,6 +20,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Member,
     Node,
     PoolRequest,
+    Precursor,
     Recovery,
     ReportedDrain,
     Stop,
@@ -28,6 +31,7 @@ from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.journal_use import FORGOTTEN_BYTES, JournalUse, counted_bytes
 from muster.daemon.coordinator.core.state.state_tables import (
     OUT_OF_SERVICE,
+    NodeHealth,
     Phase,
     check_gang_transition,
     check_node_transition,
@@ -42,6 +46,8 @@ RECOVERIES_KEPT = 500
 FAILURES_KEPT_S, FAILURES_KEPT = 30 * 86400.0, 100
 """Seconds for which the failure of a node is kept, and how many of one node are."""
 
+RESUME_TRIAL_S = 86400.0
+"""Seconds after a resume by Muster within which a node must not fail, or Muster does not resume it again."""
 STRAGGLERS_KEPT = 32
 """Number of a gang's newest stragglers that are kept: each snapshot holds them."""
 LONG_RUN_S = 3600.0
@@ -70,6 +76,12 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             _apply_node(state, fact, at)
             if isinstance(fact, facts.NodeJudged) and fact.failure:
                 _count_failure(state, fact.node, at)
+        case facts.PrecursorEnded():
+            _end_precursor(_node(state, fact.node), fact.signal)
+        case facts.NodeDrainRequested():
+            _node(state, fact.node).drain = DrainRequest(fact.requested_by, fact.reason, at)
+        case facts.NodeDrainEnded():
+            _node(state, fact.node).drain = None
         case facts.CorrelatedFaultSuspected():
             state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at)
         case facts.CorrelatedFaultResolved():
@@ -91,19 +103,40 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             elif fact.verb == "admit":
                 gang = state.gangs[fact.gang]
                 gang.admitted += fact.admit
-            elif fact.verb in ("drain", "down"):
+            elif fact.verb in ("drain", "down") and not fact.requested_by:
                 _count_taken_out(state, fact, at)
         case facts.SlurmCallSettled():
-            state.owed.pop(fact.call, None)
+            call = state.owed.pop(fact.call, None)
+            if call is not None and not fact.error and call.node in state.nodes:
+                _note_carried_out(state.nodes[call.node], call, at)
         case facts.ActionWithheld():
             pass  # no call was made
         case facts.GangRegistered():
             state.gangs.setdefault(fact.gang, _registered(fact, at))
         case facts.GangForgotten():
             state.gangs.pop(fact.gang, None)
+        case facts.NodeChecked():
+            _note_check(state, fact, at)
         case _:
             _apply_gang(state.gangs[fact.gang], fact, at)
     _count_record(state, fact, at)
+
+
+def _note_carried_out(node: Node, call: facts.SlurmCallOwed, at: float) -> None:
+    """Slurm has carried out a call that concerns the node."""
+    if call.verb in ("drain", "down"):
+        node.drained_as = call.text if call.resumable else ""
+    elif call.verb == "resume":
+        node.drained_as, node.resumed_at = "", at
+
+
+def _note_check(state: DurableState, fact: facts.NodeChecked, at: float) -> None:
+    if fact.request:
+        _node(state, fact.node).check_request = fact.request
+    else:
+        state.gangs[fact.gang].members[fact.node].check = fact.check
+    if (node := state.nodes.get(fact.node)) is not None:  # agents add no nodes to the state
+        node.check, node.checked_in_job, node.checked_at = fact.check, fact.job, at
 
 
 def _count_record(state: DurableState, fact: facts.Fact, at: float) -> None:
@@ -154,15 +187,40 @@ def _registered(fact: facts.GangRegistered, at: float) -> Gang:
     return gang
 
 
+def _node(state: DurableState, name: str) -> Node:
+    return state.nodes.setdefault(name, Node(name))
+
+
 def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudged, at: float) -> None:
-    node = state.nodes.setdefault(fact.node, Node(fact.node))
+    node = _node(state, fact.node)
     if isinstance(fact, facts.NodeRegistered):
         node.boot_id, node.probe_address, node.addresses = fact.boot_id, fact.probe_address, fact.addresses
     else:
         node.health = check_node_transition(node.health, fact.health)
+        if fact.health not in OUT_OF_SERVICE:
+            node.drained_as, node.failed_again = "", False
+        elif node.resumed_at and at - node.resumed_at < RESUME_TRIAL_S:
+            node.failed_again = True
         node.reason, node.judged_at, node.response = fact.reason, at, fact.response
+        if fact.health is NodeHealth.DEGRADED:
+            node.precursors[fact.signal] = Precursor(fact.reason, fact.response)
+            _show_strongest_precursor(node)
+        else:
+            node.precursors = {}
         if fact.health in OUT_OF_SERVICE:
             state.correlated_faults.pop(fact.node, None)
+
+
+def _end_precursor(node: Node, signal: str) -> None:
+    node.precursors.pop(signal, None)
+    if node.precursors:
+        _show_strongest_precursor(node)
+
+
+def _show_strongest_precursor(node: Node) -> None:
+    """Of equally strong ones the oldest."""
+    strongest = max(node.precursors.values(), key=lambda precursor: precursor.response.strength)
+    node.reason, node.response = strongest.reason, strongest.response
 
 
 def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
@@ -182,6 +240,11 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.order_serial += 1
         case facts.StragglerDetected():
             _note_straggler(gang, fact, at)
+        case facts.ReplicasDisagreed():
+            _note_disagreement(gang, fact.version, fact.node, fact.reason, fact.comparison_ends)
+            gang.order_serial += fact.comparison_ends
+        case facts.NotFiniteReported():
+            gang.not_finite = f"{fact.words} at step {fact.step}, on rank {fact.rank} ({fact.node})"
         case facts.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
             gang.stores_missed += fact.missed
@@ -286,8 +349,10 @@ def _apply_pool_request(
 def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
     gang.fenced_generation = fact.generation
     gang.store_node, gang.stores_missed = fact.store_node, 0
-    hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
-    gang.pool_requested_at, gang.pool_refused = 0.0, ""
+    # The cause may add what the stacks show.
+    hung, gang.hang = gang.hang is not None and fact.cause.startswith(gang.hang.reason), None
+    coming = any(not request.node for request in gang.pool.values())  # it was requested beforehand
+    gang.pool_requested_at, gang.pool_refused = at if coming else 0.0, ""
     gang.order_serial += 1
     if gang.phase is Phase.GATHERING:
         _enter_phase(gang, Phase.PREFLIGHT, at)
@@ -317,11 +382,15 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     _enter_phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
     gang.swap = None
+    gang.not_finite = ""
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.rank_counts[fact.generation] = gang.ranks
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.restored_version, gang.restore_sources = fact.version, fact.sources
+    gang.agreed_groups = fact.agreed_groups
+    if fact.version is not None and fact.warning:
+        _note_disagreement(gang, fact.version, "", f"step {fact.version.step} is restored: {fact.warning}")
     gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory does not change it
     gang.order_serial += 1
     if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
@@ -331,6 +400,11 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
         recovery.step_restored = origin.step if origin else 0
         recovery.nodes_in = sorted({seat.node for seat in fact.seats} - before)
         recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
+
+
+def _note_disagreement(gang: Gang, version: Version, node: str, reason: str, comparison_ends: bool = False) -> None:
+    count = 1 + (gang.disagreement.count if gang.disagreement is not None else 0)
+    gang.disagreement = Disagreement(version, node, reason, comparison_ends, count)
 
 
 def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
@@ -348,7 +422,7 @@ def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job_nodes = ()
     gang.restored_version = gang.stop = gang.swap = gang.hang = None
     gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
-    gang.stragglers = ()
+    gang.stragglers, gang.disagreement, gang.not_finite = (), None, ""
     gang.furthest_step = 0  # the new run may start from an old checkpoint
     gang.fenced_generation = -1
     gang.order_serial += 1

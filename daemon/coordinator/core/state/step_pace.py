@@ -17,11 +17,13 @@ class StepPace:
 
     `progressed_at`: when a rank last reported a further step, or was in a declared phase. `median_step_s`: median
     of the durations of steps; 0 until it is known. `longest_gap_s`: longest time between two steps so far.
+    `silences_below_s`: each silence of a rank that ended by itself was shorter; 0: there was none.
     """
 
     progressed_at: float = 0.0
     median_step_s: float = 0.0
     longest_gap_s: float = 0.0
+    silences_below_s: int = 0
     _stepped_at: float = 0.0
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
 
@@ -31,6 +33,7 @@ class StepPace:
             self.progressed_at, self._stepped_at = now, 0.0  # time in a declared phase is not part of a step
         elif _further(before, after):
             self.progressed_at = now
+        self.silences_below_s = max(self.silences_below_s, 2 * _ended_silence_s(before, after))
 
     def note_step(self, before: tuple[int, int], after: tuple[int, int], now: float) -> None:
         """The gang's newest (generation, step) was `before`, and is `after` since `now`."""
@@ -50,3 +53,12 @@ def _in_phase(status: AgentStatus) -> bool:
 def _further(before: AgentStatus, after: AgentStatus) -> bool:
     known = {(rank.generation, rank.rank): rank.step for rank in before.ranks if rank.progressed}
     return any(rank.progressed and rank.step > known.get((rank.generation, rank.rank), -1) for rank in after.ranks)
+
+
+def _ended_silence_s(before: AgentStatus, after: AgentStatus) -> int:
+    """The longest silence that a rank has ended, in seconds, rounded down to a power of two; 0: no rank has."""
+    silent = {(rank.generation, rank.rank): rank.silent_s for rank in before.ranks if rank.silent_s}
+    if not silent:
+        return 0
+    signing = ((rank.generation, rank.rank) for rank in after.ranks if rank.running and rank.silent_s == 0)
+    return max((silent.get(rank) or 0 for rank in signing), default=0)

@@ -1,4 +1,6 @@
-"""How often one agent or node daemon may attach as somebody new. Each such attach writes facts into the journal.
+"""How often one agent or node daemon may do what writes facts into the journal each time.
+
+It attaches as somebody new, or says that a signal which lasted is over.
 
 A process that attaches again, as what the journal knows, writes no fact. It may do that as often as its network fails,
 so honest processes never meet this limit: a node starts a new agent or boots a few times in an hour.
@@ -19,10 +21,13 @@ SWEEP_AT = 1024
 so that a site whose nodes all attach at once does not look through all of them for each."""
 
 
-class AttachRate:
-    """Counts the attaches of each identity: a node, or a node of a gang."""
+class FactRate:
+    """Counts for each identity: a node, or a node of a gang. `burst`: how often it may do so at once. `interval_s`:
+    seconds after which once more is allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self, burst: int = BURST, interval_s: float = INTERVAL_S) -> None:
+        self._burst = burst
+        self._interval_s = interval_s
         self._free_at: dict[Hashable, float] = {}  # when all that was counted is forgotten (seconds)
         self._sweep_at = SWEEP_AT
 
@@ -32,13 +37,19 @@ class AttachRate:
         Raises:
             RpcAbort: it has done so too often.
         """
+        if self.is_too_often(identity, now):
+            raise resource_exhausted(
+                f"{what} has attached as a new process {self._burst} times within minutes: once in "
+                f"{self._interval_s:g} s is allowed in the long run"
+            )
+
+    def is_too_often(self, identity: Hashable, now: float) -> bool:
+        """Note what `identity` does, unless it has done so too often: that does not count."""
         if len(self._free_at) >= self._sweep_at:
             self._free_at = {key: at for key, at in self._free_at.items() if at > now}
             self._sweep_at = max(SWEEP_AT, 2 * len(self._free_at))
-        free_at = max(self._free_at.get(identity, now), now) + INTERVAL_S
-        if free_at - now > BURST * INTERVAL_S:
-            raise resource_exhausted(
-                f"{what} has attached as a new process {BURST} times within minutes: once in {INTERVAL_S:g} s is "
-                "allowed in the long run"
-            )
+        free_at = max(self._free_at.get(identity, now), now) + self._interval_s
+        if free_at - now > self._burst * self._interval_s:
+            return True
         self._free_at[identity] = free_at
+        return False

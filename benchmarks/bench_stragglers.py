@@ -1,0 +1,134 @@
+"""`make bench-stragglers`: how soon a rank that becomes slower is named, whom a clean run names, and the cost of it.
+
+    python -m benchmarks.bench_stragglers [--clean-steps N]
+
+Eight gloo ranks train on this machine with steps of 50 ms, by its real clock. After the clean steps, one is 30 %
+slower. The step times go through the agent's blocks and the coordinator's judgement, as in a job. The cost is that of
+all calls and hooks in a step of 300 parameters. Needs PyTorch. The last line is a JSON object; names contain the units.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from benchmarks import straggler_ranks
+from benchmarks.straggler_ranks import STEP_S
+from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
+from muster.checkpoint.testing.rank_processes import start_ranks
+from muster.checkpoint.training.step_timer import HostClock, StepTimer
+from muster.daemon.coordinator.core.detection.straggler_detector import follow
+from muster.daemon.coordinator.core.state.block_times import BlockTime, RankPaces
+from muster.v1.rank_pb2 import StepTime
+
+RANKS, SLOW_RANK = 8, 5
+SLOW_STEPS = 40
+PAIRS = 9
+"""Runs with and without the timer, in turn."""
+STEPS_OF_COST = 200
+
+
+async def measure_ranks(clean_steps: int) -> list[list[StepTime]]:
+    """The step times of each rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = {
+            "slow_rank": SLOW_RANK,
+            "slow_from": clean_steps + 1,
+            "steps": clean_steps + SLOW_STEPS,
+            "folder": folder,
+        }
+        log = Path(folder, "log")
+        process = await start_ranks(Path(straggler_ranks.__file__), RANKS, {}, log, job)
+        if await process.wait() != 0:
+            sys.exit(f"a rank has failed:\n{log.read_text()}")
+        found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(RANKS)]
+    return [[StepTime(step=step, compute_us=compute, wait_us=wait) for step, compute, wait in times] for times in found]
+
+
+def whole_blocks(ranks: list[list[StepTime]]) -> Iterator[tuple[int, dict[int, BlockTime]]]:
+    """Each block that all ranks have measured, by its number."""
+    by_number: dict[int, dict[int, BlockTime]] = {}
+    for rank, step_times in enumerate(ranks):
+        blocks = StepBlocks()
+        for step_time in step_times:
+            blocks.add(step_time)
+            if (times := blocks.times()) is not None:
+                last = times.first_block + len(times.compute_us) - 1
+                by_number.setdefault(last, {})[rank] = BlockTime(times.compute_us[-1], times.wait_us[-1])
+    return ((number, block) for number, block in sorted(by_number.items()) if len(block) == len(ranks))
+
+
+def judge(ranks: list[list[StepTime]], clean_steps: int) -> dict[str, int | None]:
+    """Whom the coordinator names, and when."""
+    paces, named_clean = RankPaces(), set()
+    for number, block in whole_blocks(ranks):
+        last_step = STEPS_PER_BLOCK * (number + 1)
+        follow(paces, block, last_step * STEP_S)
+        named = {rank for rank, slow in paces.slow_ranks.items() if slow.named}
+        if last_step <= clean_steps:
+            named_clean |= named
+        elif SLOW_RANK in named:
+            return {"named_after_steps": last_step - clean_steps, "named_in_clean_steps": len(named_clean)}
+    return {"named_after_steps": None, "named_in_clean_steps": len(named_clean)}
+
+
+def cost_us() -> tuple[float, float]:
+    """Microseconds of a step without and with the timer: medians of pairs."""
+    torch.set_num_threads(1)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(150)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    pairs = []
+    for _ in range(PAIRS):
+        plain = _median_step_us(model, optimizer, None)
+        timer = StepTimer(model.parameters(), [optimizer], HostClock())
+        pairs.append((plain, _median_step_us(model, optimizer, timer)))
+        timer.close()
+    plain_us = statistics.median(plain for plain, _ in pairs)
+    return plain_us, plain_us + statistics.median(timed - plain for plain, timed in pairs)
+
+
+def _median_step_us(model: nn.Module, optimizer: torch.optim.Optimizer, timer: StepTimer | None) -> float:
+    spent = []
+    for step in range(1, STEPS_OF_COST + 1):
+        begin = time.perf_counter()
+        if timer is not None:
+            timer.begin_step()
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        if timer is not None:
+            timer.end_step(step)
+            timer.measured()
+        spent.append(time.perf_counter() - begin)
+    return statistics.median(spent) * 1e6
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clean-steps", type=int, default=2000)
+    clean_steps = parser.parse_args().clean_steps
+    plain_us, timed_us = cost_us()
+    ranks = asyncio.run(measure_ranks(clean_steps))
+    percent = 100 * (timed_us - plain_us) / (STEP_S * 1e6)
+    figures = {
+        **judge(ranks, clean_steps),
+        "clean_steps": clean_steps,
+        "step_us": round(plain_us, 1),
+        "timed_step_us": round(timed_us, 1),
+        "percent_of_50_ms": round(percent, 3),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The corruption detector: replicas that must be equal are not, or a value of the training is no number.
+
+The commit leader compares digests that the agents have made anyway (`replica_agreement` in the checkpoint library). A
+version on which replicas disagree is void there, so it never becomes a restore point. `return_to_agreement` does what
+follows. Who is named:
+
+1. A minority of three replicas or more, on one node, names that node.
+2. Without a majority (two replicas), or with a minority on several nodes, all of them are suspects and nobody is named.
+3. If replicas disagree again before the gang has come further, the cause is repeated with the steps: the script lets
+   replicas differ, or a node without a spare is broken. Then the comparison ends for this run, and the gang goes on.
+
+Only the user's own processes report here. So the node keeps its health, Slurm drains nothing, and no other job hears of
+it.
+
+A loss that is NaN or infinite is recorded, once a generation. It accuses nobody: most come from the training itself.
+"""
+
+from collections.abc import Iterable
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.events import NotFinite, ReplicaDisagreement
+from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.state.turn import GangTurn
+
+MOST_DISAGREEMENTS = 8
+"""How often replicas may disagree in a run before the comparison ends. Each time costs a restart: a node that corrupts
+its memory so often has had a spare by then, or there is none."""
+NAMES_SHOWN = 8
+"""Ranks and nodes that the words of a disagreement list."""
+
+
+def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
+    """Record a disagreement that the commit leader reports, once. Returns it; None if there is no new one.
+
+    Once the comparison has ended, nothing more is recorded in this run: nobody is fenced for it, so an owner's agent
+    could add records without end.
+    """
+    found, before = _reported(gang_turn), gang_turn.gang.disagreement
+    if found is None or (before is not None and (before.comparison_ends or before.version == found.version)):
+        return None
+    gang, nodes = gang_turn.gang, _nodes_of(gang_turn, found)
+    node = nodes[0] if found.majority and len(nodes) == 1 else ""
+    why_over = _why_comparison_ends(gang_turn)
+    reason = _words(found, nodes, node) + (f"; {why_over}" if why_over else "")
+    fact = facts.ReplicasDisagreed(
+        gang.id, gang.generation, found.version, found.ranks, nodes, node, reason, bool(why_over)
+    )
+    gang_turn.turn.record(fact)
+    return fact
+
+
+def note_not_finite(gang_turn: GangTurn) -> None:
+    """Record the first value of the generation that is NaN or infinite."""
+    gang, nodes = gang_turn.gang, gang_turn.index.not_finite
+    if not nodes or gang.not_finite:
+        return
+    reports: list[tuple[int, int, str, NotFinite]] = [
+        (rank.not_finite.step, rank.rank, node, rank.not_finite)
+        for node in nodes
+        for rank in ranks_of_generation(gang_turn.observed.status(node).ranks, gang.generation)
+        if rank.not_finite is not None
+    ]
+    if reports:
+        step, rank, node, found = min(reports, key=lambda report: report[:2])
+        gang_turn.turn.record(facts.NotFiniteReported(gang.id, gang.generation, rank, node, step, found.words))
+
+
+def _reported(gang_turn: GangTurn) -> ReplicaDisagreement | None:
+    """What the commit leader of the running generation, the agent on the node of rank 0, has found."""
+    for leader in gang_turn.index.disagreeing:
+        found = gang_turn.observed.status(leader).disagreement
+        if found is not None and found.ranks and max(found.ranks) < gang_turn.gang.ranks:
+            return found
+    return None
+
+
+def _nodes_of(gang_turn: GangTurn, found: ReplicaDisagreement) -> tuple[str, ...]:
+    """The nodes of the ranks that are named, in the order of their ranks."""
+    per_node = gang_turn.gang.spec.ranks_per_node
+    group_ranks = {rank // per_node for rank in found.ranks}
+    seats = sorted(gang_turn.gang.seats, key=lambda seat: seat.group_rank)
+    return tuple(seat.node for seat in seats if seat.group_rank in group_ranks)
+
+
+def _words(found: ReplicaDisagreement, nodes: tuple[str, ...], node: str) -> str:
+    several = len(found.ranks) > 1
+    ranks = f"rank{'s' * several} {_listed(map(str, found.ranks))} on {_listed(nodes)}"
+    where = f"the parameters or optimizer states of step {found.version.step}"
+    if node:
+        others = found.replicas - len(found.ranks)
+        verb = "differ" if several else "differs"
+        return f"silent data corruption: {ranks} {verb} from {others} equal replicas in {where}"
+    if found.majority:
+        return f"replicas disagree: {ranks} differ from the majority in {where}, and no single node explains that"
+    return f"replicas disagree: {ranks} differ in {where}, and nobody can tell which are right"
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - NAMES_SHOWN} more" if len(listed) > NAMES_SHOWN else ""
+    return " ".join(listed[:NAMES_SHOWN]) + more
+
+
+def _why_comparison_ends(gang_turn: GangTurn) -> str:
+    """Why replicas of this run are no longer compared; empty if they still are."""
+    before = gang_turn.gang.disagreement
+    if gang_turn.turn.limits.observe:
+        return "observe mode: the ranks would restart from the last version on which all agreed"
+    if before is None:
+        return ""
+    if _agreed_step(gang_turn) < before.version.step:
+        return "this is repeated after a restart, so replicas of this run are no longer compared"
+    if before.count + 1 >= MOST_DISAGREEMENTS:
+        return f"this is the {before.count + 1}th time, so replicas of this run are no longer compared"
+    return ""
+
+
+def _agreed_step(gang_turn: GangTurn) -> int:
+    """The newest committed step: all replicas that are compared agree on it."""
+    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.seats]
+    return max((status.committed.step for status in statuses if status.committed is not None), default=0)

@@ -1,0 +1,71 @@
+"""Muster resumes a node that it has drained itself, once the node has passed a check (`resume_after_check`).
+
+The node's daemon makes the check, as root and beside no job: agents of users prove nothing. A check is asked for once
+after the verdict, and once after each boot. A node stays drained until somebody resumes it if somebody else had drained
+it before, or has changed its reason in Slurm since; if it is a lemon; or if it failed within a day after Muster had
+resumed it.
+"""
+
+from muster.daemon.coordinator.core.detection import drain_reason, lemons
+from muster.daemon.coordinator.core.detection.drain_reason import DrainSource
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Node
+from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
+from muster.daemon.coordinator.core.state.state_tables import RESUMABLE
+from muster.daemon.coordinator.core.state.state_updates import LIMIT_WINDOW_S
+from muster.daemon.coordinator.core.state.turn import Turn
+
+
+def wanted_check(state: DurableState, observed: ObservedState, limits: Limits, name: str, now: float) -> str:
+    """The check that the daemon of the node shall make, by its name; empty: none."""
+    node = state.nodes.get(name)
+    if node is None or not _may_resume(state, observed, limits, node, now):
+        return ""
+    request = f"{node.judged_at:.3f} {node.boot_id}"
+    return request if request != node.check_request else ""
+
+
+def take_check(turn: Turn, reported: events.NodeCheckReported) -> None:
+    """Record a check that was asked for. If the node has passed it, have Slurm resume the node."""
+    wanted = wanted_check(turn.state, turn.observed, turn.limits, reported.node, turn.now)
+    if not wanted or reported.request != wanted:
+        return
+    turn.record(facts.NodeChecked("", reported.node, 0, reported.check, reported.request))
+    if _has_passed(reported.check):
+        turn.owe("resume", "", 0, turn.state.node(reported.node).drained_as, node=reported.node)
+
+
+def _may_resume(state: DurableState, observed: ObservedState, limits: Limits, node: Node, now: float) -> bool:
+    """Muster may resume the node if it passes a check."""
+    return (
+        limits.resume_after_check
+        and not limits.observe
+        and node.health in RESUMABLE
+        and node.drain is None
+        and not node.failed_again
+        and _is_drained_by_muster(observed, node)
+        and not any(call.node == node.name for call in state.owed.values())
+        and not lemons.is_lemon(lemons.failures(state, node.name, now), limits.lemon_after)
+        and _resumed_lately(state, now) < limits.nodes_per_hour
+    )
+
+
+def _is_drained_by_muster(observed: ObservedState, node: Node) -> bool:
+    """Slurm shows the reason that Muster wrote for evidence against the node, and nothing of a job is left there."""
+    drain, reason = observed.node(node.name).drain, drain_reason.parse(node.drained_as)
+    if drain is None or not drain.idle or reason is None or reason.source is not DrainSource.NODE:
+        return False
+    return drain_reason.is_same(drain.reason, node.drained_as)
+
+
+def _resumed_lately(state: DurableState, now: float) -> int:
+    """How many nodes Muster has resumed within the hour, or is about to resume."""
+    owed = sum(call.verb == "resume" for call in state.owed.values())
+    return owed + sum(node.resumed_at > 0 and now - node.resumed_at < LIMIT_WINDOW_S for node in state.nodes.values())
+
+
+def _has_passed(check: NodeCheck) -> bool:
+    """Something was computed, and nothing was wrong or slow. An inventory alone proves nothing."""
+    return check.outcome is CheckOutcome.PASSED and check.gflops > 0

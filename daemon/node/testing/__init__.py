@@ -1,0 +1,1 @@
+"""Sensors of the node daemon on a clock that the test sets. No program imports it."""

@@ -1,0 +1,70 @@
+"""What a node has: processors, memory, GPUs. Absent hardware is no error."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_GIB = 1 << 30
+
+
+def describe(gpus: Sequence[str], root: Path = Path("/")) -> str:
+    """The inventory in one line, for example "8 x NVIDIA H100 80GB HBM3, AMD EPYC 9654, 192 processors, 1500 GiB".
+
+    `gpus`: the names of the GPUs. `root`: where /proc is.
+    """
+    parts = [f"{count} x {name}" for name, count in sorted(Counter(gpus).items())]
+    info = _read(root / "proc/cpuinfo")
+    models = {line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")}
+    processors = sum(line.startswith("processor") for line in info.splitlines()) or os.cpu_count() or 1
+    parts += [*sorted(models), f"{processors} processors"]
+    if memory := _memory_bytes(root):
+        parts.append(f"{float(f'{memory / _GIB:.2g}'):.0f} GiB")  # like nodes differ by some megabytes
+    return ", ".join(parts)
+
+
+def driver_gpus(root: Path = Path("/")) -> int:
+    """How many GPUs NVIDIA's driver has; 0 without the driver."""
+    try:
+        return len(os.listdir(root / "proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may still use, in bytes: of the node, and of the job's cgroups. 0 if unknown."""
+    return max(0, min([_meminfo(root).get("MemAvailable", 0), *_left_in_cgroups(root)]))
+
+
+def _left_in_cgroups(root: Path) -> Iterator[int]:
+    """For each cgroup of this process that has a limit: how much is left of it. Only cgroup v2 is read."""
+    own = next((line for line in _read(root / "proc/self/cgroup").splitlines() if line.startswith("0::/")), "0::/")
+    folder = root / "sys/fs/cgroup"
+    for part in ("", *own.removeprefix("0::/").split("/")):
+        folder /= part
+        most, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        if most.isdigit() and used.isdigit():
+            yield int(most) - int(used)
+
+
+def _memory_bytes(root: Path) -> int:
+    return _meminfo(root).get("MemTotal", 0)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    found = {}
+    for line in _read(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if len(words) == 2 and words[0].isdigit():
+            found[name] = int(words[0]) * 1024
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
