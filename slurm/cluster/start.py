@@ -66,6 +66,9 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         _wait_for(cluster, "every node is idle", _all_idle, "slurmctld")
         if spec.daemons:
             _wait_for(cluster, "the coordinator listens", _coordinator_listens, "muster-coordinator")
+        if spec.standby:  # not before the controller's coordinator leads: whichever takes the lease first is the leader
+            with deferred_interrupts():
+                _start_one(cluster, STANDBY, image, owner)
         _save(folder, owner=owner, spec=spec.to_json(), subnet=subnet, image=image)
     except BaseException:
         remove_cluster(engine, name)
@@ -141,10 +144,11 @@ def _make_certificates(folder: Path, spec: ClusterSpec) -> None:
 
 
 def _start_containers(cluster: Cluster, image: str, owner: str) -> None:
-    """Starts the controller first, so that the nodes find it, then the other containers, a few at a time."""
+    """Starts the controller first, so that the nodes find it, then all others but the standby, a few at a time."""
     _start_one(cluster, CONTROLLER, image, owner)
+    others = [host for host in cluster.spec.hosts if host not in (CONTROLLER, STANDBY)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda host: _start_one(cluster, host, image, owner), cluster.spec.hosts[1:]))
+        list(pool.map(lambda host: _start_one(cluster, host, image, owner), others))
     homes = " ".join(f"/shared/home/{user}" for user in USERS)
     owners = "".join(f"chown {user}: /shared/home/{user};" for user in USERS)
     cluster.sh(CONTROLLER, f"mkdir -p {homes}; {owners}")
