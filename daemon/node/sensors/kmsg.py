@@ -27,12 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class KernelLogSensor:
-    """Watches the kernel log at `roots.kmsg`."""
+    """Watches the kernel log at `roots.kmsg`. `now`: the clock of the records, seconds since the boot."""
 
     name = "kernel log"
 
-    def __init__(self, roots: SensorPaths) -> None:
+    def __init__(self, roots: SensorPaths, now: Callable[[], float] = clock.monotonic) -> None:
         self._roots = roots
+        self._now = now
         self._position: LogPosition | None = None
 
     async def watch(self, report: Report) -> None:
@@ -41,14 +42,10 @@ class KernelLogSensor:
         if log is None:
             return
         with log:
-            errors, position = (
-                KernelErrors(),
-                self._position or LogPosition(self._roots.kmsg_position, self._roots.boot_id),
-            )
-            self._position = position
-            _begin(log.existing_records(), position, errors, report)
+            errors, position = KernelErrors(), self._kept_position()
+            _begin(log.existing_records(), position, errors, report, self._now())
             async for record in log.follow():
-                if error := errors.new_error(record, clock.monotonic()):
+                if error := errors.new_error(record, self._now()):
                     _log.warning("hardware error: %s", error.text)
                     report(observation(error, clock.wall(), position.begin(record.sequence)))
 
@@ -59,20 +56,27 @@ class KernelLogSensor:
         return self._position
 
 
-def _begin(existing: list[KernelRecord], position: LogPosition, errors: KernelErrors, report: Report) -> None:
+def _begin(
+    existing: list[KernelRecord], position: LogPosition, errors: KernelErrors, report: Report, now: float
+) -> None:
     """Report what an earlier daemon has not handled; without its position, nothing."""
     handled = position.load()
     if handled is None:
         _log_old_errors(existing)
     else:
-        _report_missed(existing, handled, position, errors, report)
+        _report_missed(existing, handled, position, errors, report, now)
     position.start_after(max((record.sequence for record in existing if record.sequence is not None), default=-1))
 
 
 def _report_missed(
-    existing: list[KernelRecord], handled: int, position: LogPosition, errors: KernelErrors, report: Report
+    existing: list[KernelRecord],
+    handled: int,
+    position: LogPosition,
+    errors: KernelErrors,
+    report: Report,
+    now: float,
 ) -> None:
-    now, wall = clock.monotonic(), clock.wall()
+    wall = clock.wall()
     for record in existing:
         at = now if record.at is None else min(record.at, now)
         error = errors.new_error(record, at)
