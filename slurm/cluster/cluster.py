@@ -208,10 +208,14 @@ class Cluster:
         return time.time()
 
     def kmsg(self, node: str, line: str) -> float:
-        """Appends a line to the node's kernel log. A plain line becomes a record of /dev/kmsg."""
+        """Appends a line to the node's kernel log. A plain line becomes a record of /dev/kmsg.
+
+        NVIDIA's driver gives its messages no level, and flags each of them as a continuation.
+        """
         if not re.match(r"\d+,\d+,\d+,", line):
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-            line = f"3,{now},{now},-;{line}"
+            level_and_flag = (4, "c") if line.startswith("NVRM: ") else (3, "-")
+            line = "{0},{2},{2},{1};{3}".format(*level_and_flag, now, line)
         # The time is taken inside the container, just before the write: entering takes longer than the write.
         write = f'line=$(cat); date +%s.%N; printf "%s\\n" "$line" >>{KMSG}'
         timestamp = self.exec(node, "sh", "-c", write, stdin=line.encode()).stdout

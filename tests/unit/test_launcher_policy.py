@@ -112,7 +112,7 @@ def test_explain_tells_what_the_sites_file_has_changed(tmp_path: Path) -> None:
     [
         ("usb 1-1: Product: " + LOST, "only if it begins with the kernel's own words"),
         ("12,1,2,-;" + LOST, "a program wrote this record"),
-        ("3,1,2,c;" + LOST, "a fragment of a line"),
+        ("3,1,2,c;EXT4-fs (sda1): Remounting filesystem read-only", "a fragment of a line"),
         ("", "only if it begins"),
         ("toaster 3", "the kinds of signals are xid, "),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_record import KernelRecord, parse_line, parse_record
-from muster.daemon.node.kernel.xid import KernelErrorParser
+from muster.daemon.node.kernel.xid import NAME_AHEAD_S, KernelErrorParser
 
 HOSTILE = Path(__file__).parent / "kernel_log" / "hostile.txt"
 DRIVER_WORDS = re.compile(r"NVRM|SXid|XID|nvidia-nvswitch|fallen off the bus")
@@ -202,9 +202,44 @@ def test_no_program_is_believed(facility: int, level: int, message: str, fragmen
     assert not _finds(KernelRecord(facility, level, 1, fragment, message))
 
 
-@given(st.integers(0, 7), texts)
-def test_no_fragment_is_believed(level: int, message: str) -> None:
-    assert not _finds(KernelRecord(0, level, 1, True, message))
+HEADS = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=",
+    "python3: page allocation failure: order:0, mode:0x0, nodemask=(null),cpuset=",
+    ",cpuset=",
+    "python3 cpuset=",
+)
+"""Lines of the kernel up to the name of a control group. Another record has come before the rest of them."""
+
+
+@given(st.integers(0, 7), st.sampled_from(HEADS), texts, st.floats(0, NAME_AHEAD_S, exclude_max=True))
+def test_no_name_of_a_control_group_is_an_error(level: int, head: str, name: str, later_s: float) -> None:
+    parser = KernelErrorParser()
+    parser.parse(KernelRecord(0, 6, 1, False, head, 100.0))
+    for number in range(2):  # nor a second one: two processors may have lines open
+        assert not _concerns_the_node(parser.parse(KernelRecord(0, level, number + 2, True, name, 100.0 + later_s)))
+
+
+@given(st.integers(0, 7), texts, st.sampled_from([",mems_allowed=0", " mems_allowed=0-1"]))
+def test_no_name_that_the_rest_of_its_line_follows_is_an_error(level: int, name: str, rest: str) -> None:
+    assert not _finds(KernelRecord(0, level, 1, True, name + rest, 100.0))
+
+
+@pytest.mark.parametrize("genuine", [text for text in GENUINE if not text.startswith(("NVRM: ", "XID "))])
+def test_only_the_driver_of_gpus_is_believed_in_fragments(genuine: str) -> None:
+    assert not _finds(KernelRecord(0, 3, 1, True, genuine, 100.0))
+
+
+@pytest.mark.parametrize("genuine", [text for text in GENUINE if text.startswith(("NVRM: ", "XID "))])
+def test_the_driver_of_gpus_flags_all_its_messages_as_fragments(genuine: str) -> None:
+    """nv_printf of NVIDIA's open kernel modules begins each message with KERN_CONT."""
+    assert _finds(KernelRecord(0, 4, 1, True, genuine, 100.0))
+
+
+def test_the_driver_is_believed_again_when_the_rest_of_a_line_must_have_come() -> None:
+    parser = KernelErrorParser()
+    parser.parse(KernelRecord(0, 6, 1, False, HEADS[0], 100.0))
+    assert not parser.parse(KernelRecord(0, 4, 2, True, GENUINE[0], 100.0 + NAME_AHEAD_S / 2))
+    assert parser.parse(KernelRecord(0, 4, 3, True, GENUINE[0], 100.0 + NAME_AHEAD_S))
 
 
 names = st.one_of(

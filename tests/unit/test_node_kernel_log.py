@@ -234,6 +234,7 @@ async def test_what_a_user_can_have_written_is_not_reported(path: Path) -> None:
     async with Watched(path) as seen:
         _append(path, f"3,1,2,-;tmpfs: Unknown parameter '{LOST}'\n")  # a mount in a user namespace
         _append(path, f"12,2,3,-;{LOST}\n")  # a program that writes to /dev/kmsg
+        _append(path, "6,2,3,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=\n")
         _append(path, f"6,3,4,c;{LOST}\n")  # a fragment: the name of a cgroup
         _append(path, f"3,4,5,-;a\\x0a{LOST}\n")  # a line break in the name of a process
         _append(path, "3,5,6,-;NVRM: Xid (PCI:0000:86:00): 48, DBE\n")

@@ -12,8 +12,8 @@ is one line, and a message with line breaks in it is one message.
 
 A message may quote a user: a file name, a mount option, the name of a process. Only the start of a message is therefore
 evidence of who printed it. The start of a fragment is none: it may be the name of a user's cgroup, because a record of
-another processor has come between the parts of the line. The kernel flags a fragment "c" (before 4.9 also "+"). Before
-4.9 it flags so a whole line that a driver prints without a level right after a fragment, too.
+another processor has come between the parts of the line. The kernel flags a fragment "c" (before 4.9 also "+"). It also
+flags so each whole line of a driver that marks all its messages as continuations, as NVIDIA's does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KernelRecord:
     """A record of the kernel log.
 
     `level`: 0 (emergency) to 7 (debug). `sequence`: the kernel's number of the record; None for a line without a
-    prefix. `fragment`: the message is a part of a line, and its start need not be the start of that line. `message`:
+    prefix. `fragment`: the message may be a part of a line, and its start not the start of that line. `message`:
     unescaped, without a line break at its end. `at`: seconds since the boot; None for a line without a prefix.
     """
 

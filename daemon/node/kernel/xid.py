@@ -22,7 +22,11 @@ An error takes a node out of service, so a user must not be able to make the ker
 in many messages. Hence:
 
 1. Only a record of the kernel counts, and only its start: each pattern holds from the first character of the message.
-2. A fragment of a line is not read: its start may be a user's text.
+2. A fragment of a line may start with a user's text. It is read only if it is the driver's. The driver flags each of
+   its messages as a fragment (KERN_CONT), so the flag alone says nothing. A user's text starts a fragment only after
+   "cpuset=": the name of a control group follows there as a part of its own. Every other text that the kernel adds to
+   a line in parts starts with a space, a slash or the kernel's own words. So in the seconds after a record that ends
+   with "cpuset=" no fragment is read, and at no time one that goes on as such a line does.
 3. Where a message starts with the name of a process or a network device, the name has at most 15 characters, and other
    text of the kernel follows. No pattern matches that: each one needs more than 15 characters of the driver's own.
 4. A netfilter rule starts a message with a text of up to 127 characters, and the site may have allowed that to users
@@ -32,6 +36,7 @@ in many messages. Hence:
 
 from __future__ import annotations
 
+import math
 import re
 
 from muster.daemon.node.kernel.host_errors import host_error
@@ -39,6 +44,11 @@ from muster.daemon.node.kernel.kernel_error import KernelError, one_line
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecord
 
 _DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
+_FLAGGED_STARTS = ("NVRM: ", "XID ")
+"""Messages that the driver flags as fragments. Those of NVSwitches have a level instead."""
+NAME_AHEAD_S = 2.0
+"""Seconds in which the rest of a line may follow a part of it. It takes microseconds, and more on a console that is
+slow."""
 _BDF = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
 # The name of a process is a user's text, of at most 15 characters. It may contain commas and line breaks.
 _PROCESS = r"(?:pid='?(?:[0-9]*|<unknown>)'?, (?:name=.{0,15}?, )?)?"
@@ -75,6 +85,9 @@ _UNKNOWN_PACKET = _pattern(
     r"IN=\S* OUT=\S*(?: PHYSIN=\S*)?(?: PHYSOUT=\S*)?(?: MAC=[0-9a-f:]*(?: TUNNEL=[0-9.]*->[0-9.]*)?)?\s*\Z"
 )
 
+_NAME_AHEAD = _pattern(r"(?:.*[ ,])?cpuset=")
+_AFTER_NAME = _pattern(r".*[ ,]mems_allowed=.*")
+
 _NVLINK5_CODES = range(144, 151)
 _RECOVERY_CODE = 154
 
@@ -88,6 +101,7 @@ class KernelErrorParser:
 
     def __init__(self) -> None:
         self._beginning = ""
+        self._name_ahead_at = -math.inf
 
     def parse(self, record: KernelRecord) -> KernelError | None:
         """Return the error in the record, or None."""
@@ -95,7 +109,9 @@ class KernelErrorParser:
             return None
         beginning, self._beginning = self._beginning, ""
         message = record.message
-        if record.fragment:
+        if _NAME_AHEAD.fullmatch(message):
+            self._name_ahead_at = record.at or 0.0
+        if record.fragment and not self._is_drivers(record):
             return None
         if not message.startswith(_DRIVER_STARTS):
             error = host_error(message.rstrip())  # nearly every record: none
@@ -103,6 +119,12 @@ class KernelErrorParser:
         if _is_of_packet(message):
             return None
         return _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
+
+    def _is_drivers(self, fragment: KernelRecord) -> bool:
+        """The fragment is a message of the driver, and no name of a control group."""
+        at, message = fragment.at or 0.0, fragment.message
+        in_time = at - self._name_ahead_at < NAME_AHEAD_S
+        return message.startswith(_FLAGGED_STARTS) and not in_time and not _AFTER_NAME.fullmatch(message)
 
     def _lost_gpu(self, message: str, beginning: str) -> KernelError | None:
         if message.startswith("NVRM: The NVIDIA GPU "):
