@@ -260,25 +260,34 @@ def test_an_expedited_requeue_holds_a_job_that_failed_by_itself(healthy: Cluster
 
 
 def test_a_signal_reaches_every_process_of_a_step(healthy: Cluster) -> None:
-    loop = "for i in {1..100}; do sleep 0.2; done"
+    loop = "for i in {1..600}; do sleep 0.2; done"
     note = "echo {0} >>/shared/$SLURM_JOB_ID.signals"
-    task = f'trap "{note.format("task")}" USR1; (trap "{note.format("child")}" USR1; {loop}) & {loop}'
-    batch = f"trap '{note.format('batch')}' USR1; srun bash -c '{task}' & wait; wait; wait"
+    trap = 'trap "{0}" USR1; {0}'
+    task = f"{trap.format(note.format('task'))}; ({trap.format(note.format('child'))}; {loop}) & {loop}"
+    batch = f"trap '{note.format('batch')}' USR1; srun bash -c '{task}' & wait; wait; wait; wait; wait"
     job = Job(healthy, batch, "-N2")
     job.reaches("RUNNING", 20)
-    time.sleep(2)
     path = healthy.shared / f"{job.id}.signals"
 
-    def heard(*options: str) -> list[str]:
-        healthy.exec(LOGIN, "scancel", "--signal=USR1", *options, job.id, user="alice")
-        time.sleep(1)
-        words = sorted(path.read_text().split())
+    def expect(*words: str) -> None:
+        """Exactly these have written a word: one too many would be there when the next ones are expected."""
+        wait_until(lambda: path.exists() and sorted(path.read_text().split()) == [*words], 20, f"{words} have written")
         healthy.sh(CONTROLLER, f": >/shared/{path.name}")
-        return words
 
-    assert heard() == ["child", "child", "task", "task"]
-    assert heard("--full") == ["batch", "child", "child", "task", "task"]
-    assert heard("--batch") == ["batch"]
+    def signal(*options: str) -> None:
+        healthy.exec(LOGIN, "scancel", "--signal=USR1", *options, job.id, user="alice")
+
+    processes = ("child", "child", "task", "task")
+    expect(*processes)  # each is ready for the signal
+    signal()
+    expect(*processes)
+    signal("--full")
+    expect("batch", *processes)
+    signal("--batch")
+    expect("batch")
+    signal()
+    expect(*processes)
+    healthy.exec(LOGIN, "scancel", job.id, user="alice")
 
 
 def test_a_failing_prolog_drains_the_node_and_holds_the_job(other_settings: Cluster) -> None:
