@@ -9,7 +9,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-stragglers bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -146,6 +146,13 @@ bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two cl
 
 bench-stragglers: image ## how soon a slow rank is named, whom a clean run names, and what that costs
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m benchmarks.bench_stragglers
+
+# For a machine with a GPU. Its own python3 has PyTorch, and Muster with what it needs.
+gpu-test: ## the tests that need an NVIDIA GPU, with the site's own python3
+	@$(PYTHON) -m pytest -p no:cacheprovider tests/gpu tests/torch/test_checkpoint_gang.py -k 'gpu or cuda'
+
+bench-gpu: ## what a snapshot and the step timer cost on a GPU, with the site's own python3
+	@$(PYTHON) -m benchmarks.bench_gpu
 
 bench-trust: setup ## what callers without rights cost
 	@$(BIN)/python -m benchmarks.bench_trust

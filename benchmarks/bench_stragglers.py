@@ -26,7 +26,7 @@ from benchmarks import straggler_ranks
 from benchmarks.straggler_ranks import STEP_S
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
 from muster.checkpoint.testing.rank_processes import start_ranks
-from muster.checkpoint.training.step_timer import HostClock, StepTimer
+from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.daemon.coordinator.core.detection.straggler_detector import follow
 from muster.daemon.coordinator.core.state.block_times import BlockTime, RankPaces
 from muster.v1.rank_pb2 import StepTime

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from muster.checkpoint.testing.rank_processes import run_ranks
-from muster.checkpoint.training.step_timer import HostClock, StepTimer
+from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 
 STEP_S, SLOWER_BY = 0.05, 0.3
 

@@ -1,8 +1,8 @@
 """For how long ranks have sent no sign of life.
 
-A rank's library sends a sign of life each second, from a thread of its own (`checkpoint/training/signs_of_life.py`).
-Every other message of the rank counts as one, too. In a silent rank no Python thread runs: one of them keeps the GIL,
-or the process is stopped.
+A rank's library sends a sign of life each second, from a thread of its own (`signs_of_life` in
+`checkpoint/training/rank_signals`). Every other message of the rank counts as one, too. In a silent rank no Python
+thread runs: one of them keeps the GIL, or the process is stopped.
 
 Silence is counted in seconds in which this agent ran. So time in which the whole node stood still is no silence of a
 rank. A rank without a first sign is not watched, and a rank in a declared phase is not silent.

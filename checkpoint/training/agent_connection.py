@@ -21,8 +21,8 @@ from math import inf
 
 from muster.checkpoint.format import stack_file
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
-from muster.checkpoint.training import flight_recorder
-from muster.checkpoint.training.signs_of_life import SignsOfLife
+from muster.checkpoint.training.rank_signals import flight_recorder
+from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import (
     AgentRankMessage,
     AgentRestore,

@@ -24,10 +24,10 @@ from muster.checkpoint.training.agent_connection import AgentConnection, StartPo
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
+from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.replicas import find_replicas
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
-from muster.checkpoint.training.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
 from muster.checkpoint.training.wait_budget import WaitBudget
 
@@ -189,8 +189,14 @@ class Checkpoint:
         """Close the connection to the agent. The agent keeps the state that it has."""
         if self._timer is not None:
             self._timer.close()
+        self._close_snapshot_writer()
         if self._connection is not None:
             self._connection.close()
+
+    def _close_snapshot_writer(self) -> None:
+        if self._snapshot_writer is not None:
+            self._snapshot_writer.close()
+        self._snapshot_writer = None
 
     def _enter_phase(self, phase: str) -> None:
         self._phases.append(phase)
@@ -284,6 +290,7 @@ class Checkpoint:
         assert self._connection is not None
         replicas = find_replicas(self._states, captured.leaves, publication.world_size)
         self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas)
+        self._close_snapshot_writer()
         refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset)
         if refused:
             log.error("no snapshots: %s", refused)

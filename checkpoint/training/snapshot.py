@@ -3,6 +3,7 @@
 import torch
 
 from muster.checkpoint.training import state_tree
+from muster.checkpoint.training.pinned_memory import PinnedMemory
 from muster.checkpoint.training.shard_plan import ShardPlan, local_tensor
 from muster.checkpoint.training.training_state import StateLeaf
 
@@ -19,11 +20,12 @@ class SnapshotWriter:
         self.plan = plan
         self._slots = slots
         self._prepared_slots: set[int] = set()
-        self._views = [self._tensor_views(slot) for slot in slots]
+        wholes = [torch.frombuffer(slot, dtype=torch.uint8) for slot in slots]
+        self._memory = PinnedMemory(wholes)
+        self._views = [self._tensor_views(whole) for whole in wholes]
 
-    def _tensor_views(self, slot: memoryview) -> list[torch.Tensor | None]:
+    def _tensor_views(self, whole: torch.Tensor) -> list[torch.Tensor | None]:
         """A tensor over each leaf's place; None for objects and for tensors that share memory with an earlier leaf."""
-        whole = torch.frombuffer(slot, dtype=torch.uint8)
         views: list[torch.Tensor | None] = []
         for number, (path, kind) in enumerate(self.plan.signature):
             if kind is None or kind[2] != number:
@@ -43,8 +45,20 @@ class SnapshotWriter:
         if slot not in self._prepared_slots:
             self.plan.write_constant_parts(self._slots[slot])
             self._prepared_slots.add(slot)
+        places = zip(leaves, self._views[slot], strict=True)
         with torch.no_grad():
-            for leaf, view in zip(leaves, self._views[slot], strict=True):
-                if view is not None:
-                    view.copy_(local_tensor(leaf.value))
+            self._copy([(view, local_tensor(leaf.value)) for leaf, view in places if view is not None])
         self.plan.write_objects(self._slots[slot], leaves)
+
+    def _copy(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy tensors to their views. Those of a GPU are copied one after the other without waiting for each."""
+        gpus = {tensor.device for _, tensor in copies if tensor.is_cuda}
+        pinned = bool(gpus) and self._memory.pin()
+        for view, tensor in copies:
+            view.copy_(tensor, non_blocking=pinned and tensor.is_cuda)
+        for gpu in gpus:
+            torch.cuda.current_stream(gpu).synchronize()
+
+    def close(self) -> None:
+        """The slots are not used any more, and can be unmapped."""
+        self._memory.close()

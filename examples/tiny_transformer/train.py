@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", help="of the process group; default: nccl on GPUs, else gloo")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
     parser.add_argument("--bucket-cap-mb", type=float, default=25.0, help="size of DDP's gradient buckets")
     parser.add_argument("--text", type=Path, default=HERE / "keepers_log.txt")
@@ -55,9 +56,10 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     torch.set_num_threads(args.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it if algorithms are deterministic
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    dist.init_process_group(args.backend or ("nccl" if cuda else "gloo"))
     try:
         model = train(args, device)
         if model is not None:

@@ -1,12 +1,13 @@
 """A training script as a user writes it; all ranks are forks of one process. test_checkpoint_gang.py runs it.
 
-The job: {"steps", "mode": "ddp" | "fsdp", "out", "durable"}.
+The job: {"steps", "mode": "ddp" | "fsdp", "device": "cpu" | "cuda", "out", "durable"}. All ranks share the first GPU.
 Each rank writes the digest of its whole state after the last step to out/RANK; rank 0 writes the model to out/model.pt.
 """
 
 import hashlib
 import io
 import logging
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,13 @@ class Cursor:
         self.drawn = list(state["drawn"])
 
 
-def wrapped(net: Net, mode: str) -> Any:
+def wrapped(net: Net, mode: str, device: str) -> Any:
     if mode == "ddp":
         return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.1)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     for part in (net.first, net.second, net.third):
         fully_shard(part, mesh=mesh)
     return fully_shard(net, mesh=mesh)
@@ -72,19 +73,22 @@ def wrapped(net: Net, mode: str) -> Any:
 
 def train(rank: int, job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS asks for it if algorithms are deterministic
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo")
     torch.manual_seed(7)
     net = Net()
     if job["mode"] == "fsdp":
         net.norm = None
-    model = wrapped(net, job["mode"])
+    device = job["device"]
+    model = wrapped(net.to(device), job["mode"], device)
     torch.manual_seed(100 + rank)
     random.seed(100 + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=job["mode"] == "ddp")
     cursor = Cursor(rank)
 
     def loss_of(tokens: Any) -> Any:
+        tokens = tokens.to(device)
         return nn.functional.cross_entropy(model(tokens), tokens.roll(1))
 
     checkpoint = Checkpoint(model=model, optimizer=optimizer, cursor=cursor)
@@ -103,7 +107,8 @@ def train(rank: int, job: dict[str, Any]) -> None:
         n: {k: v.to_local() if hasattr(v, "to_local") else v for k, v in s.items()}
         for n, s in optimizer.state_dict()["state"].items()
     }
-    torch.save([dict(local), moments, cursor.state_dict(), torch.get_rng_state(), random.getstate(), done], file)
+    generators = [torch.get_rng_state(), torch.cuda.get_rng_state() if device == "cuda" else None, random.getstate()]
+    torch.save([dict(local), moments, cursor.state_dict(), generators, done], file)
     Path(job["out"], str(rank)).write_text(hashlib.sha256(file.getvalue()).hexdigest() + f" {done}")
     full = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in model.state_dict().items()}
     if rank == 0:

@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distri
 
 # Before 2.8 fully_shard ran on accelerators alone.
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
-MODES = ["ddp", pytest.param("fsdp", marks=pytest.mark.skipif(OLD, reason="no fully_shard on CPU in this torch"))]
+FSDP_ON_CPU = pytest.mark.skipif(OLD, reason="no fully_shard on CPU in this torch")
+MODES = ["ddp", pytest.param("fsdp", marks=FSDP_ON_CPU)]
+# Ranks that share one GPU use gloo, which has no collectives for FSDP2 there.
+ON_GPU = pytest.param("ddp", "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
+MODES_ON_DEVICES = [("ddp", "cpu"), pytest.param("fsdp", "cpu", marks=FSDP_ON_CPU), ON_GPU]
 
 SCRIPT = Path(__file__).parent / "checkpoint_script.py"
 HOMES = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
@@ -41,10 +45,12 @@ class Training:
 
     running: ClassVar[list["Training"]] = []
 
-    def __init__(self, out: Path, steps: int, mode: str, world: int = 4, durable: str = "") -> None:
+    def __init__(
+        self, out: Path, steps: int, mode: str, world: int = 4, durable: str = "", device: str = "cpu"
+    ) -> None:
         self.out = out
         self.world = world
-        self.job = {"steps": steps, "mode": mode, "out": str(out), "durable": durable}
+        self.job = {"steps": steps, "mode": mode, "device": device, "out": str(out), "durable": durable}
 
     async def start(self, gang: InProcessGang | None = None, places: dict[int, str] = HOMES) -> None:
         sockets = {rank: gang.socket(rank, node) for rank, node in places.items()} if gang is not None else {}
@@ -86,14 +92,14 @@ async def recover(gang: InProcessGang, places: dict[int, str], training: Trainin
     return newest
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "device"), MODES_ON_DEVICES)
 async def test_a_run_with_faults_ends_with_the_bits_of_a_run_without(
-    gang: InProcessGang, tmp_path: Path, mode: str
+    gang: InProcessGang, tmp_path: Path, mode: str, device: str
 ) -> None:
-    straight = Training(tmp_path, 60, mode)
+    straight = Training(tmp_path, 60, mode, device=device)
     await straight.start()
     expected = await straight.result()
-    training = Training(tmp_path, 60, mode)
+    training = Training(tmp_path, 60, mode, device=device)
     gang.begin(HOMES)
     await training.start(gang)
     await until(lambda: committed(gang) >= 10)

@@ -8,7 +8,7 @@ from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 
-from muster.checkpoint.training.step_timer import StepTimer  # noqa: E402
+from muster.checkpoint.training.rank_signals.step_timer import StepTimer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -12,7 +12,7 @@ TORCH = "/opt/lib/python3.11/site-packages/torch"
 OTHER = """
 Thread 0x00007f2c5507a6c0 (most recent call first):
   File "/opt/lib/python3.11/threading.py", line 331 in wait
-  File "/opt/muster/checkpoint/training/signs_of_life.py", line 45 in _run
+  File "/opt/muster/checkpoint/training/rank_signals/signs_of_life.py", line 45 in _run
 """
 SCRIPT = '  File "/home/alice/train.py", line 88 in train_one\n  File "/home/alice/train.py", line 91 in <module>\n'
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang
-from muster.checkpoint.training.flight_recorder import entered_collectives, entered_in
+from muster.checkpoint.training.rank_signals.flight_recorder import entered_collectives, entered_in
 from muster.v1.rank_pb2 import RankAlive, RankMessage, RankProgress
 
 RECORDED = (

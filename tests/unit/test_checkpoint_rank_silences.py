@@ -11,7 +11,7 @@ import pytest
 
 from muster.checkpoint.store.rank_silences import RankSilences
 from muster.checkpoint.training.agent_connection import AgentConnection
-from muster.checkpoint.training.signs_of_life import SignsOfLife
+from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import RankMessage
 
 
@@ -145,7 +145,7 @@ def test_the_thread_ends_with_the_connection() -> None:
 
 _ENDS = """
 import os, sys, threading
-from muster.checkpoint.training.signs_of_life import SignsOfLife
+from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 sent = threading.Event()
 def send(last):
     os.write(1, b"last " if last else b"sign ")

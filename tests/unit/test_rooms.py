@@ -32,7 +32,8 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/store/commit",
         "checkpoint/store/flush",
     },
-    "checkpoint/training": {"checkpoint/format"},
+    "checkpoint/training/rank_signals": set(),
+    "checkpoint/training": {"checkpoint/format", "checkpoint/training/rank_signals"},
     "checkpoint": {"checkpoint/format", "checkpoint/training"},
     "checkpoint/testing": {
         "checkpoint/format",
