@@ -14,6 +14,8 @@ _KINDS = {"xid", "xid-nonfatal", "sxid", "sxid-nonfatal", "gpu-lost", "gpu-recov
     *("oom-kill", "machine-check", "edac", "filesystem", "nic", "pcie-aer", "nvme", "hung-task", "lockup"),
 }
 _POLICY = Policy.load()
+_FLAGGED_STARTS = ("NVRM: ", "XID ")
+"""NVIDIA's driver flags its messages as fragments. Nobody else's fragments are read."""
 _SIGNAL_BYTES_PER_BYTE = 10
 """An escaped character of a message is "\\x" and up to six digits, and the byte of a fragment may be escaped again."""
 
@@ -30,7 +32,7 @@ def check(data: bytes) -> None:
         if error is None:
             continue
         assert record.facility == KERNEL_FACILITY
-        assert not record.fragment
+        assert not record.fragment or record.message.startswith(_FLAGGED_STARTS)
         assert error.kind in _KINDS
         assert 0 <= error.code < 100_000
         assert error.text.isprintable()
