@@ -23,6 +23,7 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services.api_service import changed_views
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
 from muster.daemon.coordinator.slurm.watch import node_seen
@@ -621,6 +622,18 @@ async def test_watch_ends_with_the_gang(world: ScriptedWorld, api: Any) -> None:
     async with asyncio.timeout(DEADLINE_S):
         await watching
     assert phases[-1] == "DONE"
+
+
+async def test_a_gang_that_ends_while_a_view_is_sent_has_a_final_view() -> None:
+    view, changed = api_pb2.GangView(phase="RUNNING"), asyncio.Event()
+    seen = []
+    async for one in changed_views(
+        lambda: api_pb2.GangView.FromString(view.SerializeToString()), changed, lambda: True
+    ):
+        seen.append((one.phase, one.final))
+        view.phase, view.final = "DONE", True
+        changed.set()
+    assert seen == [("RUNNING", False), ("DONE", True)]
 
 
 async def test_describe_of_an_unknown_job(api: Any) -> None:

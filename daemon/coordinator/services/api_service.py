@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -136,20 +136,16 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @stream_handler
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
         """See api.proto. A view in which only ages differ is not sent."""
-        gang, before = self._find(request), b""
+        gang = self._find(request)
         self._check_may_watch(Shedding.NEW_WATCHERS)
+
+        def view() -> pb.GangView:
+            self._check_may_watch(Shedding.ALL_WATCHERS)
+            return self._view(gang)
+
         with self._engine.gang_subscribers.subscribe(gang.id) as changed:
-            while True:
-                self._check_may_watch(Shedding.ALL_WATCHERS)
-                view = self._view(gang)
-                if (now := _without_ages(view)) != before:
-                    before = now
-                    yield view
-                if gang.final or not self._engine.running:
-                    return
-                await changed.wait()
-                await asyncio.sleep(MIN_VIEW_INTERVAL_S)
-                changed.clear()
+            async for one in changed_views(view, changed, lambda: self._engine.running):
+                yield one
 
     @unary_handler
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
@@ -465,6 +461,23 @@ def _without_spec(record: Record) -> str:
     fields = json.loads(record.json)
     fields.pop("spec_json", None)
     return json.dumps(fields)
+
+
+async def changed_views(
+    view: Callable[[], pb.GangView], changed: asyncio.Event, is_open: Callable[[], bool]
+) -> AsyncIterator[pb.GangView]:
+    """The view, and again whenever it has `changed`, up to the final one. The gang may end while a view is sent."""
+    before = b""
+    while True:
+        one = view()
+        if (now := _without_ages(one)) != before:
+            before = now
+            yield one
+        if one.final or not is_open():
+            return
+        await changed.wait()
+        await asyncio.sleep(MIN_VIEW_INTERVAL_S)
+        changed.clear()
 
 
 def _without_ages(view: pb.GangView) -> bytes:
