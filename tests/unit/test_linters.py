@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-PACKAGES = ("launcher", "daemon", "checkpoint", "slurm", "simulator")
+PACKAGES = ("launcher", "fabric", "daemon", "checkpoint", "slurm", "simulator")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("launcher", "daemon", "checkpoint", "slurm", "simulator")
+PACKAGES = ("launcher", "fabric", "daemon", "checkpoint", "slurm", "simulator")
 
 ROOMS: dict[str, set[str]] = {
+    "fabric": set(),
+    "fabric/model": set(),
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},
