@@ -16,6 +16,7 @@ PACKAGES = ("launcher", "fabric", "daemon", "checkpoint", "slurm", "simulator")
 ROOMS: dict[str, set[str]] = {
     "fabric": set(),
     "fabric/model": set(),
+    "fabric/sources": {"fabric/model"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},

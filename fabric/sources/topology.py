@@ -1,0 +1,140 @@
+"""A network topology as Slurm has it, and the fabric that results.
+
+`muster.slurm.client` makes the records from what Slurm prints. Slurm's configuration may hold several topologies at the
+same time: each partition uses one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from math import prod
+
+from muster.fabric.model.domain import Domain
+from muster.fabric.model.errors import FabricError
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.grid import Grid
+from muster.fabric.model.level import Level
+from muster.fabric.model.node import Node
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
+
+
+class Kind(Enum):
+    """What joins the nodes of a unit. The values are the names of Slurm's plugins."""
+
+    TREE = "tree"
+    BLOCK = "block"
+    RING = "ring"
+    TORUS = "torus3d"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A switch with all nodes below it, a block, an aggregated block, a ring, or a torus."""
+
+    name: str
+    nodes: tuple[str, ...]
+    """Of a ring or torus: in Slurm's order, x fastest; "" for a position without a node."""
+    dimensions: tuple[int, ...] = ()
+    """Of a torus: x, y, z."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One topology of Slurm's configuration."""
+
+    kind: Kind
+    units: tuple[Unit, ...] = ()
+    name: str = ""
+    """Empty if Slurm has one topology only, without a name."""
+    default: bool = True
+    """Whether partitions that name no topology use this one."""
+    base_block: int = 0
+    """Of blocks: nodes in the smallest block that Slurm plans with, to which `--segment` is rounded. 0 elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A fabric, and what could not be understood on the way."""
+
+    fabric: Fabric
+    warnings: tuple[str, ...] = ()
+    """If the topology itself could not be understood, the fabric is flat, and the first warning says why."""
+
+
+def read_fabric(
+    topology: Topology,
+    nodes: Collection[str],
+    tiers: Tiers,
+    details: Sequence[Node] = (),
+    extra: Sequence[NodeSet] = (),
+) -> Reading:
+    """The fabric of `nodes`, which are all nodes that Slurm has, under `topology`.
+
+    A topology that is none becomes a flat network with a warning: a wrong map would be worse than none.
+
+    Args:
+        details: what is known of nodes.
+        extra: domains that Slurm does not know: a site's switches, NVLink domains. If they do not fit into Slurm's
+            topology, they are left out with a warning.
+    """
+    known = frozenset(nodes)
+    try:
+        sets = list(_node_sets(topology, known))
+        fabric_of(sets, known, tiers)
+    except FabricError as error:
+        return Reading(
+            flat_fabric(known, tiers, details),
+            (f"the topology{f' {topology.name}' if topology.name else ''} is taken as flat: {error}",),
+        )
+    warnings = list(_warnings(topology, known))
+    try:
+        return Reading(fabric_of([*sets, *extra], known, tiers, details), tuple(warnings))
+    except FabricError as error:
+        warnings.append(f"Slurm's topology is taken without the site's own switches and NVLink domains: {error}")
+        return Reading(fabric_of(sets, known, tiers, details), tuple(warnings))
+
+
+def flat_fabric(nodes: Collection[str], tiers: Tiers, details: Sequence[Node] = ()) -> Fabric:
+    """All nodes on one network of which nothing is known."""
+    link, ratio = tiers.link(Level.ANY), tiers.ratio(Level.ANY)
+    return Fabric(Domain(Level.ANY, frozenset(nodes), link, (), ratio), tuple(details))
+
+
+def _node_sets(topology: Topology, known: frozenset[str]) -> Iterator[NodeSet]:
+    """The units as sets. Nodes that Slurm does not have are left out of them."""
+    for unit in topology.units if topology.kind is not Kind.FLAT else ():
+        nodes = known.intersection(unit.nodes)
+        grid = None
+        if topology.kind in (Kind.RING, Kind.TORUS):
+            grid = _grid(unit, known)
+        yield NodeSet(nodes, unit.name, grid=grid)
+
+
+def _grid(unit: Unit, known: frozenset[str]) -> Grid:
+    """Slurm counts x fastest; a `Grid` counts its last dimension fastest."""
+    dimensions = unit.dimensions or (len(unit.nodes),)
+    if min(dimensions) < 1 or prod(dimensions) != len(unit.nodes):
+        shape = "x".join(map(str, dimensions))
+        raise FabricError(f"{unit.name[:80]} of {shape} has the positions of {len(unit.nodes)} nodes")
+    strides = [prod(dimensions[:axis]) for axis in range(len(dimensions))]
+    places = (
+        unit.nodes[sum(at * stride for at, stride in zip(position, strides, strict=True))]
+        for position in product(*map(range, dimensions))
+    )
+    return Grid(dimensions, tuple(name if name in known else "" for name in places))
+
+
+def _warnings(topology: Topology, known: frozenset[str]) -> Iterator[str]:
+    """What does not fit between the topology and Slurm's list of nodes."""
+    if topology.kind is Kind.FLAT:
+        return
+    named = {name for unit in topology.units for name in unit.nodes if name}
+    if strange := sorted(named - known):
+        yield f"the topology has {len(strange)} nodes that Slurm does not have: {', '.join(strange[:5])}"
+    if outside := sorted(known - named):
+        yield f"{len(outside)} nodes are in no switch or block of the topology: {', '.join(outside[:5])}"
