@@ -17,6 +17,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric": set(),
     "fabric/model": set(),
     "fabric/sources": {"fabric/model"},
+    "fabric/groups": set(),
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},
