@@ -54,7 +54,7 @@ from muster.v1.agent_pb2 import (
     ShardStatus,
     Silence,
 )
-from muster.v1.common_pb2 import Version
+from muster.v1.common_pb2 import JobSpec, Version
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,9 @@ class Agent:
             self._checkpoints,
             self._idleness,
             self._stacks,
-            # Pipelines also send from rank to rank, which the recorder may count with the collectives.
-            ordered_collectives=max(settings.spec.tensor_parallel, settings.spec.pipeline_parallel) <= 1,
+            # Smaller groups have collectives of their own. Pipelines also send from rank to rank, and the recorder may
+            # count that with the collectives.
+            ordered_collectives=_is_pure_data_parallel(settings.spec),
         )
         self._order: Order | None = None
         self._fenced_generation = 0
@@ -486,6 +487,11 @@ class Agent:
             log.error("%s", error, exc_info=error)
         elif not self._done.done():
             self._done.set_exception(error)
+
+
+def _is_pure_data_parallel(spec: JobSpec) -> bool:
+    degrees = (spec.tensor_parallel, spec.context_parallel, spec.expert_parallel, spec.pipeline_parallel)
+    return max(degrees) <= 1
 
 
 def _describe(order: Order) -> str:

@@ -51,6 +51,8 @@ def _requirement(problem: Any) -> str:
             return f"must be {limits['ge']:.15g} or more"
         case "greater_than":
             return f"must be more than {limits['gt']:.15g}"
+        case "literal_error":
+            return f"must be {limits['expected']}"
         case "less_than_equal":
             return f"must be {limits['le']:.15g} or less"
         case kind:

@@ -13,11 +13,26 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from muster.daemon.transport import job_limits, toml_text
+from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
+from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import explain_errors
+from muster.launcher.spec.job_size import fill_in_nodes, require_nodes_or_gpus
+from muster.launcher.spec.model import Model
+from muster.launcher.spec.parallelism import Parallelism
+from muster.launcher.spec.placement import Placement
+from muster.launcher.spec.table import Count, Table
 from muster.slurm.client import names
 from muster.v1.common_pb2 import JobSpec
 
@@ -58,31 +73,29 @@ def _absolute(value: str) -> str:
 
 
 OneLine = Annotated[str, Field(min_length=1), BeforeValidator(lambda v: _one_line(v) if isinstance(v, str) else v)]
-Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_NODES)]
 ExtraNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_NODES)]
+Gpus = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_RANKS)]
 RanksPerNode = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_RANKS_PER_NODE)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+# The published schema describes what is accepted, not what becomes of it.
+_STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_split_command),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, _STRINGS]}),
+]
+TextOrNumber = Annotated[str | None, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]})]
 
 
-class Parallelism(_Table):
-    """[parallelism]: how the ranks divide the model. The product of the degrees is the number of ranks."""
-
-    tensor: Count = 1
-    pipeline: Count = 1
-    data: Count | None = None
-
-
-class CheckpointTable(_Table):
+class CheckpointTable(Table):
     """[checkpoint]: where checkpoints are kept."""
 
     memory: Annotated[bool, Field(strict=True)] = True
 
 
-class Slurm(_Table):
+class Slurm(Table):
     """[slurm]: the job's request to Slurm. `options` are passed to sbatch unchanged."""
 
     partition: OneLine | None = None
@@ -90,12 +103,12 @@ class Slurm(_Table):
     qos: OneLine | None = None
     reservation: OneLine | None = None
     constraint: OneLine | None = None
-    time: str | None = None
+    time: TextOrNumber = None
     mem: OneLine = "0"
     cpus_per_task: Count | None = None
     gres: OneLine | None = None
     exclude: OneLine | None = None
-    switches: str | None = None
+    switches: TextOrNumber = None
     dependency: OneLine | None = None
     comment: OneLine | None = None
     options: tuple[OneLine, ...] = ()
@@ -127,17 +140,21 @@ class Slurm(_Table):
         return value
 
 
-class Job(_Table):
+class Job(Table):
     """The whole job.toml."""
+
+    # Either nodes or gpus: job_size.fill_in_nodes.
+    model_config = ConfigDict(json_schema_extra=require_nodes_or_gpus)
 
     name: str
     nodes: Nodes
+    gpus: Gpus | None = None
     spares: ExtraNodes = 0
     elastic: Annotated[bool, Field(strict=True)] = False
     min_nodes: Nodes | None = None
     ranks_per_node: RanksPerNode | None = None
     gpus_per_node: RanksPerNode | None = None
-    command: Annotated[tuple[str, ...], BeforeValidator(_split_command)]
+    command: Command
     work_dir: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     preload: tuple[str, ...] = ()
@@ -152,10 +169,14 @@ class Job(_Table):
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
     stop_before: Annotated[float, Field(ge=0, le=job_limits.MAX_STOP_BEFORE_S)] = 120.0
-    stop_signal: str | None = None
+    stop_signal: TextOrNumber = None
     parallelism: Parallelism = Field(default_factory=Parallelism)
+    placement: Placement = Field(default_factory=Placement)
+    model: Model = Field(default_factory=Model)
     checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
     slurm: Slurm = Field(default_factory=Slurm)
+
+    _fill_in_nodes = model_validator(mode="before")(fill_in_nodes)
 
     @field_validator("name")
     @classmethod
@@ -238,10 +259,10 @@ class Job(_Table):
                 f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, which "
                 "lets the job continue with fewer data-parallel replicas"
             )
-        if self.elastic and self.parallelism.tensor * self.parallelism.pipeline > 1:
+        if self.elastic and not self.parallelism.is_pure_data:
             raise ValueError(
-                "elastic = true needs a pure data-parallel job, whose replicas hold the same state: remove "
-                "parallelism.tensor and parallelism.pipeline, or remove elastic"
+                "elastic = true needs a pure data-parallel job, whose replicas hold the same state: keep only data in "
+                "parallelism, or remove elastic"
             )
         if self.gpus_per_node and self.slurm.gres:
             raise ValueError("gpus_per_node and slurm.gres both request GRES for each node: keep one of them")
@@ -254,7 +275,8 @@ class Job(_Table):
                 f"nodes * ranks_per_node = {self.nodes} * {self.local_ranks} = {self.world_size} ranks must be "
                 f"{job_limits.MAX_RANKS} or less"
             )
-        self._data_degree()
+        check_placement(self.placement, self.axes, self.local_ranks)
+        check_model(self.model, self.parallelism, self.axes)
         return self
 
     @property
@@ -279,22 +301,10 @@ class Job(_Table):
         """The GRES request for each node."""
         return f"gpu:{self.gpus_per_node}" if self.gpus_per_node else self.slurm.gres
 
-    def _data_degree(self) -> int:
-        """The data-parallel degree. Raises ValueError if the product of the degrees cannot be the number of ranks."""
-        split, size = (
-            self.parallelism,
-            f"nodes * ranks_per_node = {self.nodes} * {self.local_ranks} = {self.world_size}",
-        )
-        model = split.tensor * split.pipeline
-        if split.data is None and self.world_size % model:
-            raise ValueError(f"parallelism.tensor * parallelism.pipeline = {model} must divide {size}")
-        data = split.data or self.world_size // model
-        if model * data != self.world_size:
-            raise ValueError(
-                f"parallelism.tensor * pipeline * data = {split.tensor} * {split.pipeline} * {data} = {model * data}"
-                f" must equal {size}"
-            )
-        return data
+    @property
+    def axes(self) -> Axes:
+        """The axes of parallelism of all ranks. Raises ValueError if the degrees don't fit."""
+        return self.parallelism.axes(self.nodes, self.local_ranks)
 
     def to_proto(self, work_dir: str) -> JobSpec:
         """Returns the JobSpec with all defaults filled in. `work_dir` (absolute) is used if job.toml has none."""
@@ -316,7 +326,10 @@ class Job(_Table):
             work_dir=self.work_dir or work_dir,
             tensor_parallel=self.parallelism.tensor,
             pipeline_parallel=self.parallelism.pipeline,
-            data_parallel=self._data_degree(),
+            data_parallel=self.axes.data,
+            context_parallel=self.parallelism.context,
+            expert_parallel=self.parallelism.expert,
+            parallel_order=write_order(self.parallelism.order),
             stop_signal=signal_number(self.stop_signal) or 0,
             stop_before_s=self.stop_before,
             requeue_at_limit=self.requeue_at_limit,

@@ -25,12 +25,15 @@ async def gang(tmp_path: Path) -> AsyncIterator[Gang]:
         yield found
 
 
-@pytest.mark.parametrize(("pipeline_parallel", "reported"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("degree", "reported"),
+    [("data_parallel", True), ("pipeline_parallel", False), ("context_parallel", False), ("expert_parallel", False)],
+)
 async def test_collectives_are_reported_with_the_stacks_of_a_data_parallel_job(
-    gang: Gang, pipeline_parallel: int, reported: bool
+    gang: Gang, degree: str, reported: bool
 ) -> None:
-    """In a pipeline, messages from rank to rank may be counted as well."""
-    await gang.start(1, sys.executable, gang.script(SAYS_IT), tensor_parallel=1, pipeline_parallel=pipeline_parallel)
+    """Smaller groups have collectives of their own. In a pipeline, messages between ranks may be counted as well."""
+    await gang.start(1, sys.executable, gang.script(SAYS_IT), tensor_parallel=1, **{degree: 2})
     await gang.run(1)
     assert not gang.rank("n0", 1).HasField("entered_collectives")
     order = gang.run_order(1)

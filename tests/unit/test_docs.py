@@ -44,6 +44,14 @@ def test_the_authority_matrix_is_the_table_that_decides() -> None:
     assert made.stdout == (ROOT / "docs" / "SECURITY.md").read_text(), "run: python docs/make_authority.py --write"
 
 
+def test_the_schema_is_that_of_the_model() -> None:
+    made = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_schema.py"], capture_output=True, text=True, timeout=60, check=True
+    )
+    saved = (ROOT / "docs" / "job.schema.json").read_text()
+    assert made.stdout == saved, "run: python docs/make_schema.py > docs/job.schema.json"
+
+
 def test_the_attacks_name_tests_that_exist() -> None:
     named = re.findall(r"`(test_\w+)::(\w+)`", (ROOT / "docs" / "SECURITY.md").read_text())
     assert len(named) > 30

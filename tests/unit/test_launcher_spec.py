@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from muster.fabric.groups.axes import Axes, parse_order
+from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.fabric import FailureDomain
+from muster.fabric.model.level import Level
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec.spec import CheckpointTable, Job, Parallelism, Slurm, load, parse, signal_number
+from muster.launcher.spec.model import Model
+from muster.launcher.spec.parallelism import Parallelism
+from muster.launcher.spec.placement import Packing, Placement, Spreading
+from muster.launcher.spec.spec import CheckpointTable, Job, Slurm, load, parse, signal_number
 
 LEAST = """
 name = "tiny"
@@ -69,6 +76,35 @@ def test_everything_that_is_given_is_kept() -> None:
     assert (spec.hang_after_s, spec.hang_after_idle_s) == (0.0, 600.0)
 
 
+def test_gpus_may_be_given_instead_of_nodes() -> None:
+    job = parse(LEAST.replace("nodes = 4", "gpus = 64\ngpus_per_node = 8"), "job.toml")
+    assert (job.nodes, job.local_ranks, job.to_proto("/").nodes) == (8, 8, 8)
+
+
+def test_axes_and_order_go_to_the_coordinator() -> None:
+    text = LEAST + 'ranks_per_node = 8\nparallelism = { tensor = 2, context = 2, expert = 4, order = "cp-tp" }'
+    job = parse(text, "job.toml")
+    assert job.axes == Axes(tensor=2, context=2, expert=4, data=8, order=parse_order("cp-tp-ep-dp-pp"))
+    spec = job.to_proto("/")
+    assert (spec.context_parallel, spec.expert_parallel, spec.data_parallel) == (2, 4, 8)
+    assert spec.parallel_order == "cp-tp-ep-dp-pp"
+
+
+def test_where_groups_shall_be() -> None:
+    text = 'placement = { tensor = "require node", data = "pod", spread_spares = ["require rack"] }'
+    placement = parse(f"{LEAST}{text}", "job.toml").placement
+    assert placement.packing(GroupKind.TENSOR) == Packing(Level.NODE, required=True)
+    assert placement.packing(GroupKind.EXPERT_DATA) == Packing(Level.POD)
+    assert placement.packing(GroupKind.EXPERT) == Packing(Level.LEAF)
+    assert placement.spread_spares == (Spreading(FailureDomain.RACK, required=True),)
+    assert Placement.model_validate(placement.model_dump()) == placement
+
+
+def test_a_model_may_be_written_with_exponents() -> None:
+    model = parse(f"{LEAST}model = {{ parameters = 70e9, layers = 80 }}", "job.toml").model
+    assert (model.parameters, model.layers, model.precision) == (70_000_000_000, 80, "bf16")
+
+
 def test_the_example_is_right() -> None:
     spec = load(EXAMPLE).to_proto(work_dir="/")
     assert (spec.nodes, spec.spares) == (8, 2)
@@ -76,7 +112,7 @@ def test_the_example_is_right() -> None:
 
 def test_every_key_is_in_the_reference() -> None:
     reference = (EXAMPLE.parents[2] / "docs" / "JOBTOML.md").read_text()
-    for table in (Job, Slurm, Parallelism, CheckpointTable):
+    for table in (Job, Slurm, Parallelism, Placement, Model, CheckpointTable):
         for key in table.model_fields:
             assert f"`{key}`" in reference or f"[{key}]" in reference, key
 
@@ -108,8 +144,60 @@ def test_every_key_is_in_the_reference() -> None:
         ("env = { N = 1 }", "env.N: must be a string in quotes"),
         ('env = { N = "a\\u0000" }', "env: N must not contain a NUL character"),
         ('preload = ["a-b"]', "'a-b' is not a valid module name"),
-        ("parallelism = { tensor = 3 }", "parallelism.tensor * parallelism.pipeline = 3 must divide nodes"),
+        ("parallelism = { tensor = 3 }", "context * pipeline = 3 * 1 * 1 = 3 must divide nodes * ranks_per_node = 4"),
+        ("parallelism = { tensor = 3 }", "= 4: choose nodes as a multiple of 3"),
         ("parallelism = { data = 3 }", "1 * 1 * 3 = 3 must equal nodes * ranks_per_node = 4 * 1 = 4"),
+        (
+            "parallelism = { data = 8 }",
+            "must equal nodes * ranks_per_node = 4 * 1 = 4: remove data, or choose data = 4",
+        ),
+        ("parallelism = { tensor = 1000000, pipeline = 1000000, context = 1000000 }", "must divide nodes"),
+        ("parallelism = { tensor = 10000000 }", "parallelism.tensor = 10000000: must be 1000000 or less"),
+        ("parallelism = { expert = 3 }", "parallelism: expert = 3 must divide data * context = 4 * 1 = 4"),
+        (
+            "parallelism = { sequence = true }",
+            "sequence = true splits activations over the tensor group: it needs tensor",
+        ),
+        ("parallelism = { virtual_stages = 2 }", "virtual_stages = 2 needs pipeline = 2 or more"),
+        ('parallelism = { order = "tp-tp" }', "parallelism.order = 'tp-tp': 'tp-tp' is no order of axes"),
+        ("parallelism = { order = 1 }", 'must be a string in quotes, for example "tp-cp-ep-dp-pp"'),
+        ('parallelism = { sharding = "all" }', "must be 'none', 'optimizer', 'gradients' or 'parameters'"),
+        (
+            'parallelism = { expert = 2, context = 2, pipeline = 2, order = "tp-cp-pp-ep-dp" }',
+            "gives expert layers other pipelines than dense layers: put pp last",
+        ),
+        ("elastic = true\nparallelism.expert = 2", "elastic = true needs a pure data-parallel job"),
+        ('placement = { tensor = "rack" }', "placement.tensor = 'rack': must be node, nvlink, leaf, pod or any, after"),
+        ("placement = { tensor = 1 }", "placement.tensor = 1: must be node, nvlink, leaf, pod or any, after"),
+        ('placement = { spread_spares = ["node"] }', "must be leaf, rack or power, after"),
+        ('placement = { expret = "leaf" }', "placement.expret = 'leaf': unknown key; did you mean placement.expert?"),
+        (
+            'parallelism = { tensor = 2 }\nplacement = { tensor = "require node" }',
+            "placement.tensor = 'require node' can't be: a group has 2 ranks, and a node has 1. Choose",
+        ),
+        (
+            'ranks_per_node = 2\nparallelism = { tensor = 2, order = "dp-tp" }\nplacement.tensor = "require node"',
+            "and a node has 2, but with this order the ranks of a group are on 2 nodes",
+        ),
+        ("model = { parameters = 1e30 }", "must be 1e+18 or less"),
+        ("model = { parameters = 0.5 }", "model.parameters = 0.5: must be a whole number"),
+        (
+            "model = { parameters = 1e9, active_parameters = 2e9 }",
+            "active_parameters = 2000000000 must not be more than",
+        ),
+        ('model = { precision = "int4" }', "model.precision = 'int4': must be 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"),
+        (
+            "model.layers = 3\nparallelism.pipeline = 4",
+            "model.layers = 3 can't fill parallelism.pipeline * virtual_stages",
+        ),
+        ("model.experts = 9\nparallelism.expert = 2", "parallelism.expert = 2 must divide model.experts = 9"),
+        ("model.hidden_size = 9\nparallelism.tensor = 2", "parallelism.tensor = 2 must divide model.hidden_size = 9"),
+        ("model.global_batch = 6", "parallelism.data = 4 must divide model.global_batch = 6: for example 8"),
+        (
+            "model.global_batch = 30\nparallelism.micro_batches = 4",
+            "data * micro_batches = 4 * 4 = 16 must divide model.global_batch = 30: for example 32",
+        ),
+        ("gpus = 8", "nodes and gpus both give the size of the job: keep one of them"),
         ("gpus_per_node = 2\nranks_per_node = 3", "ranks_per_node = 3 must be a multiple of gpus_per_node = 2"),
         ("[slurm]\nnodes = 3", "slurm.nodes = 3: unknown key; it belongs at the top of the file"),
         ('[slurm]\ntime = "soon"', "slurm.time = 'soon': must be a Slurm time"),
@@ -127,6 +215,14 @@ def test_a_mistake_is_named_with_its_correction(line: str, words: str) -> None:
     [
         ("nodes = 4", "", "nodes: missing; this key is required"),
         ("nodes = 4", "nodes = 0", "nodes = 0: must be 1 or more"),
+        ("nodes = 4", "gpus = 16", "gpus = 16 needs gpus_per_node, for example gpus_per_node = 8"),
+        (
+            "nodes = 4",
+            "gpus = 12\ngpus_per_node = 8",
+            "gpus = 12 must be a multiple of gpus_per_node = 8: choose 8 or 16",
+        ),
+        ("nodes = 4", "gpus = 0\ngpus_per_node = 8", "gpus = 0: must be 1 or more"),
+        ("nodes = 4", "gpus = 1\ngpus_per_node = 8", "gpus = 1 must be a multiple of gpus_per_node = 8: choose 8"),
         ("nodes = 4", "nodes = 1000\nranks_per_node = 256", "1000 * 256 = 256000 ranks must be 250000 or less"),
         ('"tiny"', '"tiny job"', "name = 'tiny job': must be 1 to 64 letters"),
         ("/shared/tiny", "runs/tiny", "run_dir = 'runs/tiny': must be an absolute path"),

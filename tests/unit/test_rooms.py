@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "slurm/image": set(),
     "slurm/cluster": {"slurm/image"},
     "launcher": {"daemon/host", "daemon/transport"},
-    "launcher/spec": {"daemon/transport", "slurm/client", "launcher"},
+    "launcher/spec": {"daemon/transport", "slurm/client", "fabric/model", "fabric/groups", "launcher"},
     "launcher/submission": {"slurm/client", "launcher", "launcher/spec"},
     "launcher/output": {"daemon/host", "daemon/preflight"},
     "launcher/local": {"daemon/host", "daemon/transport", "launcher", "launcher/output"},

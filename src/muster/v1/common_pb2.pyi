@@ -135,6 +135,9 @@ class JobSpec(_message.Message):
     HANG_AFTER_S_FIELD_NUMBER: _builtins.int
     PREFLIGHT_FIELD_NUMBER: _builtins.int
     HANG_AFTER_IDLE_S_FIELD_NUMBER: _builtins.int
+    CONTEXT_PARALLEL_FIELD_NUMBER: _builtins.int
+    EXPERT_PARALLEL_FIELD_NUMBER: _builtins.int
+    PARALLEL_ORDER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -163,7 +166,7 @@ class JobSpec(_message.Message):
     work_dir: _builtins.str
     """The working folder of the ranks."""
     tensor_parallel: _builtins.int
-    """Parallelism: the product of the degrees is the world size, nodes * ranks_per_node."""
+    """Parallelism: tensor * context * pipeline * data is the world size, nodes * ranks_per_node."""
     pipeline_parallel: _builtins.int
     data_parallel: _builtins.int
     stop_signal: _builtins.int
@@ -182,6 +185,11 @@ class JobSpec(_message.Message):
     """Seconds for which all processes of all ranks may be idle before the generation hangs (RankStatus.idle_quarters); 0:
     agents don't measure it.
     """
+    context_parallel: _builtins.int
+    expert_parallel: _builtins.int
+    """Expert groups are cut out of the context axis and the data axis."""
+    parallel_order: _builtins.str
+    """The axes of parallelism, the one that varies fastest with the rank first: "tp-cp-ep-dp-pp"."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -227,10 +235,13 @@ class JobSpec(_message.Message):
         hang_after_s: _builtins.float = ...,
         preflight: _builtins.bool = ...,
         hang_after_idle_s: _builtins.float = ...,
+        context_parallel: _builtins.int = ...,
+        expert_parallel: _builtins.int = ...,
+        parallel_order: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
