@@ -18,6 +18,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric/model": set(),
     "fabric/sources": {"fabric/model"},
     "fabric/groups": set(),
+    "fabric/cost": {"fabric/model"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},
