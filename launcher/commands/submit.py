@@ -21,6 +21,7 @@ from muster.daemon.transport.site_config import Site
 from muster.launcher.command import Command, connect, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec import spec
+from muster.launcher.spec.flags import add_options
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
@@ -38,6 +39,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
     parser.add_argument("--json", action="store_true", help="print job id, gang id and script path as one JSON object")
+    add_options(parser, spec.Job)
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -61,7 +63,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     Raises:
         WrongInput: job.toml is not valid.
     """
-    job = spec.load(options.job)
+    job = spec.load(options.job, options)
     # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
     wire = job.to_proto(work_dir=os.getcwd())

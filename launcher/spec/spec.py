@@ -6,6 +6,7 @@ before anything is queued. The message names the key, the value and what would b
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import signal
@@ -28,6 +29,7 @@ from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import explain_errors
+from muster.launcher.spec.flags import with_options
 from muster.launcher.spec.job_size import fill_in_nodes, require_nodes_or_gpus
 from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
@@ -353,14 +355,14 @@ def signal_number(value: Any) -> int | None:
     return number if known and number not in (signal.SIGKILL, signal.SIGSTOP) else None
 
 
-def load(path: Path) -> Job:
-    """Reads the job from the file `path`.
+def load(path: Path, options: argparse.Namespace | None = None) -> Job:
+    """Reads the job from the file `path`. `options` of the command line replace the file's values (flags.py).
 
     Raises:
         WrongInput: the file cannot be read, is not TOML, or is not valid. The message names every error.
     """
     try:
-        return parse(path.read_text(), str(path))
+        return parse(path.read_text(), str(path), options)
     except FileNotFoundError:
         raise WrongInput(f"{path} does not exist", "docs/JOBTOML.md describes job.toml") from None
     except OSError as error:
@@ -369,14 +371,15 @@ def load(path: Path) -> Job:
         raise WrongInput(f"{path} is not a text file in UTF-8") from None
 
 
-def parse(text: str, where: str) -> Job:
-    """Reads the job from `text`. `where` names the source in error messages.
+def parse(text: str, where: str, options: argparse.Namespace | None = None) -> Job:
+    """Reads the job from `text`. `where` names the source in error messages. `options`: as for `load`.
 
     Raises:
         WrongInput: as in `load`.
     """
     try:
-        return Job.model_validate(toml_text.loads(text))
+        given = toml_text.loads(text)
+        return Job.model_validate(with_options(given, options, Job) if options else given)
     except tomllib.TOMLDecodeError as error:
         raise WrongInput(f"{where} is not TOML: {error}") from None
     except ValidationError as error:
