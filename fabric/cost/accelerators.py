@@ -28,6 +28,7 @@ class Accelerator(BaseModel):
     domain: Number
     per_node: Number
     nic: Positive
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     source: Annotated[str, Field(min_length=1)]
 
     def peak(self, precision: str) -> float:

@@ -31,7 +31,7 @@ class Checkpointing(StrEnum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """The attention's own (scores and softmax), as with FlashAttention."""
+    """The attention's own: scores and softmax. Fused attention does that by itself."""
     FULL = "full"
     """All but the input of each layer."""
 
@@ -89,6 +89,8 @@ class Model:
     """Bytes of one gradient as it is summed; 0: those of the precision. Megatron-LM sums bf16 gradients in fp32: 4."""
     experts: int = 1
     experts_per_token: int = 1
+    fused_attention: bool = True
+    """Whether the attention's scores never stand in memory, as with FlashAttention."""
     expert_parameters: float = 0.0
     """Parameters of all experts together; they are a part of `parameters`."""
 
@@ -132,3 +134,8 @@ class Model:
     def dense_parameters(self) -> float:
         """Parameters that are no expert's."""
         return self.parameters - self.expert_parameters
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether a layer's attention scores wait in memory for the backward pass."""
+        return self.activation_checkpointing is Checkpointing.NONE and not self.fused_attention

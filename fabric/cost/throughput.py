@@ -32,22 +32,22 @@ def cost(gpus: int, days_needed: float, price: float) -> float:
     return gpus * 24 * days_needed * price
 
 
+def attention_flop(model: Model) -> float:
+    """FLOP of the scores and their sums for one token, forward and backward: 12·L·h·s. The weights are not in it."""
+    return 12.0 * model.layers * model.hidden_size * model.sequence_length
+
+
 def token_flop(model: Model) -> float:
     """FLOP that the model itself needs for one token, forward and backward: 6N + 12·L·h·s."""
-    return training_flop(model.active_parameters, 1) + 12 * model.layers * model.hidden_size * model.sequence_length
+    return training_flop(model.active_parameters, 1) + attention_flop(model)
 
 
 def computed_flop(model: Model) -> float:
     """FLOP that the GPUs compute for one token: what is thrown away is computed again.
 
-    Full checkpointing repeats the forward pass, a third of forward and backward. Selective checkpointing repeats the
-    attention's own products: a third of 12·L·h·s.
+    Full checkpointing repeats the forward pass, a third of forward and backward. Selective checkpointing and fused
+    attention repeat the attention's own products: a third of 12·L·h·s.
     """
-    attention = 12 * model.layers * model.hidden_size * model.sequence_length
-    match model.activation_checkpointing:
-        case Checkpointing.FULL:
-            return token_flop(model) * 4 / 3
-        case Checkpointing.SELECTIVE:
-            return token_flop(model) + attention / 3
-        case Checkpointing.NONE:
-            return token_flop(model)
+    if model.activation_checkpointing is Checkpointing.FULL:
+        return token_flop(model) * 4 / 3
+    return token_flop(model) + (0.0 if model.keeps_scores else attention_flop(model) / 3)

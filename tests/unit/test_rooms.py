@@ -19,6 +19,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric/sources": {"fabric/model"},
     "fabric/groups": set(),
     "fabric/cost": {"fabric/model"},
+    "fabric/estimate": {"fabric/model", "fabric/groups", "fabric/cost"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},
