@@ -16,7 +16,21 @@ from typing import NoReturn
 
 from muster.daemon.host.orphan_guard import run_guarded
 from muster.launcher.command import Command, print_error, site_arguments
-from muster.launcher.commands import cancel, check, drain, events, logs, nodes, pki, policy, run, status, submit, swap
+from muster.launcher.commands import (
+    cancel,
+    check,
+    drain,
+    events,
+    logs,
+    nodes,
+    pki,
+    policy,
+    run,
+    status,
+    submit,
+    swap,
+    topo,
+)
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
 COMMANDS: tuple[Command, ...] = (
@@ -28,6 +42,7 @@ COMMANDS: tuple[Command, ...] = (
     swap.COMMAND,
     drain.COMMAND,
     nodes.COMMAND,
+    topo.COMMAND,
     run.COMMAND,
     pki.COMMAND,
     policy.COMMAND,

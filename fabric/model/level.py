@@ -15,9 +15,9 @@ class Level(IntEnum):
     NVLINK = 2
     """The nodes of one NVLink domain, for example the 18 nodes of an NVL72 rack."""
     LEAF = 3
-    """The nodes of one leaf switch, or of one of Slurm's base blocks."""
+    """The nodes of one leaf switch, or of one Slurm block."""
     POD = 4
-    """The leaves below one switch of the second tier, or one of Slurm's aggregated blocks."""
+    """The leaves below one switch of the second tier, an aggregated Slurm block, or a ring or torus."""
     ANY = 5
     """The whole fabric, and all tiers between the pods and the whole."""
 

@@ -10,8 +10,8 @@ from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.slurm_topology import flat_fabric
 from muster.fabric.sources.tiers import Tiers
-from muster.fabric.sources.topology import flat_fabric
 
 MOST_NODES = 1_000_000
 """Nodes of a generated fabric. A larger one is a mistake."""

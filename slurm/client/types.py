@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
+from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 
 DEFAULT_TIMEOUT_S: Final = 5.0
@@ -184,6 +185,12 @@ class Slurm(Protocol):
 
     async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
         """Returns the network topology of Slurm's topology plugin."""
+        ...
+
+    async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:
+        """Returns all topologies of Slurm's configuration, the default first. At least one: a flat one if there is no
+        other.
+        """
         ...
 
     async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

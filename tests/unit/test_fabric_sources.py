@@ -13,8 +13,8 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.sources.generators import fat_tree, fully_connected, rail_optimised, torus
 from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit, read_fabric
 from muster.fabric.sources.tiers import USUAL_LINKS, Tiers
-from muster.fabric.sources.topology import Kind, Topology, Unit, read_fabric
 
 TIERS = Tiers()
 
@@ -89,8 +89,8 @@ def test_a_tower_of_switches_is_refused() -> None:
         fabric_of([NodeSet(frozenset(nodes[: size + 1])) for size in range(40)], nodes, TIERS)
 
 
-def switches(**nodes: str) -> Topology:
-    return Topology(Kind.TREE, tuple(Unit(name, tuple(below)) for name, below in nodes.items()))
+def switches(**nodes: str) -> SlurmTopology:
+    return SlurmTopology(Kind.TREE, tuple(Unit(name, tuple(below)) for name, below in nodes.items()))
 
 
 def test_a_topology_that_is_no_tree_becomes_flat_with_a_warning() -> None:
@@ -121,7 +121,7 @@ def test_a_sites_own_domains_are_merged_and_left_out_if_they_do_not_fit() -> Non
 
 def test_slurm_counts_x_fastest() -> None:
     unit = Unit("t", tuple("abcdefghijkl"), (2, 3, 2))
-    fabric = read_fabric(Topology(Kind.TORUS, (unit,)), "abcdefghijkl", TIERS).fabric
+    fabric = read_fabric(SlurmTopology(Kind.TORUS, (unit,)), "abcdefghijkl", TIERS).fabric
     grid = fabric.common("a", "b").grid
     assert grid is not None
     assert [grid.coordinates(node) for node in "abcgl"] == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 2, 1)]
@@ -129,7 +129,7 @@ def test_slurm_counts_x_fastest() -> None:
 
 def test_several_rings_are_domains_of_their_own() -> None:
     units = (Unit("r1", tuple("abcd")), Unit("r2", tuple("efg")))
-    fabric = read_fabric(Topology(Kind.RING, units), "abcdefg", TIERS).fabric
+    fabric = read_fabric(SlurmTopology(Kind.RING, units), "abcdefg", TIERS).fabric
     assert shape(fabric.root) == ["any", "", ["pod", "abcd"], ["pod", "efg"]]
     assert fabric.link("a", "d").latency == USUAL_LINKS[Level.POD].latency
     assert fabric.link("a", "c").latency == 2 * USUAL_LINKS[Level.POD].latency
@@ -138,7 +138,7 @@ def test_several_rings_are_domains_of_their_own() -> None:
 
 @pytest.mark.parametrize("dimensions", [(2, 2, 2), (10**9, 10**9, 10**9), (0, 0, 0), (-1, -4, 1)])
 def test_a_torus_whose_nodes_do_not_fit_becomes_flat(dimensions: tuple[int, ...]) -> None:
-    read = read_fabric(Topology(Kind.TORUS, (Unit("t", tuple("abcd"), dimensions),)), "abcd", TIERS)
+    read = read_fabric(SlurmTopology(Kind.TORUS, (Unit("t", tuple("abcd"), dimensions),)), "abcd", TIERS)
     assert shape(read.fabric.root) == ["any", "abcd"]
     assert "has the positions of 4 nodes" in read.warnings[0]
 
@@ -199,7 +199,7 @@ def test_any_nested_sets_become_a_tree_that_keeps_each_of_them(parts: list[froze
 
 @given(st.lists(st.frozensets(st.sampled_from("abcdef"), min_size=1), max_size=6))
 def test_any_sets_at_all_become_a_tree_or_a_flat_network_with_a_warning(parts: list[frozenset[str]]) -> None:
-    topology = Topology(Kind.TREE, tuple(Unit(f"s{i}", tuple(sorted(part))) for i, part in enumerate(parts)))
+    topology = SlurmTopology(Kind.TREE, tuple(Unit(f"s{i}", tuple(sorted(part))) for i, part in enumerate(parts)))
     read = read_fabric(topology, "abcdef", TIERS)
     crossing = any(a & b and not a <= b and not b <= a for a in parts for b in parts)
     assert crossing == any("taken as flat" in warning for warning in read.warnings)

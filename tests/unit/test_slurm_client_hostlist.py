@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from muster.slurm.client.parsing.hostlist import expand
+from muster.slurm.client.parsing.hostlist import collapse, expand
 
 
 @pytest.mark.parametrize(
@@ -55,3 +57,24 @@ def test_a_name_may_have_any_number_of_groups() -> None:
 def test_a_digit_of_another_script_is_an_error() -> None:
     with pytest.raises(ValueError, match="node list"):
         expand("n[²]")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ((), ""),
+        (("n3",), "n3"),
+        (("n10", "n9", "n8", "login"), "login,n[8-10]"),
+        (("n08", "n09", "n10", "n12"), "n[08-10,12]"),
+        (("n8", "n08", "n9"), "n08,n[8-9]"),
+        (("r1n1-ib", "r1n2-ib"), "r1n[1-2]-ib"),
+        (("n0", "n1", "n1"), "n[0-1]"),
+    ],
+)
+def test_names_are_written_in_short(names: tuple[str, ...], text: str) -> None:
+    assert collapse(names) == text
+
+
+@given(st.lists(st.from_regex(r"[a-c]{1,2}[0-9]{0,12}(-[x0-9]{0,3})?", fullmatch=True), max_size=20))
+def test_what_was_written_in_short_comes_back(names: list[str]) -> None:
+    assert sorted(expand(collapse(names))) == sorted(set(names))

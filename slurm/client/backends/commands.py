@@ -6,16 +6,18 @@ This client works with every Slurm from 24.11 on. Each call starts one process.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.lease_guard import LeaseGuard, no_lease
-from muster.slurm.client.parsing import error_messages, json_stream, records
+from muster.slurm.client.parsing import error_messages, json_stream, records, topology_text
 from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, JobAnswers, NodeAnswers, Topology
 
 T = TypeVar("T")
@@ -32,9 +34,16 @@ class CliSlurm(Procedures):
         """Runs one command that changes something. Raises the SlurmError for the command's error message."""
         await self._run(operation, timeout_s, *argv, lease_s=self._lease_guard())
 
-    async def _run(self, operation: str, timeout_s: float, *argv: str, lease_s: float = math.inf) -> str:
+    async def _run(
+        self,
+        operation: str,
+        timeout_s: float,
+        *argv: str,
+        lease_s: float = math.inf,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
         """Runs one command and returns its standard output. Raises the SlurmError for the command's error message."""
-        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s)
+        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s, env=env)
         if done.exit_status != 0:
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
@@ -66,6 +75,12 @@ class CliSlurm(Procedures):
     async def _topology(self, timeout_s: float) -> Topology:
         out = await self._run("show the topology", timeout_s, "scontrol", "show", "topology")
         return records.topology(out.splitlines())
+
+    async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]:
+        # This variable cuts each line, also in the middle of a list of nodes.
+        env = {key: value for key, value in os.environ.items() if key != "SLURM_TOPO_LEN"}
+        out = await self._run("show the topology", timeout_s, "scontrol", "show", "topology", env=env)
+        return (topology_text.read(out),)
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.backends import completion
 from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused, SlurmUnavailable
@@ -64,6 +65,9 @@ class Procedures(ABC):
     async def _topology(self, timeout_s: float) -> Topology: ...
 
     @abstractmethod
+    async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]: ...
+
+    @abstractmethod
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         """`scontrol update jobid=JOB KEY=VALUE...`. `changes` uses scontrol's keys."""
 
@@ -102,6 +106,12 @@ class Procedures(ABC):
     async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
         try:
             return await self._topology(timeout_s)
+        except (SlurmUnavailable, SlurmRefused) as error:
+            return Unknown(str(error))
+
+    async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:
+        try:
+            return await self._topologies(timeout_s)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 

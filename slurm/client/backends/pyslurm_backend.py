@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.backends.worker_process import WorkerProcess
@@ -65,6 +66,9 @@ class PyslurmSlurm(Procedures):
 
     async def _topology(self, timeout_s: float) -> Topology:
         return await self._cli._topology(timeout_s)
+
+    async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]:
+        return await self._cli._topologies(timeout_s)
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         if "" in changes.values():

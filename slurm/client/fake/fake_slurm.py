@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.slurm.client.errors import SlurmRefused, SlurmTimeout
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.parsing import sbatch_request
@@ -41,6 +42,15 @@ class FakeSlurm:
 
     async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
         return Unknown(self.unavailable_reason) if self.unavailable_reason else self.cluster.topology
+
+    async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:
+        if self.unavailable_reason:
+            return Unknown(self.unavailable_reason)
+        below: dict[str, list[str]] = {}
+        for node, leaf in self.cluster.topology.leaves.items():
+            below.setdefault(leaf, []).append(node)
+        units = tuple(Unit(leaf, tuple(nodes)) for leaf, nodes in below.items())
+        return (SlurmTopology(Kind.TREE, units) if units else SlurmTopology(Kind.FLAT),)
 
     async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._available_cluster().drain(node, reason)

@@ -1,4 +1,4 @@
-"""Expands Slurm's short form of node lists, `rack[1-2]n[01-03,7],login`, in Slurm's order.
+"""Slurm's short form of node lists, `rack[1-2]n[01-03,7],login`: expands it in Slurm's order, and writes it.
 
 The existing libraries are GPL, or are whole shells. So Muster has its own code. The cluster tests compare the result
 with `scontrol show hostnames`.
@@ -7,7 +7,8 @@ with `scontrol show hostnames`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, product
 from typing import Final
 
@@ -16,6 +17,9 @@ MAX_NAMES: Final = 65_536
 meant to exhaust memory and time."""
 MAX_NAME_CHARS: Final = 253
 """Characters of a host name, and so of a node's name."""
+_LAST_NUMBER: Final = re.compile(r"(.*?)([0-9]*)([^0-9]*)", re.DOTALL)
+_MOST_DIGITS: Final = 9
+"""Digits of a number that is put into a range. Slurm's own ranges have fewer."""
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -72,3 +76,38 @@ def _numbers(part: str) -> Sequence[str]:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= MAX_NAME_CHARS
+
+
+def collapse(names: Iterable[str]) -> str:
+    """The short form of `names`, sorted. Only the last number of a name is put into brackets.
+
+    `expand` gives the names back, if none holds a bracket or a comma.
+    """
+    plain: list[str] = []
+    digits_of: dict[tuple[str, str], list[str]] = {}
+    for name in set(names):
+        parts = _LAST_NUMBER.fullmatch(name)
+        if parts and 0 < len(parts[2]) <= _MOST_DIGITS:
+            digits_of.setdefault((parts[1], parts[3]), []).append(parts[2])
+        else:
+            plain.append(name)
+    short = [f"{head}{some}{tail}" for (head, tail), digits in digits_of.items() for some in _ranges(digits)]
+    return ",".join(sorted([*plain, *short]))
+
+
+def _ranges(digits: Iterable[str]) -> Iterator[str]:
+    """The numbers as ranges in brackets: one text for each width, for n08 and n8 are two nodes."""
+    every = list(digits)
+    padded = {len(number) for number in every if number[0] == "0" and len(number) > 1}
+    by_width: dict[int, list[int]] = {}
+    for number in every:
+        by_width.setdefault(len(number) if len(number) in padded else 1, []).append(int(number))
+    for width, numbers in by_width.items():
+        runs: list[list[int]] = []
+        for value in sorted(numbers):
+            if runs and value == runs[-1][-1] + 1:
+                runs[-1][1:] = [value]
+            else:
+                runs.append([value])
+        text = ",".join("-".join(f"{end:0{width}d}" for end in run) for run in runs)
+        yield text if len(numbers) == 1 else f"[{text}]"

@@ -44,7 +44,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class SlurmTopology:
     """One topology of Slurm's configuration."""
 
     kind: Kind
@@ -54,7 +54,9 @@ class Topology:
     default: bool = True
     """Whether partitions that name no topology use this one."""
     base_block: int = 0
-    """Of blocks: nodes in the smallest block that Slurm plans with, to which `--segment` is rounded. 0 elsewhere."""
+    """Of blocks: the nodes that Slurm plans with in each of the smallest blocks. 0 elsewhere."""
+    problem: str = ""
+    """Why the kind is FLAT although Slurm has another topology; empty if nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Reading:
 
 
 def read_fabric(
-    topology: Topology,
+    topology: SlurmTopology,
     nodes: Collection[str],
     tiers: Tiers,
     details: Sequence[Node] = (),
@@ -83,14 +85,14 @@ def read_fabric(
             topology, they are left out with a warning.
     """
     known = frozenset(nodes)
+    named = f"the topology{f' {topology.name}' if topology.name else ''} is taken as flat: "
+    if topology.problem:
+        return Reading(flat_fabric(known, tiers, details), (named + topology.problem,))
     try:
         sets = list(_node_sets(topology, known))
         fabric_of(sets, known, tiers)
     except FabricError as error:
-        return Reading(
-            flat_fabric(known, tiers, details),
-            (f"the topology{f' {topology.name}' if topology.name else ''} is taken as flat: {error}",),
-        )
+        return Reading(flat_fabric(known, tiers, details), (f"{named}{error}",))
     warnings = list(_warnings(topology, known))
     try:
         return Reading(fabric_of([*sets, *extra], known, tiers, details), tuple(warnings))
@@ -105,7 +107,7 @@ def flat_fabric(nodes: Collection[str], tiers: Tiers, details: Sequence[Node] = 
     return Fabric(Domain(Level.ANY, frozenset(nodes), link, (), ratio), tuple(details))
 
 
-def _node_sets(topology: Topology, known: frozenset[str]) -> Iterator[NodeSet]:
+def _node_sets(topology: SlurmTopology, known: frozenset[str]) -> Iterator[NodeSet]:
     """The units as sets. Nodes that Slurm does not have are left out of them."""
     for unit in topology.units if topology.kind is not Kind.FLAT else ():
         nodes = known.intersection(unit.nodes)
@@ -129,7 +131,7 @@ def _grid(unit: Unit, known: frozenset[str]) -> Grid:
     return Grid(dimensions, tuple(name if name in known else "" for name in places))
 
 
-def _warnings(topology: Topology, known: frozenset[str]) -> Iterator[str]:
+def _warnings(topology: SlurmTopology, known: frozenset[str]) -> Iterator[str]:
     """What does not fit between the topology and Slurm's list of nodes."""
     if topology.kind is Kind.FLAT:
         return

@@ -1,0 +1,210 @@
+"""Draws a fabric as a tree, with the state of each node and the jobs on it. Pure: it returns text or JSON.
+
+Nodes of one domain with the same state and the same jobs share a line, so that a site of 12,500 nodes fits a screen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+from rich.text import Text
+
+from muster.daemon.host.plain_text import plain
+from muster.fabric.model.domain import Domain
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.link import Link
+
+ABSENT = "ABSENT"
+"""The state of a node that the topology has and Slurm has not."""
+_BRANCH, _LAST, _PIPE, _BLANK = "├─ ", "└─ ", "│  ", "   "
+_COLOURS = (
+    ("red", ("DOWN", "ERROR", ABSENT, "FAIL", "NOT_RESPONDING", "INVALID", "INVALID_REG")),
+    ("yellow", ("DRAIN", "MAINTENANCE", "RESERVED", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "UNKNOWN")),
+    ("cyan", ("ALLOCATED", "MIXED", "COMPLETING")),
+    ("green", ("IDLE",)),
+)
+"""Colour -> the words of states that have it; the first colour wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobUse:
+    """A job that holds a node."""
+
+    id: int
+    name: str
+    user: str
+
+    def __str__(self) -> str:
+        """For the tree."""
+        return f"{self.id} ({self.name}, {self.user})"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """What Slurm says of one node."""
+
+    states: tuple[str, ...] = (ABSENT,)
+    """The base state, then the flags, in Slurm's words."""
+    jobs: tuple[JobUse, ...] = ()
+    """The jobs on it."""
+    reason: str = ""
+    """Why it is drained or down."""
+
+
+@dataclass(frozen=True, slots=True)
+class FabricPicture:
+    """One topology with all that is shown of it."""
+
+    fabric: Fabric
+    uses: Mapping[str, NodeUse]
+    """By node. A node that is missing here is absent."""
+    kind: str = ""
+    """The name of Slurm's plugin: "tree"."""
+    name: str = ""
+    default: bool = True
+    """Whether partitions that name no topology use this one."""
+    warnings: tuple[str, ...] = ()
+    collapse: Callable[[Iterable[str]], str] = field(default=",".join)
+    """Writes many names in a short form."""
+
+    def use(self, node: str) -> NodeUse:
+        """What is known of `node`."""
+        return self.uses.get(node) or NodeUse()
+
+
+def tree_lines(picture: FabricPicture, paint: Callable[[Text], str], *, verbose: bool = False) -> Iterator[str]:
+    """The tree, the root first.
+
+    Args:
+        paint: converts a coloured word to terminal output.
+        verbose: a line for each node.
+    """
+    default = ", the default" if picture.default and picture.name else ""
+    yield plain(f"topology {picture.name} ({picture.kind}{default})" if picture.name else f"topology/{picture.kind}")
+    yield _domain_line(picture, picture.fabric.root)
+    yield from _below(picture, picture.fabric.root, "", paint, verbose)
+
+
+def _below(
+    picture: FabricPicture, domain: Domain, indent: str, paint: Callable[[Text], str], verbose: bool
+) -> Iterator[str]:
+    rows = _node_rows(picture, domain, verbose)
+    last = len(rows) + len(domain.children) - 1
+    for at, (names, use) in enumerate(rows):
+        yield f"{indent}{_LAST if at == last else _BRANCH}{_node_line(names, use, paint)}"
+    for at, child in enumerate(domain.children, len(rows)):
+        yield f"{indent}{_LAST if at == last else _BRANCH}{_domain_line(picture, child)}"
+        yield from _below(picture, child, indent + (_BLANK if at == last else _PIPE), paint, verbose)
+
+
+def _node_rows(picture: FabricPicture, domain: Domain, verbose: bool) -> list[tuple[str, NodeUse]]:
+    """Short lists of the nodes attached to `domain`, each with what Slurm says of all of them, in natural order."""
+    nodes = sorted(domain.own_nodes, key=_natural)
+    if verbose:
+        return [(f"{node}{_position(domain, node)}", picture.use(node)) for node in nodes]
+    alike: dict[NodeUse, list[str]] = {}
+    for node in nodes:
+        alike.setdefault(picture.use(node), []).append(node)
+    return [(picture.collapse(names), use) for use, names in alike.items()]
+
+
+def _position(domain: Domain, node: str) -> str:
+    return f" at {','.join(map(str, domain.grid.coordinates(node)))}" if domain.grid else ""
+
+
+def _domain_line(picture: FabricPicture, domain: Domain) -> str:
+    words = [word for word in (domain.name, domain.level.word) if word]
+    if domain.grid:
+        shape = "x".join(map(str, domain.grid.dimensions))
+        words.append(f"ring of {shape}" if len(domain.grid.dimensions) == 1 else f"torus of {shape}")
+    count = Counter(_summary(picture.use(node)) for node in domain.nodes)
+    words.append(f"{len(domain.nodes)} nodes: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
+    words.append(_link_words(domain.link))
+    if domain.oversubscription > 1:
+        words.append(f"{domain.oversubscription:g}:1")
+    if domain.uplink:
+        words.append(f"its uplink {_link_words(domain.uplink)}")
+    return plain("  ".join(words))
+
+
+def _summary(use: NodeUse) -> str:
+    """One word for a count: what an operator asks first."""
+    for word, states in (
+        ("absent", {ABSENT}),
+        ("down", {"DOWN", "ERROR", "NOT_RESPONDING", "FAIL", "INVALID_REG"}),
+        ("drained", {"DRAIN"}),
+        ("in use", {"ALLOCATED", "MIXED", "COMPLETING"}),
+    ):
+        if states & set(use.states):
+            return word
+    return "idle" if use.states == ("IDLE",) else "other"
+
+
+def _node_line(names: str, use: NodeUse, paint: Callable[[Text], str]) -> str:
+    colour = next((colour for colour, words in _COLOURS if set(words) & set(use.states)), "")
+    words = [plain(names), paint(Text(plain("+".join(use.states)), colour))]
+    if use.jobs:
+        words.append(plain("job " + ", ".join(map(str, use.jobs))))
+    if use.reason:
+        words.append(plain(use.reason))
+    return "  ".join(words)
+
+
+def _link_words(link: Link) -> str:
+    return f"{link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} µs"
+
+
+def _natural(name: str) -> tuple[object, ...]:
+    """Sort key under which n2 comes before n10."""
+    digits = name.rstrip("0123456789")
+    number = name[len(digits) :][:18]
+    return (digits, int(number) if number.isascii() and number else -1, name)
+
+
+def to_dict(picture: FabricPicture) -> dict[str, object]:
+    """The same for scripts. `nodes` of a domain are attached to it; `all_nodes` is the short form of all below."""
+    return {
+        "name": picture.name,
+        "kind": picture.kind,
+        "default": picture.default,
+        "warnings": list(picture.warnings),
+        "root": _domain_dict(picture, picture.fabric.root),
+    }
+
+
+def _domain_dict(picture: FabricPicture, domain: Domain) -> dict[str, object]:
+    found: dict[str, object] = {
+        "level": domain.level.word,
+        "name": domain.name,
+        "node_count": len(domain.nodes),
+        "all_nodes": picture.collapse(domain.nodes),
+        "link": _link_dict(domain.link),
+        "oversubscription": domain.oversubscription,
+        "uplink": _link_dict(domain.uplink) if domain.uplink else None,
+        "dimensions": list(domain.grid.dimensions) if domain.grid else None,
+        "nodes": [_node_dict(picture, domain, node) for node in sorted(domain.own_nodes, key=_natural)],
+        "domains": [_domain_dict(picture, child) for child in domain.children],
+    }
+    return found
+
+
+def _node_dict(picture: FabricPicture, domain: Domain, name: str) -> dict[str, object]:
+    node, use = picture.fabric.node(name), picture.use(name)
+    return {
+        "node": name,
+        "states": list(use.states),
+        "jobs": [asdict(job) for job in use.jobs],
+        "reason": use.reason,
+        "gpus": node.gpus,
+        "nics": [nic.name for nic in node.nics],
+        "rack": node.rack,
+        "power_feed": node.power_feed,
+        "uplink": _link_dict(node.uplink) if node.uplink else None,
+        "coordinates": list(domain.grid.coordinates(name)) if domain.grid else None,
+    }
+
+
+def _link_dict(link: Link) -> dict[str, float]:
+    return {"latency_s": link.latency, "bandwidth_bytes_per_s": link.bandwidth}

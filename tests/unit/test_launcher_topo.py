@@ -1,0 +1,152 @@
+"""`muster topo`: the network as a tree, with Slurm's commands as scripts."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+from muster.launcher.__main__ import main
+
+TREE = """\
+SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[0-3]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[4-7]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[0-7] Switches=s[0-1]
+"""
+BLOCKS = """\
+BlockName=b1 BlockIndex=0 Nodes=n[0-3] BlockSize=4
+BlockName=b2 BlockIndex=1 Nodes=n[4-7] BlockSize=4
+"""
+
+
+class Controller:
+    """Scripts that answer as Slurm's commands do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes = {f"n{index}": ["IDLE"] for index in range(8)}
+        self.jobs: dict[int, str] = {}
+        self.topology = TREE
+
+    def write(self) -> None:
+        nodes = [
+            {"name": name, "state": states, "reason": "Xid 79" if "DRAIN" in states else ""}
+            for name, states in self.nodes.items()
+        ]
+        jobs = [
+            {"job_id": id, "job_state": ["RUNNING"], "name": "gang", "user_name": "alice", "nodes": where}
+            for id, where in self.jobs.items()
+        ]
+        for file, document in (("nodes", {"nodes": nodes}), ("jobs", {"jobs": jobs})):
+            (self.folder / file).write_text(json.dumps(document, indent=1))
+        (self.folder / "topology").write_text(self.topology)
+        self._script("squeue", f"cat {self.folder}/jobs")
+        self._script(
+            "scontrol",
+            f'case "$*" in *node*) cat {self.folder}/nodes;;\n*topoconf*) echo "invalid entity" >&2; exit 1;;\n'
+            f'*) cut -c1-"${{SLURM_TOPO_LEN:-10000}}" {self.folder}/topology;; esac',
+        )
+
+    def _script(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return Controller(tmp_path)
+
+
+def topo(controller: Controller, *words: str) -> int:
+    controller.write()
+    return main(["topo", *words])
+
+
+def test_the_tree_shows_states_and_jobs(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    controller.jobs = {17: "n[0-1,4]"}
+    for node in ("n0", "n1", "n4"):
+        controller.nodes[node] = ["ALLOCATED"]
+    controller.nodes |= {"n5": ["IDLE", "DRAIN"], "n6": ["DOWN", "NOT_RESPONDING"]}
+    assert topo(controller) == 0
+    assert capsys.readouterr().out == (
+        "topology/tree\n"
+        "spine  any  8 nodes: 1 down, 1 drained, 3 idle, 3 in use  12.5 GB/s, 7 µs\n"
+        "├─ s0  leaf  4 nodes: 2 idle, 2 in use  12.5 GB/s, 5 µs\n"
+        "│  ├─ n[0-1]  ALLOCATED  job 17 (gang, alice)\n"
+        "│  └─ n[2-3]  IDLE\n"
+        "└─ s1  leaf  4 nodes: 1 down, 1 drained, 1 idle, 1 in use  12.5 GB/s, 5 µs\n"
+        "   ├─ n4  ALLOCATED  job 17 (gang, alice)\n"
+        "   ├─ n5  IDLE+DRAIN  Xid 79\n"
+        "   ├─ n6  DOWN+NOT_RESPONDING\n"
+        "   └─ n7  IDLE\n"
+    )
+
+
+def test_a_node_that_slurm_lacks_stays_on_the_map(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    del controller.nodes["n7"]
+    controller.nodes["n8"] = ["IDLE"]
+    assert topo(controller) == 0
+    out, err = capsys.readouterr()
+    assert "   └─ n7  ABSENT" in out
+    assert "├─ n8  IDLE\n└─ spine" in out
+    assert err == "muster: 1 nodes are in no switch or block of the topology: n8\n"
+
+
+def test_each_node_has_a_line_on_request(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    controller.topology = BLOCKS
+    assert topo(controller, "-v") == 0
+    assert "topology/block\nany  8 nodes: 8 idle  12.5 GB/s, 7 µs\n├─ b1  leaf" in (out := capsys.readouterr().out)
+    assert out.count("IDLE") == 8
+
+
+def test_json_has_the_whole_tree(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    controller.jobs = {17: "n4"}
+    assert topo(controller, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["root"]["name"], found["root"]["all_nodes"]) == ("tree", "spine", "n[0-7]")
+    leaf = found["root"]["domains"][1]
+    assert (leaf["level"], leaf["link"]) == ("leaf", {"latency_s": 5e-6, "bandwidth_bytes_per_s": 12.5e9})
+    assert leaf["nodes"][0]["jobs"] == [{"id": 17, "name": "gang", "user": "alice"}]
+
+
+def test_a_picture_has_the_same_words(controller: Controller, tmp_path: Path) -> None:
+    assert topo(controller, "--svg", str(tmp_path / "t.svg")) == 0
+    words = "".join(xml.etree.ElementTree.fromstring((tmp_path / "t.svg").read_text()).itertext())
+    assert "├─\xa0s0\xa0\xa0leaf" in words
+    assert topo(controller, "--svg", str(tmp_path)) == 64
+
+
+def test_a_text_that_nobody_understands_is_a_flat_network(
+    controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller.topology = TREE + "FancyName=f0 Nodes=n[0-3]\n"
+    assert topo(controller) == 0
+    out, err = capsys.readouterr()
+    assert out == "topology/flat\nany  8 nodes: 8 idle  12.5 GB/s, 7 µs\n└─ n[0-7]  IDLE\n"
+    assert "taken as flat: `scontrol show topology` prints a line of an unknown form: 'FancyName=f0" in err
+
+
+def test_a_setting_that_cuts_slurms_lines_does_not_reach_it(
+    controller: Controller, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TOPO_LEN", "42")
+    assert topo(controller) == 0
+    assert "├─ s0  leaf  4 nodes" in capsys.readouterr().out
+
+
+def test_an_unknown_topology_is_refused(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    assert topo(controller, "--topology", "x") == 64
+    assert capsys.readouterr().err == "muster: Slurm has no topology 'x'; it has one topology, without a name\n"
+
+
+def test_a_silent_controller_is_an_error(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    controller.write()
+    (controller.folder / "squeue").write_text(
+        "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n"
+    )
+    assert main(["topo"]) == 69
+    assert "Slurm does not answer" in capsys.readouterr().err
