@@ -7,7 +7,7 @@ same time: each partition uses one of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from math import prod
@@ -41,6 +41,8 @@ class Unit:
     """Of a ring or torus: in Slurm's order, x fastest; "" for a position without a node."""
     dimensions: tuple[int, ...] = ()
     """Of a torus: x, y, z."""
+    aggregated: bool = False
+    """Whether it joins several blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def read_fabric(
             topology, they are left out with a warning.
     """
     known = frozenset(nodes)
+    details = [node for node in details if node.name in known]
+    extra = [replace(one, nodes=one.nodes & known) for one in extra]
     named = f"the topology{f' {topology.name}' if topology.name else ''} is taken as flat: "
     if topology.problem:
         return Reading(flat_fabric(known, tiers, details), (named + topology.problem,))

@@ -10,20 +10,18 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, read_fabric
-from muster.fabric.sources.tiers import Tiers
+from muster.fabric.sources.slurm_topology import Reading, SlurmTopology
 from muster.launcher.command import Command, print_note, word_painter
-from muster.launcher.errors import Unavailable, WrongInput
+from muster.launcher.errors import WrongInput
+from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
 from muster.launcher.output import svg
 from muster.launcher.output.fabric_tree import FabricPicture, JobUse, NodeUse, to_dict, tree_lines
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.parsing.hostlist import collapse
 from muster.slurm.client.states import NodeState
-from muster.slurm.client.types import Job, Node, Slurm, Unknown
+from muster.slurm.client.types import Job, Node, Slurm
 
-T = TypeVar("T")
 _TIMEOUT_S = 30.0
 """Seconds for each question to Slurm. A site of 12,500 nodes needs some of them."""
 _STATE_ORDER = {state: at for at, state in enumerate(NodeState)}
@@ -31,13 +29,14 @@ _STATE_ORDER = {state: at for at, state in enumerate(NodeState)}
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", metavar="NAME", help="only this one of several topologies")
+    parser.add_argument("--fabric", metavar="FILE", type=Path, default=FABRIC_FILE, help=f"default: {FABRIC_FILE}")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line for each node")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each topology")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write the tree as a picture, too")
 
 
 async def _run(options: argparse.Namespace) -> int:
-    pictures = await load(CliSlurm(), options.topology)
+    pictures = await load(CliSlurm(), options.fabric, options.topology)
     for picture in pictures:
         if options.json:
             print(json.dumps(to_dict(picture)))
@@ -56,16 +55,17 @@ async def _run(options: argparse.Namespace) -> int:
 COMMAND = Command("topo", "draw the network with the state of its nodes", _arguments, _run, remote=False)
 
 
-async def load(slurm: Slurm, only: str | None = None) -> list[FabricPicture]:
-    """All topologies that Slurm has, or the one named `only`, with what runs on them.
+async def load(slurm: Slurm, file: Path, only: str | None = None) -> list[FabricPicture]:
+    """All topologies that Slurm has, or the one named `only`, with what runs on them. `file` is the site's fabric.toml.
 
     Raises:
         Unavailable: Slurm does not answer.
         WrongInput: Slurm has no topology of that name.
+        SiteFault: the site's file is wrong.
     """
-    topologies = _known(await slurm.topologies(timeout_s=_TIMEOUT_S))
-    nodes = _known(await slurm.nodes(timeout_s=_TIMEOUT_S))
-    jobs = _known(await slurm.jobs(timeout_s=_TIMEOUT_S))
+    topologies = known(await slurm.topologies(timeout_s=_TIMEOUT_S))
+    nodes = known(await slurm.nodes(timeout_s=_TIMEOUT_S))
+    jobs = known(await slurm.jobs(timeout_s=_TIMEOUT_S))
     if only is not None and only not in (topology.name for topology in topologies):
         names = ", ".join(topology.name for topology in topologies if topology.name) or "one topology, without a name"
         raise WrongInput(f"Slurm has no topology {only[:80]!r}; it has {names}")
@@ -73,26 +73,16 @@ async def load(slurm: Slurm, only: str | None = None) -> list[FabricPicture]:
         [node for node in nodes.values() if isinstance(node, Node)],
         [job for job in jobs.values() if isinstance(job, Job)],
     )
+    site = load_site_fabric(file, uses)
+    alone = len(topologies) == 1
     return [
-        _picture(topology, uses, alone=len(topologies) == 1)
+        _picture(topology, fabric_of(topology, uses, site, alone=alone), uses)
         for topology in topologies
         if only is None or topology.name == only
     ]
 
 
-def _known(answer: T | Unknown) -> T:
-    if isinstance(answer, Unknown):
-        raise Unavailable(f"Slurm does not answer: {answer.reason}")
-    return answer
-
-
-def _picture(topology: SlurmTopology, uses: Mapping[str, NodeUse], *, alone: bool) -> FabricPicture:
-    """A node that only the topology has stays on the map, as absent. Where there are several topologies, each shows its
-    own nodes only.
-    """
-    named = {name for unit in topology.units for name in unit.nodes if name}
-    nodes = named | set(uses) if alone or topology.kind is Kind.FLAT else named
-    read = read_fabric(topology, nodes, Tiers())
+def _picture(topology: SlurmTopology, read: Reading, uses: Mapping[str, NodeUse]) -> FabricPicture:
     return FabricPicture(
         read.fabric, uses, topology.kind.value, topology.name, topology.default, read.warnings, collapse
     )

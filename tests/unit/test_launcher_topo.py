@@ -150,3 +150,32 @@ def test_a_silent_controller_is_an_error(controller: Controller, capsys: pytest.
     )
     assert main(["topo"]) == 69
     assert "Slurm does not answer" in capsys.readouterr().err
+
+
+def test_the_sites_file_adds_speeds_and_racks(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    file = controller.folder / "fabric.toml"
+    file.write_text('[tiers.any]\noversubscription = 4\ngbit_per_s = 400\n[racks]\nr1 = "n0"\n')
+    assert topo(controller, "--json", "--fabric", str(file)) == 0
+    found = json.loads(capsys.readouterr().out)["root"]
+    assert (found["oversubscription"], found["link"]["bandwidth_bytes_per_s"]) == (4, 50e9)
+    assert found["domains"][0]["nodes"][0]["rack"] == "r1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[racks]\nr1 = "n99"\n', "fabric.toml: racks.r1: Slurm has no node n99"),
+        ("[racks", "fabric.toml is not TOML"),
+        ("x = " + "[" * 5000, "fabric.toml is not TOML: more than 32 tables and lists inside each other"),
+        ("x = " + "9" * 5000, "fabric.toml is not TOML: an integer has more than 64 bits"),
+    ],
+)
+def test_a_wrong_site_file_is_the_sites_fault(
+    controller: Controller, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    file = controller.folder / "fabric.toml"
+    file.write_text(text)
+    assert topo(controller, "--fabric", str(file)) == 78
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err

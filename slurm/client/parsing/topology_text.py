@@ -71,4 +71,5 @@ def _read_line(line: str) -> tuple[Kind, Unit, int]:
         raise ValueError(f"`scontrol show topology` prints a line of an unknown form: {line[:80]!r}")
     size = words.get("BlockSize", "") if key == "BlockName" else ""
     base_block = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0
-    return _KINDS[key], Unit(words[key], expand(words.get("Nodes", ""))), base_block
+    unit = Unit(words[key], expand(words.get("Nodes", "")), aggregated=key == "AggregatedBlock")
+    return _KINDS[key], unit, base_block

@@ -1,0 +1,60 @@
+"""The site's fabric: what Slurm's controller says of the network, and what the site's own file adds."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import TypeVar
+
+from muster.daemon.transport import toml_text
+from muster.fabric.model.errors import FabricError
+from muster.fabric.sources.site_file import SiteFabric, read_site
+from muster.fabric.sources.slurm_topology import Kind, Reading, SlurmTopology, read_fabric
+from muster.launcher.errors import SiteFault, Unavailable
+from muster.slurm.client.parsing.hostlist import expand
+from muster.slurm.client.types import Unknown
+
+FABRIC_FILE = Path("/etc/muster/fabric.toml")
+T = TypeVar("T")
+
+
+def known(answer: T | Unknown) -> T:
+    """Slurm's answer.
+
+    Raises:
+        Unavailable: it is none.
+    """
+    if isinstance(answer, Unknown):
+        raise Unavailable(f"Slurm does not answer: {answer.reason}")
+    return answer
+
+
+def load_site_fabric(path: Path, nodes: Collection[str]) -> SiteFabric:
+    """What the site's file says of `nodes`, which are all nodes that Slurm has. Without a file: nothing.
+
+    Raises:
+        SiteFault: the file can't be read, or is wrong.
+    """
+    try:
+        return read_site(toml_text.loads(path.read_text()), expand, nodes)
+    except FileNotFoundError:
+        return SiteFabric()
+    except OSError as error:
+        raise SiteFault(f"{path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SiteFault(f"{path} is not TOML: {error}") from None
+    except FabricError as error:
+        raise SiteFault(f"{path}: {error}") from None
+
+
+def fabric_of(topology: SlurmTopology, nodes: Collection[str], site: SiteFabric, *, alone: bool) -> Reading:
+    """The fabric of one topology. Where Slurm has several, each has its own nodes only.
+
+    Args:
+        nodes: all nodes that Slurm has.
+        alone: whether this is Slurm's only topology.
+    """
+    named = {name for unit in topology.units for name in unit.nodes if name}
+    shown = named | set(nodes) if alone or topology.kind is Kind.FLAT else named
+    return read_fabric(topology, shown, site.tiers, site.details, site.extra(topology))
