@@ -11,6 +11,7 @@ import time
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import COORDINATOR, Cluster
 from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
+from muster.slurm.cluster.topologies import TOPOLOGIES
 from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError, find_engine
 from muster.slurm.image.nvml_stand_in import MAX_GPUS
@@ -51,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
 
     up = verb("up", _up, "start a cluster and wait until every node is idle")
     up.add_argument("--nodes", type=int, default=10)
+    up.add_argument("--topology", default="tree", choices=TOPOLOGIES, help="the network; default: tree")
+    up.add_argument("--leaves", type=int, default=4, help="leaf switches, or blocks; default: 4")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs on each node, as Slurm GRES")
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
     up.add_argument("--suite", default="forky", choices=["forky", "trixie"], help="Debian: Slurm 26.05 or 24.11")
@@ -147,6 +150,8 @@ def _up(args: argparse.Namespace) -> None:
         suite=args.suite,
         nodes=args.nodes,
         gpus=args.gpus,
+        topology=args.topology,
+        leaves=args.leaves,
         slurmd_timeout=args.slurmd_timeout,
         daemons=not args.no_daemons,
     )

@@ -1,7 +1,8 @@
 """The shape of a test cluster, and the configuration files that result. Pure: no I/O.
 
 A cluster has one controller ``ctl``, one login container ``login``, and compute nodes ``n0`` to ``n<N-1>``. The nodes
-hang on leaf switches ``s0`` to ``s<L-1>`` in contiguous blocks, under one ``spine``. On request there is a second
+hang on leaf switches ``s0`` to ``s<L-1>`` in contiguous groups, under one ``spine``, or are joined by another topology
+(topologies.py). On request there is a second
 management node ``ctl2``, which runs a standby coordinator.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+
+from muster.slurm.cluster import topologies
 
 CONTROLLER = "ctl"
 LOGIN = "login"
@@ -49,9 +52,9 @@ class ClusterSpec:
 
     `requeue_delay` is in seconds; None keeps Slurm's own value, 121 s. `extra` are additional slurm.conf lines.
     `daemons`: start Muster's daemons. `standby`: start a second coordinator. `plain_text`: Muster's connections use no
-    TLS. `suite` is the image's Debian: ``forky``
-    has Slurm 26.05, ``trixie`` has Slurm 24.11 without pyslurm. `tests_image`: use the image of the tests. The other
-    image has no pyslurm, and its build takes a minute less.
+    TLS. `topology` is one of topologies.py. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has
+    Slurm 24.11 without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its
+    build takes a minute less.
     """
 
     nodes: int = 10
@@ -66,6 +69,7 @@ class ClusterSpec:
     daemons: bool = True
     standby: bool = False
     plain_text: bool = False
+    topology: str = "tree"
     suite: str = "forky"
     tests_image: bool = True
     extra: tuple[str, ...] = ()
@@ -76,6 +80,9 @@ class ClusterSpec:
             raise SpecError(f"{self.nodes} nodes: a cluster has 1 to 200")
         if not self.leaves >= 1:
             raise SpecError(f"{self.leaves} leaf switches: at least 1 is needed")
+        known = topologies.OLD_TOPOLOGIES if self.suite == "trixie" else topologies.TOPOLOGIES
+        if self.topology not in known:
+            raise SpecError(f"{self.suite} has no topology {self.topology!r}; choose one of {', '.join(known)}")
 
     @property
     def node_names(self) -> list[str]:
@@ -120,7 +127,7 @@ class ClusterSpec:
         """The files of /etc/slurm by name."""
         files = {
             "slurm.conf": self._slurm_conf(),
-            "topology.conf": self._topology_conf(),
+            **topologies.files(self.topology, self._groups()),
             "cgroup.conf": "CgroupPlugin=disabled\n",
         }
         if self.gpus:
@@ -151,7 +158,7 @@ class ClusterSpec:
             "HealthCheckInterval": str(HEALTH_CHECK_INTERVAL_S),
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core",
-            "TopologyPlugin": "topology/tree",
+            **topologies.settings(self.topology),
             "SlurmdParameters": "config_overrides",  # else a node that claims more resources than it has is INVAL
             "SlurmdTimeout": str(self.slurmd_timeout),
             "SlurmctldTimeout": "30",
@@ -171,12 +178,16 @@ class ClusterSpec:
             f"ThreadsPerCore=1 RealMemory={self.memory_mib}{gres} State=UNKNOWN",
             f"PartitionName=main Nodes=n[0-{last}] Default=YES MaxTime=INFINITE State=UP",
             f"PartitionName=shared Nodes=n[0-{last}] MaxTime=INFINITE State=UP",
+            *(
+                f"PartitionName={name} Nodes=n[0-{last}] MaxTime=INFINITE State=UP Topology={name}"
+                for name in topologies.partitions(self.topology)
+            ),
         ]
         return "\n".join(lines) + "\n"
 
-    def _topology_conf(self) -> str:
-        leaves: dict[str, list[str]] = {}
+    def _groups(self) -> dict[str, list[str]]:
+        """The nodes of each leaf switch."""
+        groups: dict[str, list[str]] = {}
         for node in self.node_names:
-            leaves.setdefault(self.leaf_of(node), []).append(node)
-        lines = [f"SwitchName={leaf} Nodes={','.join(nodes)}" for leaf, nodes in leaves.items()]
-        return "\n".join([*lines, f"SwitchName=spine Switches={','.join(leaves)}"]) + "\n"
+            groups.setdefault(self.leaf_of(node), []).append(node)
+        return groups

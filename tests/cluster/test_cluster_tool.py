@@ -155,6 +155,28 @@ def test_nodes_hang_on_four_leaf_switches(healthy: Cluster) -> None:
     assert leaves == [("s0", "n[0-2]"), ("s1", "n[3-4]"), ("s2", "n[5-7]"), ("s3", "n[8-9]")]
 
 
+def test_the_tree_shows_the_state_of_each_node_and_its_jobs(healthy: Cluster) -> None:
+    job = healthy.sh(LOGIN, "sbatch --parsable -w n[0,3] --job-name=long --wrap 'sleep 60'", user="alice")
+    healthy.sh(CONTROLLER, "scontrol update nodename=n4 state=drain reason='a fan'")
+    wait_until(lambda: healthy.sh(LOGIN, f"squeue -h -o %T -j {job}") == "RUNNING", 20, "the job runs")
+    used = f"ALLOCATED  job {job} (long, alice)"
+    lines = healthy.sh(LOGIN, "muster topo", user="alice").splitlines()
+    assert [re.sub(r" nodes?: .*", "", line) for line in lines] == [
+        "topology/tree",
+        "spine  any  10",
+        "├─ s0  leaf  3",
+        f"│  ├─ n0  {used}",
+        "│  └─ n[1-2]  IDLE",
+        "├─ s1  leaf  2",
+        f"│  ├─ n3  {used}",
+        "│  └─ n4  IDLE+DRAIN  a fan",
+        "├─ s2  leaf  3",
+        "│  └─ n[5-7]  IDLE",
+        "└─ s3  leaf  2",
+        "   └─ n[8-9]  IDLE",
+    ]
+
+
 def test_a_line_reaches_the_kernel_log_as_a_record(healthy: Cluster) -> None:
     healthy.kmsg("n4", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
     last = healthy.sh("n4", "tail -n 1 /var/log/muster-kmsg")

@@ -6,6 +6,7 @@ import pytest
 
 from muster.slurm.cluster.registry import BY_HAND, check_name, owner_has_exited, owner_of_this_process
 from muster.slurm.cluster.spec import ClusterSpec, SpecError
+from muster.slurm.cluster.topologies import torus_of
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
 
@@ -23,6 +24,45 @@ def test_ten_nodes_hang_on_four_leaves_under_one_spine() -> None:
         "SwitchName=s3 Nodes=n8,n9\n"
         "SwitchName=spine Switches=s0,s1,s2,s3\n"
     )
+
+
+def test_blocks_are_at_least_as_large_as_the_base_block() -> None:
+    files = ClusterSpec(topology="block").files()
+    assert files["topology.conf"].splitlines()[-1] == "BlockSizes=2,4"
+    assert "TopologyPlugin=topology/block\n" in files["slurm.conf"]
+
+
+def test_a_ring_has_16_nodes_at_most() -> None:
+    lines = ClusterSpec(nodes=20, topology="ring").files()["topology.conf"].splitlines()
+    assert [len(line.split("Nodes=")[1].split(",")) for line in lines] == [16, 4]
+
+
+@pytest.mark.parametrize(("nodes", "sides"), [(1, (1, 1, 1)), (10, (5, 2, 1)), (16, (4, 2, 2)), (32, (4, 4, 2))])
+def test_a_torus_is_as_near_to_a_cube_as_possible(nodes: int, sides: tuple[int, int, int]) -> None:
+    assert torus_of(nodes) == sides
+    x, y, z = sides
+    assert f"dims: {{ x: {x}, y: {y}, z: {z} }}" in ClusterSpec(nodes=nodes, topology="torus").files()["topology.yaml"]
+
+
+def test_each_of_several_topologies_has_a_partition() -> None:
+    files = ClusterSpec(topology="several").files()
+    assert "topology.conf" not in files
+    assert files["topology.yaml"].count("- topology:") == 3
+    assert [line for line in files["slurm.conf"].splitlines() if "Topology=" in line] == [
+        "PartitionName=block Nodes=n[0-9] MaxTime=INFINITE State=UP Topology=block",
+        "PartitionName=flat Nodes=n[0-9] MaxTime=INFINITE State=UP Topology=flat",
+    ]
+
+
+def test_a_flat_network_has_no_file() -> None:
+    assert ClusterSpec(topology="flat").files().keys() == {"slurm.conf", "cgroup.conf"}
+
+
+def test_an_old_slurm_has_fewer_topologies() -> None:
+    with pytest.raises(SpecError, match="trixie has no topology 'torus'; choose one of tree, block, flat"):
+        ClusterSpec(topology="torus", suite="trixie")
+    with pytest.raises(SpecError, match="forky has no topology 'mesh'"):
+        ClusterSpec(topology="mesh")
 
 
 def test_fewer_nodes_than_leaves_have_a_leaf_each() -> None:
