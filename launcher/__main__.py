@@ -24,6 +24,7 @@ from muster.launcher.commands import (
     logs,
     nodes,
     pki,
+    plan,
     policy,
     run,
     status,
@@ -35,6 +36,7 @@ from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, Wr
 
 COMMANDS: tuple[Command, ...] = (
     submit.COMMAND,
+    plan.COMMAND,
     status.COMMAND,
     events.COMMAND,
     logs.COMMAND,

@@ -41,7 +41,7 @@ class Accelerator(BaseModel):
             return self.flops[precision]
         except KeyError:
             known = ", ".join(self.flops)
-            raise AcceleratorError(f"no peak for precision {precision!r} is known; known are {known}") from None
+            raise AcceleratorError(f"no peak for precision '{precision}' is known; known are {known}") from None
 
 
 class AcceleratorError(ValueError):

@@ -100,6 +100,8 @@ class Model:
             raise ValueError(
                 "parameters, layers, hidden_size, sequence_length, global_batch and experts must be 1 or more"
             )
+        if self.key_value_heads > self.head_count:
+            raise ValueError(f"key_value_heads = {self.key_value_heads} must be at most heads = {self.head_count}")
         if not 1 <= self.experts_per_token <= self.experts:
             raise ValueError(f"experts_per_token = {self.experts_per_token} must be 1 to experts = {self.experts}")
         if not 0 <= self.expert_parameters <= self.parameters:

@@ -1,6 +1,6 @@
 """Tokens a day, days and money. Pure.
 
-Sources: Kaplan and others, "Scaling Laws for Neural Language Models" (2020): C = 6ND; Chowdhery and others, "PaLM"
+Sources: Kaplan and others (2020, arXiv 2001.08361): C = 6ND; Chowdhery and others, "PaLM"
 (2022), appendix B: the attention's 12·L·h·s for each token, and the model FLOPs utilization (MFU).
 """
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.fabric.cost import bisection, pipeline, throughput
+from muster.fabric.cost.choice import Collective
 from muster.fabric.cost.hierarchy import Tiers
 from muster.fabric.cost.model import Model
 from muster.fabric.cost.state_bytes import gpus_for_state, state_bytes
@@ -14,11 +15,12 @@ from muster.fabric.estimate.failures import Failures, Outlook, outlook
 from muster.fabric.estimate.memory import RESERVED, Memory, fewest_gpus, memory
 from muster.fabric.estimate.operations import Operation, layer_operations
 from muster.fabric.estimate.schedule import Schedule
-from muster.fabric.estimate.spread import Seats, scattered, slowest_groups
+from muster.fabric.estimate.spread import Seats, loosest_level, scattered, slowest_groups
 from muster.fabric.estimate.step import StepTime, step_time
 from muster.fabric.estimate.traffic import Traffic, step_traffic
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_groups import GroupKind, pipeline_pairs, rank_groups
+from muster.fabric.model.level import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Estimate:
     """What the job costs. Times are seconds, sizes bytes."""
 
     step: StepTime
-    spread: Mapping[GroupKind, Mapping[Tiers, int]]
+    levels: Mapping[GroupKind, Level]
+    """The tier that joins the ranks of each group, for the groups that communicate."""
     memory: Memory
     fits: bool
     fewest_gpus: int | None
@@ -76,7 +79,7 @@ class Estimate:
     cost: float
     """In the currency of the price; 0 if it or the days are not known."""
     crossing: float
-    """Bytes of one step that cross the bisection of the job's nodes, one way: gradients and experts."""
+    """Bytes of one step that cross the bisection of the job's nodes at most, one way: gradients and experts."""
     misplacement: Misplacement | None
     """The one that would cost most; None if no group communicates."""
 
@@ -89,7 +92,9 @@ def estimate(plan: Plan) -> Estimate:
     """
     model, axes, schedule, chip = plan.model, plan.axes, plan.schedule, plan.chip
     traffic = step_traffic(model, axes, schedule)
-    spread = {kind: slowest_groups(_groups(axes, schedule, kind), plan.seats) for kind in _kinds(traffic)}
+    groups = {one.group: _groups(axes, schedule, one.group) for one in traffic}
+    spread = {kind: slowest_groups(every, plan.seats) for kind, every in groups.items()}
+    levels = {kind: loosest_level(every, plan.seats) for kind, every in groups.items()}
     step = _step(plan, traffic, spread)
     needed = memory(model, axes, schedule)
     found = outlook(plan.failures, step.total, needed.state + needed.host, plan.seats.local_ranks)
@@ -98,7 +103,7 @@ def estimate(plan: Plan) -> Estimate:
     usable = chip.memory * (1 - RESERVED)
     return Estimate(
         step=step,
-        spread=spread,
+        levels=levels,
         memory=needed,
         fits=needed.fits(chip.memory),
         fewest_gpus=fewest_gpus(model, axes, schedule, chip.memory),
@@ -110,13 +115,37 @@ def estimate(plan: Plan) -> Estimate:
         tokens_a_day=a_day,
         days=days,
         cost=throughput.cost(axes.world_size, days, plan.price),
-        crossing=_crossing(traffic, axes),
+        crossing=_crossing(traffic, levels, axes),
         misplacement=_worst_misplacement(plan, traffic, spread, step.total),
     )
 
 
-def _kinds(traffic: Sequence[Traffic]) -> list[GroupKind]:
-    return list(dict.fromkeys(one.group for one in traffic))
+def calibrate(plan: Plan, measured: float) -> Plan:
+    """The plan with the efficiency of matrix products at which a step takes the measured time, in seconds.
+
+    Raises:
+        ValueError: no efficiency from 1 % to 100 % gives this time. The message says which times are possible.
+    """
+    model, axes, schedule = plan.model, plan.axes, plan.schedule
+    traffic = step_traffic(model, axes, schedule)
+    spread = {one.group: slowest_groups(_groups(axes, schedule, one.group), plan.seats) for one in traffic}
+
+    def with_efficiency(efficiency: float) -> Plan:
+        return replace(plan, chip=replace(plan.chip, efficiency=efficiency))
+
+    def seconds(efficiency: float) -> float:
+        return _step(with_efficiency(efficiency), traffic, spread).total
+
+    low, high = 0.01, 1.0
+    if not seconds(high) <= measured <= seconds(low):
+        raise ValueError(
+            f"a step of {measured:g} s can't be: with this model, split and fabric it takes {seconds(high):.3g} s at "
+            f"the GPU's peak, and {seconds(low):.3g} s at 1 % of it"
+        )
+    for _ in range(40):  # halves the range each time: 1e-12 is left
+        middle = (low + high) / 2
+        low, high = (middle, high) if seconds(middle) > measured else (low, middle)
+    return with_efficiency(high)
 
 
 def _groups(axes: Axes, schedule: Schedule, kind: GroupKind) -> Sequence[Sequence[int]]:
@@ -145,14 +174,19 @@ def _misplacements(
         yield Misplacement(kind, step, step / planned)
 
 
-def _crossing(traffic: Sequence[Traffic], axes: Axes) -> float:
-    """Bytes over the bisection of one step: rings of gradients, and an all-to-all of experts, of all groups."""
+def _crossing(traffic: Sequence[Traffic], levels: Mapping[GroupKind, Level], axes: Axes) -> float:
+    """Bytes over the bisection of one step: rings of gradients, and an all-to-all of experts, of all groups.
+
+    Groups within a leaf cross nothing.
+    """
     total = 0.0
     for one in traffic:
+        if levels[one.group] <= Level.LEAF:
+            continue
         groups = axes.world_size // one.ranks
         if one.group in (GroupKind.DATA, GroupKind.EXPERT_DATA):
             # A reduce-scatter or an all-gather is half of the ring of an all-reduce.
-            part = 1.0 if one.kind.value == "all-reduce" else 0.5
+            part = 1.0 if one.kind is Collective.ALL_REDUCE else 0.5
             total += groups * part * bisection.ring_crossing(one.ranks, one.total)
         elif one.group is GroupKind.EXPERT:
             total += groups * bisection.all_to_all_crossing(one.ranks, one.total)

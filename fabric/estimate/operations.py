@@ -31,10 +31,10 @@ def layer_operations(model: Model, axes: Axes, schedule: Schedule, chip: Chip) -
     tokens, hidden = schedule.micro_batch * model.sequence_length / axes.context, model.hidden_size
     columns = (hidden + 2 * model.key_value_size) / axes.tensor
     shapes = (
-        ("attention: query, key, value", hidden, columns),
-        ("attention: output", hidden / axes.tensor, hidden),
-        ("feed-forward: up", hidden, 4 * hidden / axes.tensor),
-        ("feed-forward: down", 4 * hidden / axes.tensor, hidden),
+        ("attention in", hidden, columns),
+        ("attention out", hidden / axes.tensor, hidden),
+        ("feed-forward up", hidden, 4 * hidden / axes.tensor),
+        ("feed-forward down", 4 * hidden / axes.tensor, hidden),
     )
     products = (
         _operation(name, roofline.product_intensity(tokens, inner, outer, model.element_bytes), chip)

@@ -36,7 +36,13 @@ class Schedule:
 
 
 def usual_schedule(
-    model: Model, axes: Axes, micro_batches: int | None = None, virtual_stages: int = 1, *, sequence: bool = False
+    model: Model,
+    axes: Axes,
+    micro_batches: int | None = None,
+    virtual_stages: int = 1,
+    *,
+    sequence: bool = False,
+    bucket: float = DDP_BUCKET,
 ) -> Schedule:
     """The schedule of a global batch. Without `micro_batches`, each micro-batch has one sequence.
 
@@ -45,8 +51,7 @@ def usual_schedule(
     """
     number = micro_batches or max(1, model.global_batch // axes.data)
     if model.global_batch % (axes.data * number):
-        raise ValueError(
-            f"global_batch = {model.global_batch} must be a multiple of data * micro_batches = {axes.data} * {number}"
-        )
+        by = f"data * micro_batches = {axes.data} * {number}" if micro_batches else f"data = {axes.data}"
+        raise ValueError(f"global_batch = {model.global_batch} must be a multiple of {by}")
     size = model.global_batch // (axes.data * number)
-    return Schedule(size, number, virtual_stages, sequence)
+    return Schedule(size, number, virtual_stages, sequence, bucket)

@@ -75,6 +75,15 @@ def slowest_groups(groups: Iterable[Sequence[int]], seats: Seats) -> dict[Tiers,
     return dict(found)
 
 
+def loosest_level(groups: Iterable[Sequence[int]], seats: Seats) -> Level:
+    """The tier that joins all ranks of each group: NODE if each group is in a node."""
+    found = Level.NODE
+    for first, *others in {tuple(dict.fromkeys(map(seats.node_of, group))) for group in groups}:
+        for other in others:
+            found = max(found, seats.fabric.level_between(first, other))
+    return found
+
+
 def _network(counts: Mapping[str, int], seats: Seats, depth: int = 0) -> Iterator[Tier]:
     """The tiers between nodes, the innermost first.
 

@@ -34,10 +34,14 @@ class Model(Table):
     """Width of a layer."""
     heads: Count | None = None
     """Attention heads of a layer."""
+    key_value_heads: Count | None = None
+    """Heads of keys and values, if queries share them. Default: as many as `heads`."""
     vocabulary: BigCount | None = None
     """Tokens of the vocabulary."""
     experts: Count | None = None
     """Experts of one layer."""
+    experts_per_token: Count | None = None
+    """Experts of one layer that a token passes through."""
     sequence_length: BigCount | None = None
     """Tokens of one sample."""
     global_batch: BigCount | None = None

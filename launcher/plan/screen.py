@@ -1,0 +1,233 @@
+"""An estimate as one screen of text. Each number has its unit; what rests on a default is listed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from muster.fabric.cost import roofline
+from muster.fabric.cost.choice import Collective
+from muster.fabric.estimate.memory import RESERVED
+from muster.fabric.estimate.step import PricedTraffic
+from muster.fabric.groups.axes import write_order
+from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.level import Level
+from muster.launcher.plan.prepare import PreparedPlan
+from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
+
+_WHERE = {
+    Level.NODE: "in a node",
+    Level.NVLINK: "in an NVLink domain",
+    Level.LEAF: "in a leaf",
+    Level.POD: "in a pod",
+    Level.ANY: "over all tiers",
+}
+_SCATTERED = {
+    GroupKind.TENSOR: "each rank of a tensor group on another node",
+    GroupKind.CONTEXT: "each rank of a context group on another node",
+    GroupKind.EXPERT: "each rank of an expert group on another node",
+    GroupKind.PIPELINE: "neighbours of a pipeline as far apart as can be",
+    GroupKind.DATA: "each rank of a data group on another node, over the loosest links",
+    GroupKind.EXPERT_DATA: "each rank of an expert data group on another node, over the loosest links",
+}
+
+
+def lines(prepared: PreparedPlan) -> Iterator[str]:
+    """The screen."""
+    yield from _job(prepared)
+    yield ""
+    yield from _traffic(prepared)
+    yield ""
+    yield from _labelled("step", _step(prepared))
+    yield from _labelled("memory", _memory(prepared))
+    yield from _labelled("roofline", _roofline(prepared))
+    yield from _labelled("pipeline", _pipeline(prepared))
+    yield from _labelled("failures", _failures(prepared))
+    yield from _labelled("training", _training(prepared))
+    yield from _labelled("misplaced", _misplacement(prepared))
+    yield ""
+    yield from _defaults(prepared)
+
+
+def _labelled(label: str, texts: Iterator[str]) -> Iterator[str]:
+    for at, text in enumerate(texts):
+        yield f"{'' if at else label:<11}{text}"
+
+
+def _job(prepared: PreparedPlan) -> Iterator[str]:
+    job, plan = prepared.job, prepared.plan
+    model, axes, schedule = plan.model, plan.axes, plan.schedule
+    spares = f" and {job.spares} spares" if job.spares else ""
+    hardware = f"{axes.world_size:,} {prepared.accelerator} on {job.nodes:,} nodes"
+    yield f"{job.name}: {hardware}{spares}; an estimate, nothing is queued"
+    batch = f"batch {model.global_batch:,} × {model.sequence_length:,} tokens"
+    shape = f"{model.layers} layers of {model.hidden_size:,}"
+    kept = f"checkpointing {model.activation_checkpointing}, sharding {model.sharding}, offload {model.offload}"
+    yield f"model      {scaled(model.parameters, '')} parameters, {shape}; {batch}"
+    yield f"           {model.precision}, {model.optimizer}; {kept}"
+    degrees = [(name, getattr(axes, name)) for name in ("tensor", "context", "expert", "data", "pipeline")]
+    words = ", ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "one rank"
+    sequence = ", sequence" if schedule.sequence else ""
+    virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
+    yield (
+        f"axes       {words}{sequence}; order {write_order(axes.order)}; {schedule.micro_batches} micro-batches of "
+        f"{schedule.micro_batch}{virtual}"
+    )
+    yield f"network    {prepared.fabric}"
+
+
+def _traffic(prepared: PreparedPlan) -> Iterator[str]:
+    """The table of what one rank sends and receives in one step."""
+    rows: list[tuple[str, ...]] = [
+        ("traffic", "ranks", "where", "collective", "calls", "bytes each", "algorithm", "time", "exposed")
+    ]
+    estimate = prepared.estimate
+    for one in estimate.step.traffic:
+        rows.append(_row(one, estimate.levels[one.traffic.group]))
+    if len(rows) == 1:
+        yield "traffic    none: one rank"
+        return
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if estimate.crossing:
+        yield f"{scaled(estimate.crossing, 'B')} at most cross the bisection in a step, one way"
+
+
+def _row(one: PricedTraffic, level: Level) -> tuple[str, ...]:
+    traffic = one.traffic
+    ranks = "2" if traffic.kind is Collective.SEND else f"{traffic.ranks:,}"
+    return (
+        str(traffic.group),
+        ranks,
+        _WHERE[level],
+        str(traffic.kind),
+        f"{traffic.times:,}",
+        scaled(traffic.size, "B"),
+        str(one.algorithm),
+        seconds(one.seconds),
+        seconds(one.exposed),
+    )
+
+
+def _step(prepared: PreparedPlan) -> Iterator[str]:
+    step = prepared.estimate.step
+    parts = [
+        f"{seconds(step.compute)} compute",
+        f"{seconds(step.exposed)} exposed communication" if step.exposed else "",
+        f"{seconds(step.bubble)} bubble" if step.bubble else "",
+        f"{seconds(step.optimizer)} update",
+    ]
+    yield f"{seconds(step.total)} = {' + '.join(filter(None, parts))}; MFU {percent(step.utilization)}"
+    if prepared.calibrated:
+        reached = percent(prepared.plan.chip.efficiency)
+        yield f"calibrated with the measured step: matrix products reach {reached} of the peak"
+
+
+def _memory(prepared: PreparedPlan) -> Iterator[str]:
+    estimate, chip, model = prepared.estimate, prepared.plan.chip, prepared.plan.model
+    memory = estimate.memory
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "gathered layers": memory.working,
+    }
+    verdict = "fits" if estimate.fits else "DOES NOT FIT"
+    words = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
+    yield f"{gigabytes(memory.total)} of {gigabytes(chip.memory)} a GPU, {percent(RESERVED)} kept free: {verdict}"
+    yield words + (f"; {gigabytes(memory.host)} a GPU in the host's memory" if memory.host else "")
+    if estimate.fewest_gpus is None:
+        yield (
+            f"no number of GPUs holds it with this split; the state alone needs {estimate.fewest_for_state:,} GPUs: "
+            f"{_remedy(prepared)}"
+        )
+    else:
+        yield (
+            f"smallest number of GPUs: {estimate.fewest_gpus:,} with this tensor, context and pipeline split; "
+            f"{estimate.fewest_for_state:,} for the state alone, divided evenly"
+        )
+    if not model.vocabulary:
+        yield "without model.vocabulary, the memory of the logits is left out"
+
+
+def _remedy(prepared: PreparedPlan) -> str:
+    memory, limit = prepared.estimate.memory, prepared.plan.chip.memory * (1 - RESERVED)
+    if memory.activations > limit - memory.state and prepared.plan.model.activation_checkpointing != "full":
+        return 'try activation_checkpointing = "full", a smaller micro-batch, or more tensor or context ranks'
+    if prepared.plan.model.sharding != "parameters":
+        return "try more tensor or pipeline ranks, or parallelism.sharding"
+    return "try more tensor or pipeline ranks, or model.offload"
+
+
+def _roofline(prepared: PreparedPlan) -> Iterator[str]:
+    """What each main operation waits for, with its FLOP for each byte."""
+    chip = prepared.plan.chip
+    limit = roofline.ridge(chip.peak, chip.memory_bandwidth)
+    peaks = f"{scaled(chip.peak, 'FLOP/s')}, {scaled(chip.memory_bandwidth, 'B/s')}"
+    yield f"arithmetic decides from {limit:,.0f} FLOP/B on ({peaks})"
+    for kind in roofline.Bound:
+        bound = [one for one in prepared.estimate.operations if one.bound is kind]
+        words = ", ".join(f"{one.name} {one.intensity:,.0f}" for one in bound)
+        share = min((one.attained for one in bound), default=0.0) / chip.peak
+        limits = "" if kind is roofline.Bound.COMPUTE else f"; down to {percent(share)} of the peak"
+        if bound:
+            yield f"{kind} bound (FLOP/B): {words}{limits}"
+
+
+def _pipeline(prepared: PreparedPlan) -> Iterator[str]:
+    plan, estimate = prepared.plan, prepared.estimate
+    stages, schedule = plan.axes.pipeline, plan.schedule
+    if stages == 1:
+        yield "one stage, no bubble"
+        return
+    kind = "interleaved" if schedule.virtual_stages > 1 else "plain"
+    words = f"{kind}, {stages} stages, {schedule.micro_batches} micro-batches"
+    yield f"bubble {percent(estimate.bubble_share)} of a step ({words})"
+    chunks = stages * schedule.virtual_stages
+    if estimate.imbalance > 1:
+        over = percent(estimate.imbalance - 1)
+        words = f"{plan.model.layers} layers don't divide into {chunks} equal stages"
+        yield f"{words}: the largest has {over} more than the mean"
+    else:
+        yield f"stages balance: {plan.model.layers // chunks} layers each"
+
+
+def _failures(prepared: PreparedPlan) -> Iterator[str]:
+    found, plan = prepared.estimate.outlook, prepared.plan
+    best = f"a checkpoint takes {seconds(found.checkpoint)}, best every {seconds(found.interval)} (Daly)"
+    yield f"one of {plan.failures.nodes:,} nodes fails every {seconds(found.mtbf)}; {best}"
+    spares = f"{plan.failures.spares} spares, of which one is there in {percent(found.spare_there)} of failures"
+    yield f"goodput {percent(found.goodput)} with {spares}; {percent(found.goodput_without_spares)} without spares"
+    yield f"a recovery takes {seconds(found.recovery)} on average"
+
+
+def _training(prepared: PreparedPlan) -> Iterator[str]:
+    estimate, plan = prepared.estimate, prepared.plan
+    yield f"{scaled(estimate.tokens_a_day, '')} tokens a day, with failures"
+    if not estimate.days:
+        yield "give model.tokens for the days of the whole training"
+        return
+    hours = scaled(plan.axes.world_size * 24 * estimate.days, "")
+    price = f", {estimate.cost:,.0f} at {plan.price:g} for each" if estimate.cost else "; --price gives the cost"
+    yield f"{scaled(plan.tokens, '')} tokens take {estimate.days:,.3g} days and {hours} GPU hours{price}"
+
+
+def _misplacement(prepared: PreparedPlan) -> Iterator[str]:
+    worst = prepared.estimate.misplacement
+    if worst is None:
+        yield "none: no ranks communicate"
+        return
+    words = f"{seconds(worst.step)} a step, {worst.factor:.3g} times as long"
+    yield f"costs most with {_SCATTERED[worst.group]}: {words}"
+
+
+def _defaults(prepared: PreparedPlan) -> Iterator[str]:
+    """What rests on no word of the user or the site."""
+    taken: Sequence[tuple[str, ...]] = [(one.name, one.value, one.source, one.instead) for one in prepared.defaults]
+    if not taken:
+        return
+    rows = [("default", "value", "from", "instead"), *taken]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,79 @@
+"""Carries out `muster plan`: reads job.toml and Slurm's network, prints the estimate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from muster.daemon.host.plain_text import plain
+from muster.fabric.sources.tiers import Tiers
+from muster.launcher.command import print_note
+from muster.launcher.errors import Unavailable
+from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
+from muster.launcher.plan.as_json import to_dict
+from muster.launcher.plan.hardware import load_table
+from muster.launcher.plan.options import PlanOptions
+from muster.launcher.plan.prepare import SlurmFabric, prepare
+from muster.launcher.plan.screen import lines
+from muster.launcher.spec import spec
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.errors import SlurmError
+from muster.slurm.client.states import NodeState
+from muster.slurm.client.types import Node, Slurm
+
+_TIMEOUT_S = 10.0
+"""Seconds for each question to Slurm. Without an answer, the estimate takes a usual network."""
+_OUT_OF_SERVICE = frozenset({NodeState.DOWN, NodeState.DRAIN, NodeState.FAIL})
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Prints the estimate. Returns the exit status.
+
+    Raises:
+        LauncherError: job.toml, the command line or a file of the site is wrong.
+    """
+    job = spec.load(options.job, options)
+    given = PlanOptions(
+        accelerator=options.accelerator,
+        efficiency=options.efficiency,
+        measured_step=options.measured_step,
+        node_mtbf=options.node_mtbf,
+        repair=options.repair,
+        recovery=options.recovery,
+        price=options.price,
+        in_network=options.in_network,
+    )
+    network, why = None, "--no-slurm"
+    if not options.no_slurm:
+        try:
+            network, why = await slurm_fabric(CliSlurm()), ""
+        except (Unavailable, SlurmError) as error:
+            why = "Slurm does not answer"
+            print_note(f"muster: {error}")
+    prepared = prepare(job, given, load_table(), network, why)
+    if options.json:
+        print(json.dumps(to_dict(prepared)))
+    else:
+        for line in lines(prepared):
+            print(plain(line))
+    sys.stdout.flush()
+    return 0
+
+
+async def slurm_fabric(slurm: Slurm) -> SlurmFabric:
+    """The default topology that Slurm has, with what the site's file adds.
+
+    Raises:
+        Unavailable: Slurm does not answer.
+        SiteFault: the site's file is wrong.
+    """
+    topologies = known(await slurm.topologies(timeout_s=_TIMEOUT_S))
+    nodes = known(await slurm.nodes(timeout_s=_TIMEOUT_S))
+    found = [node for node in nodes.values() if isinstance(node, Node)]
+    names = [node.name for node in found]
+    site = load_site_fabric(FABRIC_FILE, names)
+    default = next((one for one in topologies if one.default), topologies[0])
+    fabric = fabric_of(default, names, site, alone=len(topologies) == 1).fabric
+    usable = {node.name for node in found if not node.states & _OUT_OF_SERVICE}
+    return SlurmFabric(fabric, fabric.nodes & usable, site.tiers != Tiers())

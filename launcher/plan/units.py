@@ -1,0 +1,39 @@
+"""Numbers with their units, short enough for a table. Pure."""
+
+from __future__ import annotations
+
+_STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three digits and a decimal prefix: 1.23 GB."""
+    for size, prefix in _STEPS:
+        if abs(value) >= size:
+            return f"{_three_digits(value / size)} {prefix}{unit}"
+    return f"{_three_digits(value)} {unit}".rstrip()
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def gigabytes(value: float) -> str:
+    """Bytes in GB, so that the parts of one sum have one unit."""
+    return f"{value / 1e9:,.1f} GB"
+
+
+def seconds(value: float) -> str:
+    """A time: 12.3 µs, 45.6 ms, 7.89 s, 12.3 min, 4.5 h, 6.7 days."""
+    for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if value >= size * (2 if unit != "h" else 1):
+            return f"{_three_digits(value / size)} {unit}"
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs"
+
+
+def percent(share: float) -> str:
+    """A share: 99.87 %, 43.2 %."""
+    digits = 2 if 0.99 <= share < 1 else 1
+    return f"{100 * share:.{digits}f} %"

@@ -1,0 +1,279 @@
+"""`muster plan`: what a job will cost, on one screen and as JSON, without a coordinator and without Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.level import Level
+from muster.fabric.sources.generators import fat_tree
+from muster.launcher.__main__ import main
+from muster.launcher.errors import SiteFault, Unavailable, WrongInput
+from muster.launcher.plan.hardware import load_table
+from muster.launcher.plan.options import PlanOptions
+from muster.launcher.plan.places import packed_seats, usual_fabric
+from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
+from muster.launcher.plan.screen import lines
+from muster.launcher.plan.show import slurm_fabric
+from muster.launcher.plan.units import percent, scaled, seconds
+from muster.launcher.spec import spec
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+
+GPT = """
+name = "gpt"
+nodes = 128
+spares = 4
+gpus_per_node = 8
+command = "python3 train.py"
+run_dir = "/shared/run"
+[parallelism]
+tensor = 8
+pipeline = 8
+micro_batches = 96
+[model]
+parameters = 175e9
+layers = 96
+hidden_size = 12288
+heads = 96
+vocabulary = 51200
+sequence_length = 2048
+global_batch = 1536
+tokens = 300e9
+activation_checkpointing = "full"
+"""
+TABLE = load_table(Path("/nonexistent"))
+NOTHING = PlanOptions()
+
+
+def _prepared(text: str = GPT, options: PlanOptions = NOTHING, slurm: SlurmFabric | None = None) -> PreparedPlan:
+    return prepare(spec.parse(text, "job.toml"), options, TABLE, slurm, "--no-slurm")
+
+
+def _without(*keys: str) -> str:
+    return "\n".join(line for line in GPT.splitlines() if line.partition(" =")[0] not in keys)
+
+
+def _json(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["plan", str(path), "--no-slurm", "--json", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def job_toml(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(GPT)
+    return path
+
+
+def test_one_screen_has_it_all(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(job_toml), "--no-slurm", "--accelerator", "a100-sxm-80", "--price", "1.5"]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 40
+    assert max(map(len, shown.splitlines())) <= 125
+    for words in (
+        "gpt: 1,024 A100-SXM-80GB on 128 nodes and 4 spares; an estimate, nothing is queued",
+        "network    a usual one, not Slurm's (--no-slurm)",
+        "48.9 GB of 80.0 GB a GPU, 6.0 % kept free: fits",
+        "smallest number of GPUs: 64 with this tensor, context and pipeline split",
+        "bubble 6.8 % of a step (plain, 8 stages, 96 micro-batches)",
+        "stages balance: 12 layers each",
+        "misplaced  costs most with each rank of a tensor group on another node",
+        "300 G tokens take",
+        "at 1.5 for each",
+    ):
+        assert words in shown
+    assert re.search(r"tensor +8 +in a node +all-reduce +6,912 +50.3 MB +ring", shown)
+    assert re.search(r"MTBF of a node +6,300 h +Llama 3's training in 2024 +--node-mtbf HOURS", shown)
+
+
+def test_json_has_the_numbers_of_the_screen_in_si_units(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(job_toml, capsys)
+    parts = ("compute_s", "exposed_s", "bubble_s", "update_s")
+    assert found["step_s"] == pytest.approx(sum(found[part] for part in parts))
+    assert found["gpus"] == 1024
+    assert found["bubble_share"] == pytest.approx(7 / 103)
+    memory = found["memory_bytes"]
+    state = sum(memory[part] for part in ("parameters", "gradients", "optimizer"))
+    assert state == pytest.approx(16 * 175e9 / 64)
+    assert memory["total"] == pytest.approx(state + memory["activations"] + memory["working"])
+    assert found["tokens_a_day"] * found["days"] == pytest.approx(300e9)
+    assert found["worst_misplacement"]["group"] == "tensor"
+    assert {row["group"]: row["level"] for row in found["traffic"]} == {
+        "tensor": "node", "pipeline": "any", "data": "leaf"
+    }  # fmt: skip
+    assert found["cost"] is None
+
+
+def test_keys_of_job_toml_can_be_tried_on_the_command_line(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = _json(job_toml, capsys)
+    interleaved = _json(job_toml, capsys, "--parallelism.virtual-stages", "4")
+    assert interleaved["bubble_share"] == pytest.approx(7 / (4 * 96 + 7))
+    assert interleaved["bubble_s"] < plain["bubble_s"]
+
+
+def test_what_job_toml_says_is_no_default(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    less = _json(job_toml, capsys, "--accelerator", "H100-SXM", "--efficiency", "0.5", "--node-mtbf", "1000")
+    named = {one["name"] for one in less["defaults"]}
+    assert not named & {"accelerator", "matrix products", "MTBF of a node", "shape", "sequence length", "micro-batches"}
+    assert {"accelerator", "matrix products", "MTBF of a node"} <= {one.name for one in _prepared().defaults}
+    assert all(one.value and one.source and one.instead for one in _prepared().defaults)
+    assert less["failures"]["mtbf_s"] == pytest.approx(1000 * 3600 / 128)
+
+
+def test_a_shape_that_is_not_given_is_a_default() -> None:
+    prepared = _prepared(_without("layers", "hidden_size", "heads"))
+    model = prepared.plan.model
+    assert 12 * model.layers * model.hidden_size**2 == pytest.approx(175e9, rel=0.05)
+    assert "shape" in {one.name for one in prepared.defaults}
+    counted = _prepared(_without("parameters"))
+    assert counted.plan.model.parameters == 12 * 96 * 12_288**2 + 51_200 * 12_288
+    assert "parameters" in {one.name for one in counted.defaults}
+
+
+def test_experts_are_what_a_token_does_not_meet() -> None:
+    """2 of 8 experts: 47 G parameters of which 13 G are active are 45.3 G of experts."""
+    text = GPT.replace("tensor = 8\npipeline = 8\nmicro_batches = 96", "expert = 8\nsharding = 'optimizer'")
+    text = text.replace(
+        "parameters = 175e9", "parameters = 47e9\nactive_parameters = 13e9\nexperts = 8\nexperts_per_token = 2"
+    )
+    prepared = _prepared(text.replace("1536", "2048"))
+    assert prepared.plan.model.expert_parameters == pytest.approx(34e9 / 0.75)
+    assert prepared.plan.model.active_parameters == pytest.approx(13e9)
+    assert {one.traffic.group.value for one in prepared.estimate.step.traffic} == {"expert", "data", "expert data"}
+
+
+def test_the_accelerator_of_the_gres_is_taken() -> None:
+    text = GPT.replace("gpus_per_node = 8", "ranks_per_node = 8") + '[slurm]\ngres = "gpu:h200:8"\n'
+    assert _prepared(text).accelerator == "H200-SXM"
+    assert _prepared(text, PlanOptions(accelerator="MI300X")).accelerator == "MI300X"
+    assert _prepared(text.replace("h200", "voodoo")).accelerator == "H100-SXM"
+
+
+def test_a_measured_step_calibrates_the_estimate() -> None:
+    measured = 1.25 * _prepared().estimate.step.total
+    prepared = _prepared(options=PlanOptions(measured_step=measured))
+    assert prepared.estimate.step.total == pytest.approx(measured)
+    assert prepared.plan.chip.efficiency < 0.55
+    assert any("calibrated with the measured step" in line for line in lines(prepared))
+    assert "matrix products" not in {one.name for one in prepared.defaults}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (_without("parameters", "layers"), NOTHING, "the size of the model is not known: give model.parameters"),
+        (_without("micro_batches").replace("1536", "1537"), NOTHING, "parallelism.data = 16 must divide model.global"),
+        (GPT, PlanOptions(accelerator="TPU"), "the accelerator 'TPU' is not known"),
+        (GPT, PlanOptions(efficiency=1.5), "an efficiency of 1.5"),
+        (GPT, PlanOptions(measured_step=1e-3), "--measured-step: a step of 0.001 s can't be"),
+        (GPT + 'precision = "fp8"\n', PlanOptions(accelerator="A100-SXM-80GB"), "no peak for precision 'fp8' is known"),
+        (GPT + "key_value_heads = 192\n", NOTHING, "key_value_heads = 192 must be at most heads = 96"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_estimated_gets_one_clear_error(text: str, options: PlanOptions, words: str) -> None:
+    with pytest.raises(WrongInput, match=re.escape(words)):
+        _prepared(text, options)
+
+
+def test_a_wrong_option_is_named(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(job_toml), "--price", "-1"])
+    assert ended.value.code == WrongInput.status
+    assert "argument --price: -1 must be more than 0" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_gets_advice() -> None:
+    text = GPT.replace('"full"', '"none"').replace("tensor = 8", "tensor = 1").replace("= 96\n[", "= 12\n[")
+    shown = "\n".join(lines(_prepared(text)))
+    assert "DOES NOT FIT" in shown
+    assert "no number of GPUs holds it with this split; the state alone needs 38 GPUs: try" in shown
+
+
+def test_a_site_has_entries_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "accelerators.toml"
+    file.write_text(
+        "[OURS]\nflops = { bf16 = 1e15 }\nmemory = 1e11\nmemory_bandwidth = 5e12\nlink = 1e12\ndomain = 16\n"
+        'per_node = 4\nnic = 1e11\nsource = "measured"\n'
+    )
+    table = load_table(file)
+    assert next(iter(table)) == "OURS"
+    assert "H100-SXM" in table
+    file.write_text("[OURS]\nflops = 3\n")
+    with pytest.raises(SiteFault, match=r"accelerators.toml: OURS"):
+        load_table(file)
+
+
+def test_slurms_network_is_used_where_it_holds_the_job() -> None:
+    fabric = fat_tree(16, 16)
+    slurm = SlurmFabric(fabric, fabric.nodes - {"n0"}, speeds_known=True)
+    prepared = _prepared(slurm=slurm)
+    assert prepared.fabric.startswith("Slurm's, 255 nodes in service")
+    assert "n0" not in prepared.plan.seats.nodes
+    assert "links" not in {one.name for one in prepared.defaults}
+    small = SlurmFabric(fabric, frozenset(list(fabric.nodes)[:8]), speeds_known=True)
+    assert "not Slurm's (Slurm has 8 nodes in service)" in _prepared(slurm=small).fabric
+
+
+async def test_the_network_is_read_from_the_controller() -> None:
+    cluster = FakeCluster([f"n{index}" for index in range(8)], now=lambda: 0.0)
+    slurm = FakeSlurm(cluster)
+    cluster.drain("n3", "test")
+    found = await slurm_fabric(slurm)
+    assert found.fabric.nodes == {f"n{index}" for index in range(8)}
+    assert found.usable == found.fabric.nodes - {"n3"}
+    assert not found.speeds_known
+    slurm.unavailable_reason = "no answer"
+    with pytest.raises(Unavailable, match="no answer"):
+        await slurm_fabric(slurm)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 64), st.sets(st.integers(0, 63)))
+def test_seats_are_usable_nodes_in_the_tightest_part(nodes: int, away: Collection[int]) -> None:
+    fabric: Fabric = fat_tree(8, 8)
+    usable = fabric.nodes - {f"n{index}" for index in away}
+    seats = packed_seats(fabric, usable, nodes, 8, 8)
+    if seats is None:
+        assert len(usable) < nodes
+        return
+    assert len(set(seats.nodes)) == nodes
+    assert usable >= set(seats.nodes)
+    if any(len(leaf.nodes & usable) >= nodes for leaf in fabric.domains(Level.LEAF)):
+        assert len({fabric.domain(node, Level.LEAF).nodes for node in seats.nodes}) == 1
+
+
+def test_a_rack_scale_accelerator_has_nvlink_domains_of_its_nodes() -> None:
+    fabric = usual_fabric(36, TABLE["GB200-NVL72"])
+    assert [len(domain.nodes) for domain in fabric.domains(Level.NVLINK)] == [18, 18]
+    assert fabric.link("n0", "n17").bandwidth == 900e9
+    assert fabric.link("n0", "n18").bandwidth == 50e9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (scaled(1234e9, "B"), "1.23 TB"),
+        (scaled(999.9, "B"), "1e+03 B"),
+        (scaled(175e9, ""), "175 G"),
+        (scaled(0, "B"), "0 B"),
+        (seconds(12.3456e-6), "12.3 µs"),
+        (seconds(0.0456), "45.6 ms"),
+        (seconds(90), "90 s"),
+        (seconds(7200), "2 h"),
+        (seconds(3 * 86_400), "3 days"),
+        (percent(0.43), "43.0 %"),
+        (percent(0.9987), "99.87 %"),
+    ],
+)
+def test_numbers_have_units(text: str, expected: str) -> None:
+    assert text == expected
