@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from muster.slurm.cluster.systemd_node import SERVICES, SystemdNode, systemd_node
+from muster.slurm.cluster.systemd.systemd_node import SERVICES, SystemdNode, systemd_node
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
