@@ -138,6 +138,13 @@ class Model:
         return self.parameters - self.expert_parameters
 
     @property
+    def expert_width(self) -> float:
+        """Width of one expert's feed-forward layer, which is two matrices of h times this. 0 without experts."""
+        if self.experts < 2:
+            return 0.0
+        return self.expert_parameters / (2 * self.layers * self.experts * self.hidden_size)
+
+    @property
     def keeps_scores(self) -> bool:
         """Whether a layer's attention scores wait in memory for the backward pass."""
         return self.activation_checkpointing is Checkpointing.NONE and not self.fused_attention

@@ -13,7 +13,7 @@ from muster.fabric.cost.state_bytes import gpus_for_state, state_bytes
 from muster.fabric.estimate.chip import Chip
 from muster.fabric.estimate.failures import Failures, Outlook, outlook
 from muster.fabric.estimate.memory import RESERVED, Memory, fewest_gpus, memory
-from muster.fabric.estimate.operations import Operation, layer_operations
+from muster.fabric.estimate.operations import Operation, compute_bound_limits, layer_operations
 from muster.fabric.estimate.schedule import Schedule
 from muster.fabric.estimate.spread import Seats, loosest_level, scattered, slowest_groups
 from muster.fabric.estimate.step import StepTime, step_time
@@ -67,6 +67,10 @@ class Estimate:
     fewest_for_state: int
     """The smallest number of GPUs that holds parameters, gradients and optimizer if they were divided evenly."""
     operations: tuple[Operation, ...]
+    widest_compute_bound: int | None
+    """The largest tensor degree with which all products are compute bound, with this micro-batch; None: none."""
+    fewest_compute_bound_tokens: int | None
+    """The fewest tokens of a micro-batch on one rank with which they are, with this tensor degree; None: none."""
     bubble_share: float
     """The share of a pipeline stage's time in which it waits."""
     imbalance: float
@@ -80,6 +84,8 @@ class Estimate:
     """In the currency of the price; 0 if it or the days are not known."""
     crossing: float
     """Bytes of one step that cross the bisection of the job's nodes at most, one way: gradients and experts."""
+    bisection: float
+    """Bytes a second between two halves of the job's nodes, one way."""
     misplacement: Misplacement | None
     """The one that would cost most; None if no group communicates."""
 
@@ -101,6 +107,7 @@ def estimate(plan: Plan) -> Estimate:
     a_day = found.goodput * model.tokens * throughput.DAY / step.total
     days = throughput.days(plan.tokens, a_day) if plan.tokens and a_day else 0.0
     usable = chip.memory * (1 - RESERVED)
+    widest, fewest_tokens = compute_bound_limits(model, axes, schedule, chip)
     return Estimate(
         step=step,
         levels=levels,
@@ -109,6 +116,8 @@ def estimate(plan: Plan) -> Estimate:
         fewest_gpus=fewest_gpus(model, axes, schedule, chip.memory),
         fewest_for_state=gpus_for_state(model.parameters, state_bytes(model).total, usable),
         operations=layer_operations(model, axes, schedule, chip),
+        widest_compute_bound=widest,
+        fewest_compute_bound_tokens=fewest_tokens,
         bubble_share=pipeline.bubble_share(axes.pipeline, schedule.micro_batches, schedule.virtual_stages),
         imbalance=pipeline.imbalance(model.layers, axes.pipeline, schedule.virtual_stages),
         outlook=found,
@@ -116,6 +125,7 @@ def estimate(plan: Plan) -> Estimate:
         days=days,
         cost=throughput.cost(axes.world_size, days, plan.price),
         crossing=_crossing(traffic, levels, axes),
+        bisection=_bisection(plan),
         misplacement=_worst_misplacement(plan, traffic, spread, step.total),
     )
 
@@ -191,3 +201,14 @@ def _crossing(traffic: Sequence[Traffic], levels: Mapping[GroupKind, Level], axe
         elif one.group is GroupKind.EXPERT:
             total += groups * bisection.all_to_all_crossing(one.ranks, one.total)
     return total
+
+
+def _bisection(plan: Plan) -> float:
+    """N/2 · b of the job's nodes, less the oversubscription of the tier that joins them all. 0: one node."""
+    seats = plan.seats
+    if len(seats.nodes) < 2:
+        return 0.0
+    first, *others = seats.nodes
+    joining = max((seats.fabric.common(first, other) for other in others), key=lambda domain: len(domain.nodes))
+    node = joining.link.bandwidth * seats.rails_of_rank(first) * seats.local_ranks
+    return bisection.bisection_bandwidth(len(seats.nodes), node, joining.oversubscription)

@@ -86,9 +86,15 @@ def layer_activations(model: Model, axes: Axes, schedule: Schedule) -> float:
 
 def layer_intermediates(model: Model, axes: Axes, schedule: Schedule, *, scores: bool) -> float:
     """Bytes of all that one layer computes on the way to its output and needs in the backward pass."""
-    per_element = 34 / axes.tensor if schedule.sequence else 10 + 24 / axes.tensor
+    split, whole = 24.0, 10.0  # of what tensor ranks divide, and of what only `sequence` divides
+    if model.experts > 1:
+        # Each token's input stands at each of its experts, and two results of their width w: 2 + 4w/h for the 2 + 16 of
+        # a feed-forward layer of width 4h.
+        split += model.experts_per_token * 4 * model.expert_width / model.hidden_size - 16
+        whole += 2.0 * (model.experts_per_token - 1)
     if scores:  # each query has a score for each key, of the other context ranks too
-        per_element += 5 * model.head_count * model.sequence_length / (model.hidden_size * axes.tensor)
+        split += 5 * model.head_count * model.sequence_length / model.hidden_size
+    per_element = split / axes.tensor + whole / (axes.tensor if schedule.sequence else 1)
     return _elements(model, axes, schedule) * per_element
 
 

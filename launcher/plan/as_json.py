@@ -39,6 +39,7 @@ def to_dict(prepared: PreparedPlan) -> dict[str, Any]:
             for one in found.step.traffic
         ],
         "crossing_bytes": found.crossing,
+        "bisection_bytes_per_s": found.bisection,
         "step_s": found.step.total,
         "compute_s": found.step.compute,
         "exposed_s": found.step.exposed,
@@ -53,6 +54,8 @@ def to_dict(prepared: PreparedPlan) -> dict[str, Any]:
             {"name": one.name, "flop_per_byte": one.intensity, "flop_per_s": one.attained, "bound": one.bound.value}
             for one in found.operations
         ],
+        "widest_compute_bound_tensor": found.widest_compute_bound,
+        "fewest_compute_bound_tokens": found.fewest_compute_bound_tokens,
         "bubble_share": found.bubble_share,
         "stage_imbalance": found.imbalance,
         "failures": {

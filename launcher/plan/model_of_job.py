@@ -129,6 +129,12 @@ def _expert_parameters(
         return 0.0
     if not given.experts_per_token:
         defaults.take("experts for a token", str(per_token), "usual", "model.experts_per_token")
+    if given.active_parameters and given.active_parameters > parameters:
+        raise WrongInput(
+            f"model.active_parameters = {given.active_parameters} is more than the {parameters:.6g} parameters that "
+            "follow from layers and hidden_size",
+            "give model.parameters: those of all experts together",
+        )
     if given.active_parameters and per_token < experts:
         return min(parameters, (parameters - given.active_parameters) / (1 - per_token / experts))
     found = max(0.0, parameters - 4.0 * layers * hidden**2 - (given.vocabulary or 0) * hidden)

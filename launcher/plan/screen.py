@@ -90,7 +90,9 @@ def _traffic(prepared: PreparedPlan) -> Iterator[str]:
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     if estimate.crossing:
-        yield f"{scaled(estimate.crossing, 'B')} at most cross the bisection in a step, one way"
+        least = seconds(estimate.crossing / estimate.bisection)
+        words = f"{scaled(estimate.bisection, 'B/s')} of bisection in a step: {least} at least"
+        yield f"at most {scaled(estimate.crossing, 'B')} of gradients and experts cross {words}"
 
 
 def _row(one: PricedTraffic, level: Level) -> tuple[str, ...]:
@@ -173,6 +175,11 @@ def _roofline(prepared: PreparedPlan) -> Iterator[str]:
         limits = "" if kind is roofline.Bound.COMPUTE else f"; down to {percent(share)} of the peak"
         if bound:
             yield f"{kind} bound (FLOP/B): {words}{limits}"
+    estimate, axes = prepared.estimate, prepared.plan.axes
+    wide, few = estimate.widest_compute_bound, estimate.fewest_compute_bound_tokens
+    width = f"up to tensor {wide}" if wide else "with no tensor degree"
+    tokens = f"from {few:,} tokens on with tensor {axes.tensor}" if few else f"never with tensor {axes.tensor}"
+    yield f"products are compute bound {width} with this micro-batch, and {tokens}"
 
 
 def _pipeline(prepared: PreparedPlan) -> Iterator[str]:

@@ -20,7 +20,7 @@ from muster.fabric.estimate.chip import Chip
 from muster.fabric.estimate.estimate import Plan, estimate
 from muster.fabric.estimate.failures import Failures, outlook
 from muster.fabric.estimate.memory import activations, fewest_gpus, layer_activations, memory
-from muster.fabric.estimate.operations import layer_operations
+from muster.fabric.estimate.operations import compute_bound_limits, layer_operations
 from muster.fabric.estimate.schedule import Schedule, usual_schedule
 from muster.fabric.estimate.spread import Seats, scattered, slowest_groups, tiers_of
 from muster.fabric.estimate.step import exposed_buckets
@@ -363,6 +363,45 @@ def test_operations_of_a_layer_by_tensor_width_and_micro_batch() -> None:
     assert bounds(8, 64) == {"memory"}
     assert bounds(64, 2048) == {"compute", "memory"}
     assert layer_operations(GPT3, Axes(), Schedule(), H100)[-1].bound.value == "memory"
+
+
+def test_how_far_products_stay_compute_bound() -> None:
+    widest, tokens = compute_bound_limits(GPT3, Axes(tensor=8), Schedule(), H100)
+    assert widest
+    assert tokens
+    for tensor, length, all_compute in ((widest, 2048, True), (2 * widest, 2048, False), (8, tokens // 2, False)):
+        found = layer_operations(replace(GPT3, sequence_length=length), Axes(tensor=tensor), Schedule(), H100)[:4]
+        assert all(one.bound.value == "compute" for one in found) is all_compute
+    assert compute_bound_limits(replace(GPT3, hidden_size=128, heads=1), Axes(), Schedule(), H100) == (None, None)
+
+
+EXPERTS = Model(46.7e9, 32, 4096, 4096, 256, heads=32, experts=8, experts_per_token=2, expert_parameters=34.4e9)
+
+
+def test_experts_keep_each_token_twice_and_multiply_fewer_of_them() -> None:
+    """Two experts of width 4h keep 18·s·b·h twice. Each of eight gets a quarter of the tokens."""
+    wide = replace(EXPERTS, expert_parameters=2.0 * 32 * 8 * 4096 * 16_384, parameters=60e9)
+    assert wide.expert_width == 16_384
+    plain = replace(wide, experts=1, experts_per_token=1, expert_parameters=0.0)
+    more = layer_activations(wide, Axes(), Schedule()) - layer_activations(plain, Axes(), Schedule())
+    assert more == pytest.approx(18 * 4096 * 4096)
+    found = {one.name: one for one in layer_operations(wide, Axes(), Schedule(), H100)}
+    assert found["expert up"].intensity < found["attention in"].intensity
+    shared = layer_operations(wide, Axes(expert=4, data=4), Schedule(), H100)
+    assert {one.name: one for one in shared}["expert up"].intensity > found["expert up"].intensity
+
+
+def test_what_crosses_the_bisection_of_the_nodes() -> None:
+    """16 nodes of 400 GB/s under 4 leaves at 8:1: 16/2 · 400 / 8 GB/s. Groups within a leaf cross nothing."""
+    seats = _seats(16, 4, 4, ratio=8)
+    plan = replace(_plan(GPT3, Axes(tensor=8, pipeline=4, data=4), Schedule(1, 8), A100), seats=seats)
+    found = estimate(plan)
+    assert found.bisection == pytest.approx(400e9)
+    assert found.levels[GroupKind.DATA] is Level.LEAF
+    assert found.crossing == 0
+    spread = estimate(replace(plan, axes=Axes(tensor=8, data=16)))
+    assert spread.levels[GroupKind.DATA] is Level.ANY
+    assert spread.crossing == pytest.approx(8 * 2 * 15 / 16 * 175e9 / 8 * 2)
 
 
 def test_schedules_divide_the_global_batch() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.sources.generators import fat_tree
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
+from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.places import packed_seats, usual_fabric
@@ -59,7 +61,7 @@ def _prepared(text: str = GPT, options: PlanOptions = NOTHING, slurm: SlurmFabri
 
 
 def _without(*keys: str) -> str:
-    return "\n".join(line for line in GPT.splitlines() if line.partition(" =")[0] not in keys)
+    return "".join(line for line in GPT.splitlines(keepends=True) if line.partition(" =")[0] not in keys)
 
 
 def _json(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -177,6 +179,7 @@ def test_a_measured_step_calibrates_the_estimate() -> None:
         (GPT, PlanOptions(efficiency=1.5), "an efficiency of 1.5"),
         (GPT, PlanOptions(measured_step=1e-3), "--measured-step: a step of 0.001 s can't be"),
         (GPT + 'precision = "fp8"\n', PlanOptions(accelerator="A100-SXM-80GB"), "no peak for precision 'fp8' is known"),
+        (_without("parameters") + "active_parameters = 1e15\nexperts = 8\n", NOTHING, "is more than the 1.74575e+11"),
         (GPT + "key_value_heads = 192\n", NOTHING, "key_value_heads = 192 must be at most heads = 96"),
     ],
 )  # fmt: skip
@@ -235,6 +238,42 @@ async def test_the_network_is_read_from_the_controller() -> None:
     slurm.unavailable_reason = "no answer"
     with pytest.raises(Unavailable, match="no answer"):
         await slurm_fabric(slurm)
+
+
+_DEGREES = st.sampled_from([1, 2, 4])
+_LARGE = st.sampled_from([64, 2**20, 2**36, 2**59])
+
+
+@settings(max_examples=40)
+@given(
+    st.fixed_dictionaries({key: _DEGREES for key in ("tensor", "pipeline", "context", "expert", "virtual_stages")}),
+    st.dictionaries(st.sampled_from(["parameters", "vocabulary", "sequence_length", "global_batch", "tokens"]), _LARGE),
+    st.dictionaries(
+        st.sampled_from(["layers", "hidden_size", "heads", "key_value_heads", "experts"]),
+        st.sampled_from([64, 128, 2**19]),
+    ),
+    st.sampled_from(["none", "optimizer", "gradients", "parameters"]),
+    st.sampled_from(["none", "selective", "full"]),
+)
+def test_every_valid_job_gets_finite_numbers_or_one_error(
+    split: dict[str, int], large: dict[str, int], small: dict[str, int], sharding: str, kept: str
+) -> None:
+    given_keys = {
+        "name": "x", "nodes": 8, "gpus_per_node": 8, "command": ["x"], "run_dir": "/s",
+        "parallelism": {**split, "sharding": sharding},
+        "model": {"parameters": 2**36, **large, **small, "activation_checkpointing": kept},
+    }  # fmt: skip
+    try:
+        job = spec.Job.model_validate(given_keys)
+    except ValidationError:  # virtual stages without stages
+        return
+    try:
+        prepared = prepare(job, NOTHING, TABLE, None, "--no-slurm")
+    except WrongInput:
+        return
+    json.dumps(to_dict(prepared), allow_nan=False)
+    assert prepared.estimate.step.total > 0
+    assert not {"inf", "nan"} & set(re.findall(r"\w+", " ".join(lines(prepared))))
 
 
 @settings(max_examples=25)
