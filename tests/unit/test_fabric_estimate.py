@@ -322,6 +322,33 @@ def test_the_speed_of_megatron_comes_out(run: tuple[float, int, int, int, int, i
     assert max(found) == pytest.approx(published, rel=0.09)
 
 
+SELECTIVE_RUNS = (
+    (22e9, 48, 6144, 64, 1, 1, 4, 4, 1, 1.10),
+    (175e9, 96, 12_288, 96, 8, 1, 64, 1, 3, 13.75),
+    (530e9, 105, 20_480, 128, 35, 1, 280, 1, 3, 37.83),
+    (1e12, 128, 25_600, 160, 64, 1, 512, 1, 1, 71.49),
+    (530e9, 105, 20_480, 128, 35, 8, 2240, 1, 3, 39.15),
+)
+"""Parameters, layers, hidden size, heads, pipeline, data, global batch, micro-batch, virtual stages, seconds."""
+
+
+@pytest.mark.parametrize("run", SELECTIVE_RUNS, ids=lambda run: f"{run[0] / 1e9:g}e9 on {8 * run[4] * run[5]}")
+def test_published_steps_to_which_nothing_was_fitted_come_out(run: tuple[float, ...]) -> None:
+    """Published: Korthikanti and others (2022), tables 3 and 5, the last in section 6.3: A100, tensor 8, sequence."""
+    parameters, layers, hidden, heads, pipeline, data, batch, micro_batch, virtual, published = run
+    model = Model(
+        parameters, int(layers), int(hidden), 2048, int(batch), heads=int(heads), vocabulary=51_200,
+        fused_attention=False, activation_checkpointing=Checkpointing.SELECTIVE,
+    )  # fmt: skip
+    axes = Axes(tensor=8, pipeline=int(pipeline), data=int(data))
+    schedule = Schedule(int(micro_batch), int(batch / data / micro_batch), int(virtual), sequence=True, bucket=160e6)
+    nodes = axes.world_size // 8
+    seats = _seats(nodes, 16, max(2, math.ceil(nodes / 16)), link=Link(1e-6, 300e9), nic=Link(5e-6, 25e9))
+    found = estimate(Plan(model, axes, schedule, A100, seats, Failures(nodes)))
+    assert found.step.total == pytest.approx(published, rel=0.1)
+    assert found.fits
+
+
 def test_the_parts_of_a_step_add_up() -> None:
     plan = _plan(GPT3, Axes(tensor=8, pipeline=8, data=16), Schedule(1, 96), A100)
     found = estimate(plan)
