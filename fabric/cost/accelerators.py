@@ -1,4 +1,4 @@
-"""The table of accelerators: parses accelerators.toml, and a site's own entries of the same form. Pure: text in.
+"""The table of accelerators: the keys of accelerators.toml, and of a site's own entries in the same form. Pure.
 
 A look-up takes upper or lower case and an unambiguous beginning of a name: "h100-sxm", "MI300X", "GB200".
 """
@@ -6,9 +6,8 @@ A look-up takes upper or lower case and an unambiguous beginning of a name: "h10
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -51,16 +50,14 @@ class AcceleratorError(ValueError):
 _TABLE = TypeAdapter(dict[str, Accelerator])
 
 
-def parse(text: str, where: str) -> dict[str, Accelerator]:
-    """The entries of a TOML text. `where` names the source in error messages.
+def read(table: Mapping[str, Any], where: str) -> dict[str, Accelerator]:
+    """The entries of a file with the keys `table`. `where` names the file in error messages.
 
     Raises:
-        AcceleratorError: the text is not TOML, or an entry is not valid.
+        AcceleratorError: an entry is not valid.
     """
     try:
-        return _TABLE.validate_python(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise AcceleratorError(f"{where} is not TOML: {error}") from None
+        return _TABLE.validate_python(table)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

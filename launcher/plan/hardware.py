@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
+from muster.daemon.transport import toml_text
 from muster.fabric.cost import accelerators
 from muster.fabric.cost.accelerators import Accelerator, AcceleratorError
 from muster.launcher.errors import SiteFault, WrongInput
@@ -24,15 +26,16 @@ def load_table(site: Path = SITE_TABLE) -> dict[str, Accelerator]:
     Raises:
         SiteFault: the site's file can't be read, or is wrong.
     """
-    shipped = accelerators.parse(
-        resources.files("muster.fabric.cost").joinpath("accelerators.toml").read_text(), "accelerators.toml"
-    )
+    packaged = resources.files("muster.fabric.cost").joinpath("accelerators.toml").read_text()
+    shipped = accelerators.read(toml_text.loads(packaged), "accelerators.toml")
     try:
-        own = accelerators.parse(site.read_text(), str(site))
+        own = accelerators.read(toml_text.loads(site.read_text()), str(site))
     except FileNotFoundError:
         own = {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise SiteFault(f"{site} can't be read: {error}") from None
+    except OSError as error:
+        raise SiteFault(f"{site} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SiteFault(f"{site} is not TOML: {error}") from None
     except AcceleratorError as error:
         raise SiteFault(str(error)) from None
     return {**own, **{name: entry for name, entry in shipped.items() if name not in own}}

@@ -66,3 +66,10 @@ def _in_order(domain: Domain, usable: frozenset[str]) -> list[str]:
     found = [node for child in parts for node in _in_order(child, usable)]
     own = sorted(domain.own_nodes & usable, key=lambda name: (len(name), name))
     return [*found, *own]
+
+
+def asked_level(fabric: Fabric, wanted: Level) -> Level:
+    """The tier that `wanted` means in this fabric: without pods, a pod is the next looser tier that there is."""
+    if wanted < Level.LEAF:
+        return Level.NVLINK if wanted is Level.NVLINK and fabric.domains(Level.NVLINK) else Level.NODE
+    return min(domain.level for domain in fabric.root.walk() if domain.level >= wanted)

@@ -109,7 +109,7 @@ def _seats(
         if seats:
             if not slurm.speeds_known:
                 _note_speeds(entry, defaults)
-            return seats, f"Slurm's, {len(slurm.usable):,} nodes in service; the tightest part that holds the job"
+            return seats, _in_words(slurm, seats)
         no_slurm = f"Slurm has {len(slurm.usable):,} nodes in service"
     fabric = usual_fabric(job.nodes, entry)
     seats = packed_seats(fabric, fabric.nodes, job.nodes, job.local_ranks, nics)
@@ -117,6 +117,16 @@ def _seats(
     defaults.take("network", f"leaves of {LEAF_NODES} nodes", "usual", "run it with Slurm")
     _note_speeds(entry, defaults)
     return seats, f"a usual one, not Slurm's ({no_slurm}): leaves of {LEAF_NODES} nodes, full bisection"
+
+
+def _in_words(slurm: SlurmFabric, seats: Seats) -> str:
+    """Slurm's network, and whether links of their own speed count."""
+    words = f"Slurm's, {len(slurm.usable):,} nodes in service; the tightest part that holds the job"
+    known = seats.fabric
+    own = sum(
+        any(domain.uplink for domain in known.path(node)) or bool(known.node(node).uplink) for node in seats.nodes
+    )
+    return words + (f"; the links of {own} of its nodes have a speed of their own, which counts" if own else "")
 
 
 def _note_speeds(entry: Accelerator, defaults: Defaults) -> None:

@@ -11,6 +11,7 @@ from muster.fabric.estimate.step import PricedTraffic
 from muster.fabric.groups.axes import write_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
+from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
 from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
 
@@ -19,7 +20,7 @@ _WHERE = {
     Level.NVLINK: "in an NVLink domain",
     Level.LEAF: "in a leaf",
     Level.POD: "in a pod",
-    Level.ANY: "over all tiers",
+    Level.ANY: "over the network",
 }
 _SCATTERED = {
     GroupKind.TENSOR: "each rank of a tensor group on another node",
@@ -77,38 +78,53 @@ def _job(prepared: PreparedPlan) -> Iterator[str]:
 
 def _traffic(prepared: PreparedPlan) -> Iterator[str]:
     """The table of what one rank sends and receives in one step."""
-    rows: list[tuple[str, ...]] = [
-        ("traffic", "ranks", "where", "collective", "calls", "bytes each", "algorithm", "time", "exposed")
-    ]
+    titles = (
+        "traffic",
+        "ranks",
+        "where",
+        "collective",
+        "calls",
+        "bytes each",
+        "algorithm",
+        "time",
+        "exposed",
+        "behind",
+    )
     estimate = prepared.estimate
-    for one in estimate.step.traffic:
-        rows.append(_row(one, estimate.levels[one.traffic.group]))
-    if len(rows) == 1:
+    rows = [_row(one, prepared) for one in estimate.step.traffic]
+    if not rows:
         yield "traffic    none: one rank"
         return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from _aligned([tuple(titles), *rows])
     if estimate.crossing:
         least = seconds(estimate.crossing / estimate.bisection)
         words = f"{scaled(estimate.bisection, 'B/s')} of bisection in a step: {least} at least"
         yield f"at most {scaled(estimate.crossing, 'B')} of gradients and experts cross {words}"
 
 
-def _row(one: PricedTraffic, level: Level) -> tuple[str, ...]:
+def _row(one: PricedTraffic, prepared: PreparedPlan) -> tuple[str, ...]:
     traffic = one.traffic
+    level = prepared.estimate.levels[traffic.group]
+    wanted = asked_level(prepared.plan.seats.fabric, prepared.job.placement.packing(traffic.group).level)
     ranks = "2" if traffic.kind is Collective.SEND else f"{traffic.ranks:,}"
     return (
         str(traffic.group),
         ranks,
-        _WHERE[level],
+        _WHERE[level] + (f", not {_WHERE[wanted]}" if level > wanted else ""),
         str(traffic.kind),
         f"{traffic.times:,}",
         scaled(traffic.size, "B"),
         str(one.algorithm),
         seconds(one.seconds),
         seconds(one.exposed),
+        str(traffic.hidden),
     )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _step(prepared: PreparedPlan) -> Iterator[str]:
@@ -231,10 +247,6 @@ def _misplacement(prepared: PreparedPlan) -> Iterator[str]:
 
 def _defaults(prepared: PreparedPlan) -> Iterator[str]:
     """What rests on no word of the user or the site."""
-    taken: Sequence[tuple[str, ...]] = [(one.name, one.value, one.source, one.instead) for one in prepared.defaults]
-    if not taken:
-        return
-    rows = [("default", "value", "from", "instead"), *taken]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    rows = [(one.name, one.value, one.source, one.instead) for one in prepared.defaults]
+    if rows:
+        yield from _aligned([("default", "value", "from", "instead"), *rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ LINKS = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
 TIERS = st.lists(st.builds(Tier, st.integers(1, 64), LINKS, st.floats(0.1, 16)), max_size=4).map(tuple)
 SIZES = st.floats(0, 1e12)
 KINDS = st.sampled_from(Collective)
-SHIPPED = Path(accelerators.__file__).with_suffix(".toml").read_text()
+SHIPPED = tomllib.loads(Path(accelerators.__file__).with_suffix(".toml").read_text())
 
 
 @given(KINDS, TIERS, SIZES, SIZES)
@@ -88,7 +89,7 @@ def test_what_crosses_the_bisection() -> None:
 
 
 def test_shipped_accelerators_agree_with_what_is_known_of_them() -> None:
-    table = accelerators.parse(SHIPPED, "accelerators.toml")
+    table = accelerators.read(SHIPPED, "accelerators.toml")
     _, h100 = accelerators.look_up("h100-sxm", table)
     assert round(roofline.ridge(h100.peak("bf16"), h100.memory_bandwidth), 1) == 295.3
     assert {"H200-SXM", "B200", "GB200-NVL72", "A100-SXM-80GB", "MI300X"} <= table.keys()
@@ -110,13 +111,12 @@ def test_shipped_accelerators_agree_with_what_is_known_of_them() -> None:
 )
 def test_a_wrong_name_gets_the_names_that_are_near(name: str, words: str) -> None:
     with pytest.raises(AcceleratorError, match=words):
-        accelerators.look_up(name, accelerators.parse(SHIPPED, "accelerators.toml"))
+        accelerators.look_up(name, accelerators.read(SHIPPED, "accelerators.toml"))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[", "site.toml is not TOML"),
         ("[X]\nflops = { bf16 = 0 }", "X.flops.bf16: Input should be greater than 0"),
         ("[X]\nlinc = 3", "site.toml: X"),
         ("X = 3", "site.toml: X"),
@@ -124,11 +124,11 @@ def test_a_wrong_name_gets_the_names_that_are_near(name: str, words: str) -> Non
 )
 def test_a_wrong_entry_is_named(text: str, words: str) -> None:
     with pytest.raises(AcceleratorError, match=words):
-        accelerators.parse(text, "site.toml")
+        accelerators.read(tomllib.loads(text), "site.toml")
 
 
 def test_an_accelerator_says_which_precisions_it_has() -> None:
-    _, a100 = accelerators.look_up("A100-SXM-80", accelerators.parse(SHIPPED, "accelerators.toml"))
+    _, a100 = accelerators.look_up("A100-SXM-80", accelerators.read(SHIPPED, "accelerators.toml"))
     with pytest.raises(
         AcceleratorError, match="no peak for precision 'fp8' is known; known are fp32, tf32, bf16, fp16"
     ):

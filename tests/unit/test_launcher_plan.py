@@ -15,13 +15,15 @@ from pydantic import ValidationError
 
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
+from muster.fabric.model.link import Link
+from muster.fabric.model.node import Node
 from muster.fabric.sources.generators import fat_tree
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
-from muster.launcher.plan.places import packed_seats, usual_fabric
+from muster.launcher.plan.places import asked_level, packed_seats, usual_fabric
 from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.plan.show import slurm_fabric
@@ -214,6 +216,10 @@ def test_a_site_has_entries_of_its_own(tmp_path: Path) -> None:
     file.write_text("[OURS]\nflops = 3\n")
     with pytest.raises(SiteFault, match=r"accelerators.toml: OURS"):
         load_table(file)
+    for wrong in (b"[", b"x = " + b"[" * 100_000, b"\xff"):
+        file.write_bytes(wrong)
+        with pytest.raises(SiteFault, match=r"accelerators.toml is not TOML"):
+            load_table(file)
 
 
 def test_slurms_network_is_used_where_it_holds_the_job() -> None:
@@ -225,6 +231,27 @@ def test_slurms_network_is_used_where_it_holds_the_job() -> None:
     assert "links" not in {one.name for one in prepared.defaults}
     small = SlurmFabric(fabric, frozenset(list(fabric.nodes)[:8]), speeds_known=True)
     assert "not Slurm's (Slurm has 8 nodes in service)" in _prepared(slurm=small).fabric
+
+
+def test_groups_that_lie_wider_than_asked_are_marked() -> None:
+    """32 tensor ranks don't fit into a node; the network has no pods, so a pipeline that asks for one has it."""
+    wide = GPT.replace("tensor = 8", "tensor = 32").replace("pipeline = 8", "pipeline = 2")
+    shown = "\n".join(lines(_prepared(wide)))
+    assert re.search(r"tensor +32 +in a leaf, not in a node +all-reduce", shown)
+    assert re.search(r"pipeline +2 +over the network +send", shown)
+    pods = fat_tree(16, 2, 8)
+    assert asked_level(pods, Level.POD) is Level.POD
+    assert asked_level(pods, Level.NVLINK) is Level.NODE
+    assert asked_level(fat_tree(16, 16), Level.POD) is Level.ANY
+    assert asked_level(usual_fabric(36, TABLE["GB200-NVL72"]), Level.NVLINK) is Level.NVLINK
+
+
+def test_links_of_their_own_speed_are_counted() -> None:
+    fabric = fat_tree(16, 16)
+    slow = Fabric(fabric.root, (Node("n3", uplink=Link(5e-6, 1e9)),))
+    plain, slower = (_prepared(slurm=SlurmFabric(one, one.nodes, speeds_known=True)) for one in (fabric, slow))
+    assert "the links of 1 of its nodes have a speed of their own" in slower.fabric
+    assert slower.estimate.step.total > plain.estimate.step.total
 
 
 async def test_the_network_is_read_from_the_controller() -> None:

@@ -75,6 +75,7 @@ ROOMS: dict[str, set[str]] = {
         "fabric/cost",
         "fabric/estimate",
         "daemon/host",
+        "daemon/transport",
         "slurm/client",
         "slurm/client/backends",
         "launcher",
