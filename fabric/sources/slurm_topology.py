@@ -41,6 +41,8 @@ class Unit:
     """Of a ring or torus: in Slurm's order, x fastest; "" for a position without a node."""
     dimensions: tuple[int, ...] = ()
     """Of a torus: x, y, z."""
+    shapes: tuple[tuple[int, int, int], ...] = ()
+    """Of a torus: the shapes that jobs may have, each as x, y, z. Jobs of other numbers of nodes never start there."""
     aggregated: bool = False
     """Whether it joins several blocks."""
 
@@ -55,6 +57,8 @@ class SlurmTopology:
     """Empty if Slurm has one topology only, without a name."""
     default: bool = True
     """Whether partitions that name no topology use this one."""
+    partitions: tuple[str, ...] = ()
+    """The partitions that name this topology. All others use the default."""
     base_block: int = 0
     """Of blocks: the nodes that Slurm plans with in each of the smallest blocks. 0 elsewhere."""
     problem: str = ""

@@ -1,9 +1,9 @@
 """What Slurm prints as text: lists of nodes, the topology, errors; and batch scripts for the in-memory Slurm."""
 
-from muster.fabric.sources.slurm_topology import Kind, read_fabric
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, read_fabric
 from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.errors import SlurmError
-from muster.slurm.client.parsing import error_messages, hostlist, records, sbatch_request, topology_text
+from muster.slurm.client.parsing import error_messages, hostlist, records, sbatch_request, topology_conf, topology_text
 from muster.slurm.client.types import Topology
 
 _MOST_CHARS = hostlist.MAX_NAMES * hostlist.MAX_NAME_CHARS
@@ -27,16 +27,26 @@ def check(data: bytes) -> None:
 
 
 def _check_fabric(text: str) -> None:
-    """Any text becomes a fabric of all nodes. What is not understood becomes a flat one, with a warning."""
-    topology = topology_text.read(text)
-    nodes = {name for unit in topology.units for name in unit.nodes}
+    """Any text becomes fabrics of all nodes. What is not understood becomes a flat one, with a warning."""
+    _check_topology(topology_text.read(text))
+    try:
+        named = topology_conf.read(text)
+    except ValueError:
+        return
+    for topology in named:
+        _check_topology(topology)
+
+
+def _check_topology(topology: SlurmTopology) -> None:
+    nodes = {name for unit in topology.units for name in unit.nodes if name}
     read = read_fabric(topology, nodes, Tiers())
     assert read.fabric.nodes == nodes
     flat = not read.fabric.root.children
     assert read.warnings or not topology.problem
     assert flat or topology.kind is not Kind.FLAT
     for unit in topology.units if not flat else ():
-        assert not unit.nodes or any(domain.nodes == set(unit.nodes) for domain in read.fabric.root.walk())
+        named = set(unit.nodes) - {""}
+        assert not named or any(domain.nodes == named for domain in read.fabric.root.walk())
 
 
 def _check_list(line: str) -> None:

@@ -84,7 +84,14 @@ async def load(slurm: Slurm, file: Path, only: str | None = None) -> list[Fabric
 
 def _picture(topology: SlurmTopology, read: Reading, uses: Mapping[str, NodeUse]) -> FabricPicture:
     return FabricPicture(
-        read.fabric, uses, topology.kind.value, topology.name, topology.default, read.warnings, collapse
+        read.fabric,
+        uses,
+        kind=topology.kind.value,
+        name=topology.name,
+        partitions=topology.partitions,
+        default=topology.default,
+        warnings=read.warnings,
+        collapse=collapse,
     )
 
 

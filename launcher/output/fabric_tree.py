@@ -63,6 +63,8 @@ class FabricPicture:
     kind: str = ""
     """The name of Slurm's plugin: "tree"."""
     name: str = ""
+    partitions: tuple[str, ...] = ()
+    """The partitions that name this topology."""
     default: bool = True
     """Whether partitions that name no topology use this one."""
     warnings: tuple[str, ...] = ()
@@ -81,10 +83,17 @@ def tree_lines(picture: FabricPicture, paint: Callable[[Text], str], *, verbose:
         paint: converts a coloured word to terminal output.
         verbose: a line for each node.
     """
-    default = ", the default" if picture.default and picture.name else ""
-    yield plain(f"topology {picture.name} ({picture.kind}{default})" if picture.name else f"topology/{picture.kind}")
+    yield _title(picture)
     yield _domain_line(picture, picture.fabric.root)
     yield from _below(picture, picture.fabric.root, "", paint, verbose)
+
+
+def _title(picture: FabricPicture) -> str:
+    if not picture.name:
+        return f"topology/{picture.kind}"
+    words = [picture.kind, *(["the default"] if picture.default else [])]
+    words += [f"partition {name}" for name in picture.partitions]
+    return plain(f"topology {picture.name} ({', '.join(words)})")
 
 
 def _below(
@@ -169,6 +178,7 @@ def to_dict(picture: FabricPicture) -> dict[str, object]:
         "name": picture.name,
         "kind": picture.kind,
         "default": picture.default,
+        "partitions": list(picture.partitions),
         "warnings": list(picture.warnings),
         "root": _domain_dict(picture, picture.fabric.root),
     }

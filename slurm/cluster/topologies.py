@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 
 TOPOLOGIES = ("tree", "block", "ring", "torus", "several", "flat")
 OLD_TOPOLOGIES = ("tree", "block", "flat")
@@ -21,8 +20,8 @@ OLD_TOPOLOGIES = ("tree", "block", "flat")
 MOST_IN_RING = 16
 """Nodes of a ring; Slurm accepts no more."""
 _PLUGINS = {"tree": "tree", "block": "block", "ring": "ring", "torus": "torus3d", "several": "tree", "flat": "flat"}
-_PLACEMENTS = ((2, 1, 1), (2, 2, 1), (2, 2, 2), (4, 2, 1), (4, 2, 2))
-"""Shapes that jobs in a torus may have, beside the whole. A job of another number of nodes never starts there."""
+_PLACEMENTS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (4, 2, 1), (4, 2, 2))
+"""Shapes that jobs in a torus may have, beside the whole. Slurm refuses jobs of another number of nodes."""
 
 
 def settings(topology: str) -> Mapping[str, str]:
@@ -89,8 +88,7 @@ def _torus(nodes: Sequence[str]) -> Iterator[str]:
     yield f"      nodes: {','.join(nodes)}"
     yield "      placements:"
     for shape in dict.fromkeys([*fitting, whole]):
-        if prod(shape) > 1:
-            yield f"      - dims: {_dimensions(shape)}"
+        yield f"      - dims: {_dimensions(shape)}"
 
 
 def _dimensions(shape: Sequence[int]) -> str:

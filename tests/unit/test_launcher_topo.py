@@ -29,6 +29,7 @@ class Controller:
         self.nodes = {f"n{index}": ["IDLE"] for index in range(8)}
         self.jobs: dict[int, str] = {}
         self.topology = TREE
+        self.topoconf = ""
 
     def write(self) -> None:
         nodes = [
@@ -42,10 +43,14 @@ class Controller:
         for file, document in (("nodes", {"nodes": nodes}), ("jobs", {"jobs": jobs})):
             (self.folder / file).write_text(json.dumps(document, indent=1))
         (self.folder / "topology").write_text(self.topology)
+        (self.folder / "topoconf").write_text(self.topoconf)
+        partitions = [{"name": name, "topology": name if name in self.topoconf else ""} for name in ("main", "block")]
+        (self.folder / "partitions").write_text(json.dumps({"partitions": partitions}, indent=1))
         self._script("squeue", f"cat {self.folder}/jobs")
         self._script(
             "scontrol",
-            f'case "$*" in *node*) cat {self.folder}/nodes;;\n*topoconf*) echo "invalid entity" >&2; exit 1;;\n'
+            f'case "$*" in *"show node"*) cat {self.folder}/nodes;;\n*topoconf*) cat {self.folder}/topoconf;;\n'
+            f"*partition*) cat {self.folder}/partitions;;\n*block*) cat {self.folder}/blocks;;\n"
             f'*) cut -c1-"${{SLURM_TOPO_LEN:-10000}}" {self.folder}/topology;; esac',
         )
 
@@ -136,6 +141,22 @@ def test_a_setting_that_cuts_slurms_lines_does_not_reach_it(
     monkeypatch.setenv("SLURM_TOPO_LEN", "42")
     assert topo(controller) == 0
     assert "├─ s0  leaf  4 nodes" in capsys.readouterr().out
+
+
+def test_each_of_several_topologies_has_a_tree(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    controller.topoconf = (Path(__file__).parent / "slurm_topologies" / "several.topoconf").read_text()
+    (controller.folder / "blocks").write_text(BLOCKS)
+    assert topo(controller) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line for line in lines if line.startswith("topology")]
+    assert titles == [
+        "topology tree (tree, the default)",
+        "topology block (block, partition block)",
+        "topology flat (flat)",
+    ]
+    assert topo(controller, "--topology", "block", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["partitions"], len(found["root"]["domains"])) == ("block", ["block"], 2)
 
 
 def test_an_unknown_topology_is_refused(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,188 @@
-"""What Slurm prints of its topology, and the fabric that results."""
+"""What Slurm prints of its topology, and the fabric that results.
+
+The files of slurm_topologies were recorded on Slurm 26.05.5, with the clusters that `ClusterSpec(topology=...)` starts.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit, read_fabric
 from muster.fabric.sources.tiers import Tiers
-from muster.slurm.client.parsing import topology_text
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.parsing import topology_conf, topology_text
+from muster.slurm.client.parsing.hostlist import collapse, expand
+from muster.slurm.client.types import Unknown
+
+RECORDED = Path(__file__).parent / "slurm_topologies"
+PARTITIONS = {
+    "partitions": [
+        {"name": "main", "topology": ""},
+        {"name": "block", "topology": "block"},
+        {"name": "flat", "topology": "flat"},
+    ]
+}
+
+
+class Controller:
+    """A folder with a `scontrol` that prints what was recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "partitions").write_text(json.dumps(PARTITIONS, indent=1))
+
+    def answers(self, **texts: str) -> CliSlurm:
+        """`topoconf`, `topology`, and `topology_NAME`; a text that begins with "error:" goes to stderr."""
+        lines = ['case "$*" in', f'"--json show partition") cat {self.folder}/partitions;;']
+        for key, text in texts.items():
+            (self.folder / key).write_text(text.removeprefix("error:"))
+            to = " >&2" if text.startswith("error:") else ""
+            lines.append(f'"show {key.replace("_", " ")}") cat {self.folder}/{key}{to};;')
+        path = self.folder / "scontrol"
+        path.write_text("\n".join(["#!/bin/sh", *lines, '*) echo "invalid entity:topoconf" >&2; exit 1;;', "esac", ""]))
+        path.chmod(0o755)
+        return CliSlurm(self.folder)
+
+    async def recorded(self, name: str) -> tuple[SlurmTopology, ...]:
+        texts = {kind: (RECORDED / f"{name}.{kind}").read_text() for kind in ("topoconf", "topology")}
+        found = await self.answers(**texts).topologies()
+        assert not isinstance(found, Unknown), found
+        return found
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Controller:
+    return Controller(tmp_path)
+
+
+async def test_a_recorded_tree(controller: Controller) -> None:
+    (tree,) = await controller.recorded("tree")
+    assert (tree.kind, tree.name, tree.default) == (Kind.TREE, "", True)
+    fabric = read_fabric(tree, expand("n[0-7]"), Tiers()).fabric
+    assert [sorted(leaf.nodes) for leaf in fabric.domains(Level.LEAF)] == [
+        ["n0", "n1"], ["n2", "n3"], ["n4", "n5"], ["n6", "n7"]
+    ]  # fmt: skip
+
+
+async def test_a_recorded_flat_network(controller: Controller) -> None:
+    assert await controller.recorded("flat") == (SlurmTopology(Kind.FLAT),)
+
+
+async def test_a_recorded_torus_has_positions_and_shapes(controller: Controller) -> None:
+    (torus,) = await controller.recorded("torus")
+    unit = torus.units[0]
+    assert (torus.kind, torus.name, unit.dimensions) == (Kind.TORUS, "torus", (4, 2, 2))
+    assert unit.shapes == ((2, 1, 1), (2, 2, 1), (2, 2, 2), (4, 2, 1), (4, 2, 2))
+    grid = read_fabric(torus, expand("n[0-15]"), Tiers()).fabric.common("n0", "n1").grid
+    assert grid
+    # As SLURM_TOPOLOGY_ADDR said in a job there: t0:1:0:0.n1, t0:0:1:0.n4, t0:1:1:0.n5.
+    assert [grid.coordinates(node) for node in ("n1", "n4", "n5")] == [(1, 0, 0), (0, 1, 0), (1, 1, 0)]
+
+
+async def test_several_recorded_topologies(controller: Controller) -> None:
+    texts = {
+        "topoconf": (RECORDED / "several.topoconf").read_text(),
+        "topology_tree": (RECORDED / "several.topology").read_text(),
+        "topology_block": (RECORDED / "several.topology.block").read_text(),
+    }
+    found = await controller.answers(**texts).topologies()
+    assert not isinstance(found, Unknown), found
+    assert [(one.name, one.kind, one.default, one.partitions) for one in found] == [
+        ("tree", Kind.TREE, True, ()),
+        ("block", Kind.BLOCK, False, ("block",)),
+        ("flat", Kind.FLAT, False, ("flat",)),
+    ]
+    assert found[1].base_block == 4
+    blocks = read_fabric(found[1], expand("n[0-15]"), Tiers()).fabric
+    assert blocks.level_between("n0", "n3") is Level.LEAF
+    assert blocks.level_between("n0", "n7") is Level.POD
+    assert blocks.level_between("n0", "n8") is Level.ANY
+
+
+async def test_an_older_slurm_knows_no_topoconf(controller: Controller) -> None:
+    found = await controller.answers(topology=(RECORDED / "tree.topology").read_text()).topologies()
+    assert not isinstance(found, Unknown)
+    assert [one.kind for one in found] == [Kind.TREE]
+
+
+async def test_an_error_is_not_a_flat_network(controller: Controller) -> None:
+    """Slurm exits with 0 after it."""
+    words = "slurm_load_topo error: Requested topology configuration is not available"
+    found = await controller.answers(topology=f"error:{words}").topologies()
+    assert isinstance(found, Unknown)
+    assert "not available" in found.reason
+
+
+async def test_a_kind_that_slurm_does_not_print_is_flat(controller: Controller) -> None:
+    texts = {"topoconf": (RECORDED / "several.topoconf").read_text(), "topology_tree": "", "topology_block": "x"}
+    found = await controller.answers(**texts).topologies()
+    assert not isinstance(found, Unknown)
+    assert [one.kind for one in found] == [Kind.FLAT] * 3
+    assert found[0].problem == "Slurm says it is of kind tree, and prints flat"
+    assert "unknown form" in found[1].problem
+
+
+REGIONS = """
+- topology: t
+  torus3d:
+    toruses:
+    - name: t0
+      dims: {x: 2, y: 2, z: 2}
+      regions:
+      - anchor: {x: 0, y: 0, z: 0}
+        dims: {x: 2, y: 1, z: 1}
+        nodes: a[1-2]
+      - anchor: {x: 1, y: 0, z: 1}
+        dims: {x: 1, y: 2, z: 1}
+        nodes: b[1-2]
+"""
+
+
+def test_regions_of_a_torus_leave_positions_empty() -> None:
+    (torus,) = topology_conf.read(REGIONS)
+    assert torus.units[0].nodes == ("a1", "a2", "", "", "", "b1", "", "b2")
+    fabric = read_fabric(torus, ["a1", "a2", "b1", "b2"], Tiers()).fabric
+    grid = fabric.common("a1", "b2").grid
+    assert grid
+    assert grid.coordinates("b2") == (1, 1, 1)
+    assert grid.hops("a1", "b2") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (REGIONS.replace("x: 1, y: 0, z: 1", "x: 1, y: 1, z: 1"), "a region of 1x2x1 at 1,1,1 has 2 nodes"),
+        (REGIONS.replace("a[1-2]", "a[1-3]"), "a region of 2x1x1 at 0,0,0 has 3 nodes"),
+        (
+            REGIONS.replace("dims: {x: 2, y: 2, z: 2}", "dims: {x: 99999, y: 99999, z: 9}"),
+            "more than 1000000 positions",
+        ),
+        (REGIONS.replace("dims: {x: 2, y: 2, z: 2}", "dims: {x: -2, y: 2, z: 2}"), "dims has x = '-2'"),
+        (REGIONS.replace("dims: {x: 2, y: 2, z: 2}", "dims: 5"), "dims is '5'"),
+        (REGIONS.replace("name: t0", "nickname: t0"), "name is None"),
+    ],
+)
+def test_a_torus_that_is_none_is_flat_and_says_why(text: str, problem: str) -> None:
+    (torus,) = topology_conf.read(text)
+    assert (torus.kind, torus.units) == (Kind.FLAT, ())
+    assert problem in torus.problem
+
+
+@pytest.mark.parametrize("text", ["a: [", "5", "- 5", "x: 1", "- tree: {switches: [{}]}", "[" * 3000, "- &a [*a]"])
+def test_a_text_that_is_no_list_of_topologies_is_refused(text: str) -> None:
+    with pytest.raises(topology_conf.UnknownForm):
+        topology_conf.read(text)
+
+
+def test_the_default_comes_first() -> None:
+    text = "- {topology: a, flat: true}\n- {topology: b, flat: true, cluster_default: true}"
+    assert [(one.name, one.default) for one in topology_conf.read(text)] == [("b", True), ("a", False)]
 
 
 def test_switches_are_a_tree() -> None:
@@ -59,3 +234,29 @@ def test_what_is_not_understood_is_flat_and_says_why(text: str, problem: str) ->
     read = topology_text.read(text)
     assert (read.kind, read.units) == (Kind.FLAT, ())
     assert problem in read.problem
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4), st.booleans(), st.data())
+def test_whatever_tree_slurm_prints_comes_back(sizes: list[list[int]], padded: bool, data: st.DataObject) -> None:
+    """Pods of leaves of so many nodes, as lines in any order."""
+    names = iter(f"n{index:03d}" if padded else f"n{index}" for index in range(99))
+    pods = [[[next(names) for _ in range(size)] for size in leaves] for leaves in sizes]
+    lines, parts = [], []
+    for p, pod in enumerate(pods):
+        for at, leaf in enumerate(pod):
+            lines.append(f"SwitchName=s{p}x{at} Level=0 LinkSpeed=1 Nodes={collapse(leaf)}")
+            parts.append(frozenset(leaf))
+        below = [node for leaf in pod for node in leaf]
+        lines.append(f"SwitchName=p{p} Level=1 LinkSpeed=1 Nodes={collapse(below)} Switches=s{p}x[0-{len(pod) - 1}]")
+        parts.append(frozenset(below))
+    text = "\n".join(data.draw(st.permutations(lines)))
+    nodes = frozenset().union(*parts)
+    read = read_fabric(topology_text.read(text), nodes, Tiers())
+    assert read.warnings == ()
+    assert {domain.nodes for domain in read.fabric.root.walk()} == {*parts, nodes}
+
+
+@given(st.text(st.sampled_from("SwitchNameBlock=[]0-9n, \n"), max_size=60))
+def test_no_text_fails(text: str) -> None:
+    topology = topology_text.read(text)
+    assert (topology.kind is Kind.FLAT) or topology.units

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.lease_guard import LeaseGuard, no_lease
-from muster.slurm.client.parsing import error_messages, json_stream, records, topology_text
+from muster.slurm.client.parsing import error_messages, json_stream, records, topology_conf, topology_text
 from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, JobAnswers, NodeAnswers, Topology
 
 T = TypeVar("T")
@@ -34,16 +35,9 @@ class CliSlurm(Procedures):
         """Runs one command that changes something. Raises the SlurmError for the command's error message."""
         await self._run(operation, timeout_s, *argv, lease_s=self._lease_guard())
 
-    async def _run(
-        self,
-        operation: str,
-        timeout_s: float,
-        *argv: str,
-        lease_s: float = math.inf,
-        env: Mapping[str, str] | None = None,
-    ) -> str:
+    async def _run(self, operation: str, timeout_s: float, *argv: str, lease_s: float = math.inf) -> str:
         """Runs one command and returns its standard output. Raises the SlurmError for the command's error message."""
-        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s, env=env)
+        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s)
         if done.exit_status != 0:
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
@@ -77,10 +71,57 @@ class CliSlurm(Procedures):
         return records.topology(out.splitlines())
 
     async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]:
+        deadline = Deadline(timeout_s)
+        named = await self._named_topologies(deadline)
+        if not named:
+            return (topology_text.read(await self._show_topology((), deadline)),)
+        partitions = await self._partitions(deadline) if len(named) > 1 else {}
+        whole = [await self._with_units(topology, deadline) for topology in named]
+        return tuple(replace(one, partitions=tuple(partitions.get(one.name, ()))) for one in whole)
+
+    async def _named_topologies(self, deadline: Deadline) -> tuple[SlurmTopology, ...]:
+        """What topology.yaml has. Empty if Slurm has no such file, or is older than 25.05."""
+        operation = "show the topologies"
+        try:
+            out = await self._run(operation, deadline.require(operation), "scontrol", "show", "topoconf")
+            return topology_conf.read(out)
+        except SlurmRefused:
+            return ()
+        except topology_conf.UnknownForm as error:
+            return (SlurmTopology(Kind.FLAT, problem=str(error)),)
+
+    async def _with_units(self, topology: SlurmTopology, deadline: Deadline) -> SlurmTopology:
+        """`topology` with its switches, blocks or rings. A torus has its units already."""
+        if topology.units or topology.kind in (Kind.FLAT, Kind.TORUS):
+            return topology
+        found = topology_text.read(await self._show_topology((topology.name,), deadline))
+        problem = found.problem
+        if not problem and found.kind is not topology.kind:
+            problem = f"Slurm says it is of kind {topology.kind.value}, and prints {found.kind.value}"
+        kind = Kind.FLAT if problem else found.kind
+        return replace(found, kind=kind, name=topology.name, default=topology.default, problem=problem)
+
+    async def _show_topology(self, name: Sequence[str], deadline: Deadline) -> str:
+        """What Slurm prints of one topology: nothing of a flat network. It exits with 0 after an error, too."""
+        operation = "show the topology"
         # This variable cuts each line, also in the middle of a list of nodes.
         env = {key: value for key, value in os.environ.items() if key != "SLURM_TOPO_LEN"}
-        out = await self._run("show the topology", timeout_s, "scontrol", "show", "topology", env=env)
-        return (topology_text.read(out),)
+        argv = self._argv(["scontrol", "show", "topology", *name])
+        done = await run_command.run(argv, timeout_s=deadline.require(operation), env=env)
+        if done.exit_status != 0 or (not done.stdout.strip() and done.stderr.strip()):
+            if topology_text.NONE in done.error_text:
+                return ""
+            raise error_messages.to_error(operation, done.error_text)
+        return done.stdout
+
+    async def _partitions(self, deadline: Deadline) -> Mapping[str, Sequence[str]]:
+        """The partitions that name each topology."""
+        operation = "show partitions"
+        out = await self._run(operation, deadline.require(operation), "scontrol", "--json", "show", "partition")
+        found: dict[str, list[str]] = {}
+        for partition, topology in await _parse("scontrol", out, "partitions", records.partition_topology):
+            found.setdefault(topology, []).append(partition)
+        return found
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]

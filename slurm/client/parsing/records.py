@@ -97,6 +97,14 @@ def job(record: Record) -> Job:
     )
 
 
+@_one_error
+def partition_topology(record: Record) -> tuple[str, str]:
+    """Converts one element of the list "partitions" of `scontrol show partition --json` to the name of the partition
+    and that of its topology, which is empty for the default. Raises UnknownForm.
+    """
+    return _words(record["name"]), _words(record.get("topology"))
+
+
 def topology(lines: Iterable[str]) -> Topology:
     """Converts the output of `scontrol show topology`: one line of `Key=value` words for each switch or block."""
     leaves: dict[str, str] = {}

@@ -31,7 +31,8 @@ _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     }
 )
 """The first key of a line."""
-_NONE: Final = "No topology information available"
+NONE: Final = "No topology information available"
+"""Slurm's words for a flat network, in some versions. The others print nothing."""
 TORUS_WITHOUT_POSITIONS: Final = "`scontrol show topology` does not print the positions in a torus"
 
 
@@ -42,7 +43,7 @@ def read(text: str) -> SlurmTopology:
     base_block = 0
     try:
         for line in text.splitlines():
-            if not line.strip() or line.strip() == _NONE:
+            if not line.strip() or NONE in line:
                 continue
             kind, unit, size = _read_line(line)
             kinds.add(kind)
@@ -67,7 +68,7 @@ def _read_line(line: str) -> tuple[Kind, Unit, int]:
     """
     words = dict(word.split("=", 1) for word in line.split() if "=" in word)
     key = line.split("=", 1)[0].strip()
-    if key not in _KINDS:
+    if key not in _KINDS or key not in words:
         raise ValueError(f"`scontrol show topology` prints a line of an unknown form: {line[:80]!r}")
     size = words.get("BlockSize", "") if key == "BlockName" else ""
     base_block = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else 0
