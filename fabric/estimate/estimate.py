@@ -12,7 +12,7 @@ from muster.fabric.cost.model import Model
 from muster.fabric.cost.state_bytes import gpus_for_state, state_bytes
 from muster.fabric.estimate.chip import Chip
 from muster.fabric.estimate.failures import Failures, Outlook, outlook
-from muster.fabric.estimate.memory import RESERVED, Memory, fewest_gpus, memory
+from muster.fabric.estimate.memory import RESERVED, Memory, fewest_gpus, fitting_split, memory
 from muster.fabric.estimate.operations import Operation, compute_bound_limits, layer_operations
 from muster.fabric.estimate.schedule import Schedule
 from muster.fabric.estimate.spread import Seats, loosest_level, scattered, slowest_groups
@@ -64,6 +64,8 @@ class Estimate:
     fewest_gpus: int | None
     """The smallest number of GPUs that holds the model with this tensor, context and pipeline split; None: none does.
     """
+    fitting_split: Axes | None
+    """If the model does not fit: a split of the same GPUs with which it does. None: it fits, or no split does."""
     fewest_for_state: int
     """The smallest number of GPUs that holds parameters, gradients and optimizer if they were divided evenly."""
     operations: tuple[Operation, ...]
@@ -106,14 +108,16 @@ def estimate(plan: Plan) -> Estimate:
     found = outlook(plan.failures, step.total, needed.state + needed.host, plan.seats.local_ranks)
     a_day = found.goodput * model.tokens * throughput.DAY / step.total
     days = throughput.days(plan.tokens, a_day) if plan.tokens and a_day else 0.0
+    fits = needed.fits(chip.memory)
     usable = chip.memory * (1 - RESERVED)
     widest, fewest_tokens = compute_bound_limits(model, axes, schedule, chip)
     return Estimate(
         step=step,
         levels=levels,
         memory=needed,
-        fits=needed.fits(chip.memory),
+        fits=fits,
         fewest_gpus=fewest_gpus(model, axes, schedule, chip.memory),
+        fitting_split=None if fits else fitting_split(model, axes, schedule, chip.memory, plan.seats.local_ranks),
         fewest_for_state=gpus_for_state(model.parameters, state_bytes(model).total, usable),
         operations=layer_operations(model, axes, schedule, chip),
         widest_compute_bound=widest,

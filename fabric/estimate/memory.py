@@ -141,3 +141,31 @@ def fewest_gpus(model: Model, axes: Axes, schedule: Schedule, gpu_memory: float)
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return axes.tensor * axes.context * axes.pipeline * unit * low
+
+
+def fitting_split(model: Model, axes: Axes, schedule: Schedule, gpu_memory: float, widest: int) -> Axes | None:
+    """The smallest tensor and pipeline split of the same GPUs that fits, tensor first. None: no such split does.
+
+    Args:
+        model: what is trained.
+        axes: the split that does not fit. Its context and expert degrees stay.
+        schedule: its micro-batch stays, and the number of micro-batches follows from the global batch.
+        gpu_memory: bytes.
+        widest: ranks of the largest tensor group to try, for example the GPUs of a node.
+    """
+    ranks = axes.world_size // axes.context
+    wide = [2**power for power in range(widest.bit_length()) if 2**power <= widest and not model.head_count % 2**power]
+    deep = [stages for stages in range(1, min(model.layers, ranks) + 1) if not model.layers % stages]
+    splits = sorted(
+        (tensor * stages, stages, tensor) for tensor in wide for stages in deep if not ranks % (tensor * stages)
+    )
+    for product, stages, tensor in splits:
+        data = ranks // product
+        number, rest = divmod(model.global_batch, data * schedule.micro_batch)
+        if rest or not number or data * axes.context % axes.expert:
+            continue
+        found = replace(axes, tensor=tensor, pipeline=stages, data=data)
+        changed = replace(schedule, micro_batches=number, virtual_stages=1, sequence=schedule.sequence and tensor > 1)
+        if memory(model, found, changed).fits(gpu_memory):
+            return found
+    return None

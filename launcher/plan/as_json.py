@@ -48,6 +48,8 @@ def to_dict(prepared: PreparedPlan) -> dict[str, Any]:
         "mfu": found.step.utilization,
         "memory_bytes": {**asdict(found.memory), "total": found.memory.total, "gpu": plan.chip.memory},
         "fits": found.fits,
+        "fitting_split": found.fitting_split
+        and {"tensor": found.fitting_split.tensor, "pipeline": found.fitting_split.pipeline},
         "fewest_gpus": found.fewest_gpus,
         "fewest_gpus_for_state": found.fewest_for_state,
         "operations": [

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from muster.fabric.cost import roofline
 from muster.fabric.cost.choice import Collective
+from muster.fabric.cost.model import Checkpointing, Sharding
 from muster.fabric.estimate.memory import RESERVED
 from muster.fabric.estimate.step import PricedTraffic
 from muster.fabric.groups.axes import write_order
@@ -155,27 +156,28 @@ def _memory(prepared: PreparedPlan) -> Iterator[str]:
     words = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     yield f"{gigabytes(memory.total)} of {gigabytes(chip.memory)} a GPU, {percent(RESERVED)} kept free: {verdict}"
     yield words + (f"; {gigabytes(memory.host)} a GPU in the host's memory" if memory.host else "")
+    state = f"{estimate.fewest_for_state:,} for the state alone, divided evenly"
     if estimate.fewest_gpus is None:
-        yield (
-            f"no number of GPUs holds it with this split; the state alone needs {estimate.fewest_for_state:,} GPUs: "
-            f"{_remedy(prepared)}"
-        )
+        yield f"no number of GPUs holds it with this tensor, context and pipeline split; {state}"
     else:
-        yield (
-            f"smallest number of GPUs: {estimate.fewest_gpus:,} with this tensor, context and pipeline split; "
-            f"{estimate.fewest_for_state:,} for the state alone, divided evenly"
-        )
+        yield f"smallest number of GPUs: {estimate.fewest_gpus:,} with this tensor, context and pipeline split; {state}"
+    if not estimate.fits:
+        yield _remedy(prepared)
     if not model.vocabulary:
         yield "without model.vocabulary, the memory of the logits is left out"
 
 
 def _remedy(prepared: PreparedPlan) -> str:
+    """What would make it fit."""
     memory, limit = prepared.estimate.memory, prepared.plan.chip.memory * (1 - RESERVED)
-    if memory.activations > limit - memory.state and prepared.plan.model.activation_checkpointing != "full":
-        return 'try activation_checkpointing = "full", a smaller micro-batch, or more tensor or context ranks'
-    if prepared.plan.model.sharding != "parameters":
-        return "try more tensor or pipeline ranks, or parallelism.sharding"
-    return "try more tensor or pipeline ranks, or model.offload"
+    model, split = prepared.plan.model, prepared.estimate.fitting_split
+    if split:
+        return f"it fits with tensor = {split.tensor}, pipeline = {split.pipeline} and data = {split.data}"
+    if memory.activations > limit - memory.state and model.activation_checkpointing is not Checkpointing.FULL:
+        return 'no other split of these GPUs fits: try activation_checkpointing = "full", or more context ranks'
+    if model.sharding is not Sharding.PARAMETERS:
+        return 'no other split of these GPUs fits: try parallelism.sharding = "parameters"'
+    return "no other split of these GPUs fits: try model.offload, or more nodes"
 
 
 def _roofline(prepared: PreparedPlan) -> Iterator[str]:

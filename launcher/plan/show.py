@@ -74,6 +74,9 @@ async def slurm_fabric(slurm: Slurm) -> SlurmFabric:
     names = [node.name for node in found]
     site = load_site_fabric(FABRIC_FILE, names)
     default = next((one for one in topologies if one.default), topologies[0])
-    fabric = fabric_of(default, names, site, alone=len(topologies) == 1).fabric
+    reading = fabric_of(default, names, site, alone=len(topologies) == 1)
+    for warning in reading.warnings:
+        print_note(f"muster: {warning}")
+    fabric = reading.fabric
     usable = {node.name for node in found if not node.states & _OUT_OF_SERVICE}
     return SlurmFabric(fabric, fabric.nodes & usable, site.tiers != Tiers())

@@ -197,11 +197,29 @@ def test_a_wrong_option_is_named(job_toml: Path, capsys: pytest.CaptureFixture[s
     assert "argument --price: -1 must be more than 0" in capsys.readouterr().err
 
 
-def test_a_model_that_does_not_fit_gets_advice() -> None:
-    text = GPT.replace('"full"', '"none"').replace("tensor = 8", "tensor = 1").replace("= 96\n[", "= 12\n[")
-    shown = "\n".join(lines(_prepared(text)))
+def test_a_model_that_does_not_fit_gets_a_split_that_does() -> None:
+    text = GPT.replace("tensor = 8", "tensor = 1").replace("pipeline = 8\nmicro_batches = 96", "pipeline = 8")
+    text = text.replace("1536", "12288")
+    prepared = _prepared(text)
+    shown = "\n".join(lines(prepared))
     assert "DOES NOT FIT" in shown
-    assert "no number of GPUs holds it with this split; the state alone needs 38 GPUs: try" in shown
+    assert "no number of GPUs holds it with this tensor, context and pipeline split; 38 for the state alone" in shown
+    split = prepared.estimate.fitting_split
+    assert split
+    assert f"it fits with tensor = {split.tensor}, pipeline = {split.pipeline} and data = {split.data}" in shown
+    fitting = text.replace("tensor = 1\npipeline = 8", f"tensor = {split.tensor}\npipeline = {split.pipeline}")
+    assert _prepared(fitting).estimate.fits
+    smaller = max(1, split.tensor * split.pipeline // 2)
+    assert not _prepared(text.replace("pipeline = 8", f"pipeline = {smaller}")).estimate.fits
+
+
+def test_a_model_that_no_split_holds_gets_other_advice() -> None:
+    text = GPT.replace("nodes = 128", "nodes = 8").replace("= 96\n[", "= 1536\n[").replace("175e9", "900e9")
+    assert 'try parallelism.sharding = "parameters"' in "\n".join(lines(_prepared(text)))
+    sharded = text.replace("[model]", "sharding = 'parameters'\n[model]")
+    assert "try model.offload, or more nodes" in "\n".join(lines(_prepared(sharded)))
+    long = GPT.replace('"full"', '"none"').replace("= 2048", "= 1048576")
+    assert 'try activation_checkpointing = "full", or more context ranks' in "\n".join(lines(_prepared(long)))
 
 
 def test_a_site_has_entries_of_its_own(tmp_path: Path) -> None:
