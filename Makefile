@@ -9,7 +9,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-placement bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -140,6 +140,9 @@ bench-core: setup ## what the coordinator's decisions, its journal, a restart an
 
 bench-daemon: setup ## what the node daemon costs, beside Prometheus' node exporter; ARGS=--planned-swap: that, too
 	@$(BIN)/python -m benchmarks.bench_daemon $(ARGS)
+
+bench-placement: setup ## how good and how fast the map from ranks to nodes is, against the exact optimum and other orders
+	@$(BIN)/python -m benchmarks.bench_placement
 
 bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two clusters of containers
 	@$(BIN)/python -m benchmarks.bench_tls

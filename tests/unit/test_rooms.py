@@ -20,6 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric/groups": set(),
     "fabric/cost": {"fabric/model"},
     "fabric/estimate": {"fabric/model", "fabric/groups", "fabric/cost"},
+    "fabric/placement": {"fabric/model", "fabric/groups"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},

@@ -1,0 +1,216 @@
+"""`make bench-placement`: how good and how fast the map from ranks to nodes is.
+
+    python -m benchmarks.bench_placement [--fabrics N] [--repeats N]
+
+- Quality: random fabrics of three tiers and 8 to 10 nodes, on which random order costs at least 20 % more than the
+  optimum. The cost of Muster's map, divided by the exact optimum (`exact_placement`). The figure is the worst of 200.
+- Speed: a gang of 1,024 nodes on a fabric of 12,500 nodes, and the loss of one of its nodes. Gangs with several kinds
+  of parallelism; the fabric is whole, or most of it is taken. The figures are medians; the worst is in the table.
+- Gain: gangs of 1,024 and of 48 nodes on a fragmented fabric. The predicted communication time of a step (`step_time`)
+  in the order in which Slurm's topology/tree hands nodes out, and in random order, divided by that of Muster's map.
+  Names follow the switches here, so that Slurm's order is switch by switch. The figures are medians over all cases.
+
+The output is a table of all cases. The last line is a JSON object with the main figures. Names contain the units.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.exact_placement import least_cost, random_problem
+from muster.fabric.groups.axes import Axes
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.level import Level
+from muster.fabric.placement.node_classes import natural_order
+from muster.fabric.placement.node_groups import NodeGroup, node_groups
+from muster.fabric.placement.rank_map import RankMap, place
+from muster.fabric.placement.refill import MovePrice, refill
+from muster.fabric.placement.step_time import step_seconds
+from muster.fabric.placement.weights import usual_weights
+from muster.fabric.sources.generators import fat_tree
+from muster.fabric.sources.tiers import Tiers
+
+FABRICS = 200
+WORSE_IN_RANDOM_ORDER = 1.2
+LARGE, MEDIUM = 1_024, 48
+"""Nodes with ranks."""
+SPARES_OF = {LARGE: 16, MEDIUM: 4}
+LOCAL_RANKS = 8
+AXES = {
+    LARGE: {
+        "tp8 pp8": Axes(tensor=8, pipeline=8, data=128),
+        "tp16 pp8": Axes(tensor=16, pipeline=8, data=64),
+        "tp8 cp4 pp8": Axes(tensor=8, context=4, pipeline=8, data=32),
+        "tp8 ep8 pp16": Axes(tensor=8, expert=8, pipeline=16, data=64),
+        "dp": Axes(data=8_192),
+    },
+    MEDIUM: {
+        "tp8 pp8": Axes(tensor=8, pipeline=8, data=6),
+        "tp16 pp4": Axes(tensor=16, pipeline=4, data=6),
+        "tp32 pp2": Axes(tensor=32, pipeline=2, data=6),
+        "tp8 cp4 pp4": Axes(tensor=8, context=4, pipeline=4, data=3),
+        "tp8 ep8 pp2": Axes(tensor=8, expert=8, pipeline=2, data=24),
+    },
+}
+OVERSUBSCRIBED = Tiers(oversubscription={Level.POD: 2.0, Level.ANY: 4.0})
+STATE_SIZE = 140e9
+"""Bytes of one node's state: 1e9 parameters a GPU, 16 bytes each, and some more."""
+LOSSES = 9
+"""Nodes that are lost for the time of a swap, one after the other, in each case."""
+REPORTED_FIGURES = ("gang_1024_s", "swap_ms", "worst_over_exact", "over_slurm_order", "over_random")
+
+
+def quality(fabrics: int) -> list[float]:
+    """The cost of each map, divided by the optimum."""
+    ratios: list[float] = []
+    for seed in count():
+        if len(ratios) == fabrics:
+            return ratios
+        chance = random.Random(seed)
+        problem = random_problem(chance)
+        if not problem.groups:
+            continue
+        cost = problem.cost(place(problem.fabric, problem.groups, problem.fabric.nodes, problem.seats).seats)
+        random_order = problem.random_cost(chance)
+        if random_order < WORSE_IN_RANDOM_ORDER * cost:
+            continue
+        exact = least_cost(problem, cost)
+        if random_order >= WORSE_IN_RANDOM_ORDER * exact:
+            ratios.append(cost / exact)
+    raise AssertionError("an endless count has ended")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A gang that is placed on some nodes."""
+
+    name: str
+    seats: int
+    groups: tuple[NodeGroup, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether most of the fabric is taken."""
+        return len(self.nodes) == self.seats + SPARES_OF[self.seats]
+
+
+def cases(fabric: Fabric) -> Iterator[Case]:
+    """Each kind of gang on the whole fabric, and on what other jobs have left of it."""
+    chance = random.Random(0)
+    for seats, gangs in AXES.items():
+        for name, axes in gangs.items():
+            groups = node_groups(axes, LOCAL_RANKS, usual_weights(axes))
+            left_over = _left_over(fabric, seats + SPARES_OF[seats], chance)
+            yield Case(f"{seats} nodes, {name}, whole", seats, groups, tuple(fabric.nodes))
+            yield Case(f"{seats} nodes, {name}, fragmented", seats, groups, tuple(left_over))
+
+
+def _left_over(fabric: Fabric, nodes: int, chance: random.Random) -> list[str]:
+    """Free nodes in some leaves, between 1 and all of each, until there are enough."""
+    free: list[str] = []
+    leaves = list(fabric.domains(Level.LEAF))
+    chance.shuffle(leaves)
+    for leaf in leaves:
+        free += chance.sample(sorted(leaf.nodes), chance.randint(1, len(leaf.nodes)))
+        if len(free) >= nodes:
+            return free[:nodes]
+    raise AssertionError("the fabric has too few nodes")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one case has cost and gained."""
+
+    case: Case
+    place_s: float
+    swap_ms: tuple[float, ...]
+    step_seconds: float
+    slurm_order: float
+    random_order: float
+
+
+def measure(fabric: Fabric, case: Case, repeats: int) -> Result:
+    """Places the gang, takes nodes from it, and compares it with other orders."""
+    chance = random.Random(1)
+    took: list[float] = []
+    for _ in range(repeats):
+        found = _timed(lambda: place(fabric, case.groups, case.nodes, case.seats), took)
+    swaps: list[float] = []
+    members = [*found.seats, *sorted(found.spares, key=natural_order)[: SPARES_OF[case.seats]]]
+    for lost in chance.sample(found.seats, LOSSES):
+        usable = [node for node in members if node != lost]
+        _timed(lambda usable=usable: refill(fabric, case.groups, found.seats, usable, MovePrice(STATE_SIZE)), swaps)
+    own = step_seconds(fabric, case.groups, found.seats)
+    in_order = sorted(case.nodes, key=natural_order)[: case.seats]
+    mixed = [step_seconds(fabric, case.groups, chance.sample(case.nodes, case.seats)) for _ in range(5)]
+    return Result(
+        case,
+        statistics.median(took),
+        tuple(seconds * 1000 for seconds in swaps),
+        own,
+        step_seconds(fabric, case.groups, in_order) / own,
+        statistics.median(mixed) / own,
+    )
+
+
+def _timed(call: Callable[[], RankMap], took: list[float]) -> RankMap:
+    start = time.perf_counter()
+    result = call()
+    took.append(time.perf_counter() - start)
+    return result
+
+
+def main() -> None:
+    """Measure, print the table and the JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fabrics", type=int, default=FABRICS, help=f"random fabrics; default {FABRICS}")
+    parser.add_argument("--repeats", type=int, default=3, help="starts of each gang; default 3")
+    options = parser.parse_args()
+    fabric = fat_tree(25, 20, 25, tiers=OVERSUBSCRIBED)
+    results = [measure(fabric, case, options.repeats) for case in cases(fabric)]
+    ratios = quality(options.fabrics)
+    _print_table(results, ratios)
+    fragmented = [result for result in results if result.case.fragmented]
+    large = [result for result in results if result.case.seats == LARGE]
+    figures = {
+        "gang_1024_s": round(statistics.median(result.place_s for result in large), 3),
+        "swap_ms": round(statistics.median(ms for result in large for ms in result.swap_ms), 1),
+        "worst_over_exact": round(max(ratios), 4),
+        "over_slurm_order": round(statistics.median(result.slurm_order for result in fragmented), 3),
+        "over_random": round(statistics.median(result.random_order for result in fragmented), 3),
+    }
+    print(json.dumps({name: figures[name] for name in REPORTED_FIGURES}))
+
+
+def _print_table(results: Sequence[Result], ratios: Sequence[float]) -> None:
+    table = Table("gang, fabric", "start s", "swap ms", "worst swap ms", "step s", "Slurm's order", "random order")
+    for result in results:
+        table.add_row(
+            result.case.name,
+            f"{result.place_s:.3f}",
+            f"{statistics.median(result.swap_ms):.1f}",
+            f"{max(result.swap_ms):.1f}",
+            f"{result.step_seconds:.3f}",
+            f"{result.slurm_order:.2f} x",
+            f"{result.random_order:.2f} x",
+        )
+    console = Console(width=130)
+    console.print(table)
+    console.print(
+        f"{len(ratios)} random fabrics: median {statistics.median(ratios):.4f}, worst {max(ratios):.4f} of the optimum"
+    )
+
+
+if __name__ == "__main__":
+    main()
