@@ -156,7 +156,7 @@ def test_nodes_hang_on_four_leaf_switches(healthy: Cluster) -> None:
 
 
 def test_the_tree_shows_the_state_of_each_node_and_its_jobs(healthy: Cluster) -> None:
-    job = healthy.sh(LOGIN, "sbatch --parsable -w n[0,3] --job-name=long --wrap 'sleep 60'", user="alice")
+    job = healthy.sh(LOGIN, "sbatch --parsable --exclusive -w n[0,3] --job-name=long --wrap 'sleep 60'", user="alice")
     healthy.sh(CONTROLLER, "scontrol update nodename=n4 state=drain reason='a fan'")
     wait_until(lambda: healthy.sh(LOGIN, f"squeue -h -o %T -j {job}") == "RUNNING", 20, "the job runs")
     used = f"ALLOCATED  job {job} (long, alice)"

@@ -74,6 +74,21 @@ async def test_a_recorded_flat_network(controller: Controller) -> None:
     assert await controller.recorded("flat") == (SlurmTopology(Kind.FLAT),)
 
 
+async def test_recorded_blocks(controller: Controller) -> None:
+    (blocks,) = await controller.recorded("block")
+    assert (blocks.kind, blocks.base_block) == (Kind.BLOCK, 4)
+    fabric = read_fabric(blocks, expand("n[0-15]"), Tiers()).fabric
+    assert [(pod.name, len(pod.children)) for pod in fabric.domains(Level.POD)] == [("b[0-1]", 2), ("b[2-3]", 2)]
+
+
+async def test_a_recorded_ring(controller: Controller) -> None:
+    (ring,) = await controller.recorded("ring")
+    fabric = read_fabric(ring, expand("n[0-15]"), Tiers()).fabric
+    grid = fabric.common("n0", "n15").grid
+    assert grid
+    assert (grid.dimensions, grid.hops("n0", "n15"), grid.hops("n0", "n8")) == ((16,), 1, 8)
+
+
 async def test_a_recorded_torus_has_positions_and_shapes(controller: Controller) -> None:
     (torus,) = await controller.recorded("torus")
     unit = torus.units[0]
