@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
-import yaml
-
 from muster.fabric.model.grid import MOST_POSITIONS
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.slurm.client.parsing.hostlist import expand
@@ -35,14 +33,7 @@ def read(text: str) -> tuple[SlurmTopology, ...]:
     Raises:
         UnknownForm: `text` is no list of topologies.
     """
-    if len(text) > _MOST_CHARS:
-        raise UnknownForm(f"`scontrol show topoconf` prints {len(text)} characters")
-    try:
-        # All values are texts: a name such as 1e3 or "on" stays one.
-        document = yaml.load(text, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        words = " ".join(str(error).split())
-        raise UnknownForm(f"`scontrol show topoconf` prints no YAML: {words[:200]}") from None
+    document = _load(text)
     if not document:
         return ()
     parts = [_mapping(part, "a topology") for part in _list(document, "the whole text")]
@@ -53,6 +44,19 @@ def read(text: str) -> tuple[SlurmTopology, ...]:
     default = next((at for at, part in enumerate(parts) if part.get("cluster_default") == "true"), 0)
     order = sorted(range(len(parts)), key=lambda at: at != default)
     return tuple(_topology(parts[at], kinds[at], default=at == default) for at in order)
+
+
+def _load(text: str) -> Any:
+    import yaml  # few processes need it, and it takes 15 ms
+
+    if len(text) > _MOST_CHARS:
+        raise UnknownForm(f"`scontrol show topoconf` prints {len(text)} characters")
+    try:
+        # All values are texts: a name such as 1e3 or "on" stays one.
+        return yaml.load(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        words = " ".join(str(error).split())
+        raise UnknownForm(f"`scontrol show topoconf` prints no YAML: {words[:200]}") from None
 
 
 def _kind(part: Mapping[str, Any]) -> Kind | None:
