@@ -152,6 +152,15 @@ class Topology:
         """The leaf switch of `node`; None if the network is flat or the node is not in the topology."""
         return self.leaves.get(node)
 
+    def switches(self, node: str) -> tuple[str, ...]:
+        """The switches of `node` from its leaf up to a root; empty if the node is not in the topology."""
+        found: list[str] = []
+        above = self.leaves.get(node)
+        while above and above not in found:
+            found.append(above)
+            above = self.parents.get(above)
+        return tuple(found)
+
 
 JobAnswers = Mapping[int, Job | Gone]
 NodeAnswers = Mapping[str, Node | Gone]

@@ -15,11 +15,25 @@ PLACE = RankPosition(
     world_size=8,
     local_world_size=2,
     group_rank=2,
-    group_world_size=4,
+    nodes=("n4", "n0", "n7", "n1"),
     master_addr="10.0.0.7",
     master_port=4242,
     generation=3,
+    leaf="s1",
 )
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_PROCID": "6",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "6",
+    "SLURM_NTASKS": "9",
+    "SLURM_NNODES": "9",
+    "SLURM_JOB_NUM_NODES": "9",
+    "SLURM_JOB_NODELIST": "n[0-8]",
+    "SLURM_TASKS_PER_NODE": "1(x9)",
+    "SLURM_GTIDS": "6",
+}
+"""What Slurm says on node n7, where it has started an agent as task 6 of 9: the allocation has spares."""
 
 
 def test_as_torchrun_sets_it() -> None:
@@ -44,7 +58,26 @@ def test_as_torchrun_sets_it() -> None:
         "MUSTER_JOB": "gang",
         "MUSTER_GENERATION": "3",
         "MUSTER_RUN_DIR": "/run",
+        "MUSTER_LEAF": "s1",
     }
+
+
+def test_slurms_variables_agree_with_the_rank_and_its_own_values_are_kept() -> None:
+    found = environment_of_rank(SLURM, PLACE, StoreAccess(hosted=True, libuv=True), "gang", "/run")
+    assert {name: value for name, value in found.items() if name.startswith("SLURM_")} == {
+        "SLURM_JOB_ID": "77",
+        "SLURM_PROCID": "5",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "2",
+        "SLURM_NTASKS": "8",
+        "SLURM_NNODES": "4",
+        "SLURM_JOB_NUM_NODES": "4",
+        "SLURM_JOB_NODELIST": "n4,n0,n7,n1",
+        "SLURM_TASKS_PER_NODE": "2(x4)",
+        "SLURM_GTIDS": "4,5",
+    }
+    kept = {name.removeprefix("MUSTER_"): value for name, value in found.items() if name.startswith("MUSTER_SLURM_")}
+    assert kept == {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"}
 
 
 @pytest.mark.parametrize(

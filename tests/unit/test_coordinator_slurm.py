@@ -430,7 +430,7 @@ async def test_a_silent_slurm_is_unknown_and_never_gone(slurm: FakeSlurm) -> Non
     slurm.unavailable_reason = "slurmctld is away"
     lookup = SlurmLookup(slurm, retry_for_s=0.0)
     assert await lookup.job(1, 1000) == Unknown("slurmctld is away")
-    assert await lookup.leaf("n1") == ""
+    assert await lookup.switches("n1") == ()
     slurm.unavailable_reason = ""
     assert isinstance(await lookup.job(1, 1000), Job)
     assert await lookup.job(9, 1000) == GONE

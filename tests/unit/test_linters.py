@@ -115,15 +115,24 @@ CORE_MAY_IMPORT = {
 }
 SHARED_WITH_AGENTS = ("daemon/transport/fencing_timeouts.py", "checkpoint/format/replica_agreement.py")
 """Numbers and a rule that the core and the agents must hold alike."""
+PLACEMENT = (
+    "fabric/groups",
+    "fabric/model",
+    "fabric/placement",
+    "fabric/sources/nesting.py",
+    "fabric/sources/tiers.py",
+)
+"""Where the core's seats come from."""
 CORE_MAY_SHARE = (
     "muster.daemon.coordinator.core",
+    *(f"muster.{path.removesuffix('.py').replace('/', '.')}" for path in PLACEMENT),
     *(f"muster.{path.removesuffix('.py').replace('/', '.')}" for path in SHARED_WITH_AGENTS),
 )
 
 
 def _files(*folders: str) -> Iterator[Path]:
     for folder in folders:
-        yield from sorted((ROOT / folder).rglob("*.py"))
+        yield from [ROOT / folder] if folder.endswith(".py") else sorted((ROOT / folder).rglob("*.py"))
 
 
 def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
@@ -196,6 +205,14 @@ def test_the_core_knows_no_outside_world() -> None:
         muster = {full for full in names_used(path.read_text()) if full.startswith("muster.")}
         assert roots - CORE_MAY_IMPORT - {"muster"} == set(), path
         assert all(full.startswith(CORE_MAY_SHARE) for full in muster), path
+
+
+@pytest.mark.parametrize(
+    "path", [str(path.relative_to(ROOT)) for path in _files(*PLACEMENT) if path.name != "__init__.py"]
+)
+def test_what_the_core_places_with_knows_no_more_than_the_core(path: str) -> None:
+    roots = {full.partition(".")[0] for local, full in _imports_of(ROOT / path) if full and not local}
+    assert roots <= CORE_MAY_IMPORT | {"muster", "random", "types"}, roots  # random numbers of a fixed seed
 
 
 @pytest.mark.parametrize("path", SHARED_WITH_AGENTS)

@@ -120,7 +120,13 @@ ROOMS: dict[str, set[str]] = {
         "daemon/preflight",
     },
     "daemon/agent/testing": {"daemon/host", "daemon/transport"},
-    "daemon/coordinator/core/state": {"daemon/transport"},
+    "daemon/coordinator/core/state": {
+        "daemon/transport",
+        "fabric/groups",
+        "fabric/model",
+        "fabric/placement",
+        "fabric/sources",
+    },
     "daemon/coordinator/core/detection": {"daemon/transport", "daemon/coordinator/core/state"},
     "daemon/coordinator/core/recovery": {
         "checkpoint/format",

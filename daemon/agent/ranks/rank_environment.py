@@ -1,9 +1,12 @@
-"""The environment of ranks: the variables of torchrun, and those of Muster. Pure."""
+"""The environment of ranks: the variables of torchrun, those of Muster, and Slurm's in the gang's order. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from muster.daemon.agent.ranks import slurm_environment
+from muster.daemon.agent.ranks.slurm_environment import SlurmPosition
 
 # torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -24,17 +27,21 @@ _AGENT_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """A rank's numbers in its generation."""
+    """A rank's numbers in its generation.
+
+    `nodes`: the nodes that carry ranks, by group rank. `leaf`: the leaf switch of its node; empty if none is known.
+    """
 
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
     group_rank: int
-    group_world_size: int
+    nodes: tuple[str, ...]
     master_addr: str
     master_port: int
     generation: int
+    leaf: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +63,18 @@ def environment_of_rank(
     base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str, run_dir: str
 ) -> dict[str, str]:
     """The whole environment of one rank, except the number of its socket to the agent."""
+    in_slurm = SlurmPosition(
+        place.rank, place.local_rank, place.group_rank, place.world_size, place.local_world_size, place.nodes
+    )
     return {
         **base,
+        **slurm_environment.agreeing(base, in_slurm),
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.group_rank),
-        "GROUP_WORLD_SIZE": str(place.group_world_size),
+        "GROUP_WORLD_SIZE": str(len(place.nodes)),
         "ROLE_RANK": str(place.rank),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(place.world_size),
@@ -76,6 +87,7 @@ def environment_of_rank(
         "MUSTER_JOB": gang,
         "MUSTER_GENERATION": str(place.generation),
         "MUSTER_RUN_DIR": run_dir,
+        "MUSTER_LEAF": place.leaf,
         **_store(base, store),
     }
 

@@ -22,6 +22,7 @@ from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
 from muster.daemon.host import packets, process_tree
 from muster.v1.agent_pb2 import Order, RankStatus
+from muster.v1.common_pb2 import Member
 
 log = logging.getLogger(__name__)
 
@@ -188,18 +189,19 @@ class RankSupervisor:
 
     def _position(self, rank: RankProcess, order: Order) -> rank_environment.RankPosition:
         here = sum(place.node == self._job.node for place in order.places)
-        nodes = {place.node for place in order.places}
-        group_rank = next((m.group_rank for m in order.members if m.node == self._job.node), 0)
+        by_rank = sorted(order.places, key=lambda place: place.rank)
+        own = next((member for member in order.members if member.node == self._job.node), Member())
         return rank_environment.RankPosition(
             rank=rank.id.rank,
             local_rank=rank.id.local_rank,
             world_size=order.world_size,
             local_world_size=here,
-            group_rank=max(group_rank, 0),
-            group_world_size=len(nodes),
+            group_rank=max(own.group_rank, 0),
+            nodes=tuple(dict.fromkeys(place.node for place in by_rank)),
             master_addr=order.master_addr,
             master_port=order.master_port,
             generation=rank.id.generation,
+            leaf=own.leaf,
         )
 
     async def _fork_when_ready(

@@ -264,6 +264,7 @@ def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
             event.peer_address,
             event.batch_host,
             event.leaf,
+            event.switches_above,
         )
     )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import grpc
 import grpc.aio
@@ -93,7 +93,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except RpcAbort as error:
             await error.end_call(context)
         try:
-            leaf = await self._admit(hello)
+            switches = await self._admit(hello)
             await self._wait_for_earlier_agent(hello)
             self._limit_new_agents(hello)
             certificate = self._certificate(hello)
@@ -109,7 +109,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         try:
             # Only now: to convert a status costs more than to receive it.
             first_status = conversion.status(status, self._members(hello.gang_id))
-            await self._serve(hello, first_status, leaf, request_iterator, context)
+            await self._serve(hello, first_status, switches, request_iterator, context)
         except conversion.InvalidMessage as error:
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await invalid_argument(str(error)).end_call(context)
@@ -117,8 +117,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await error.end_call(context)
 
-    async def _admit(self, hello: pb.AgentHello) -> str:
-        """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
+    async def _admit(self, hello: pb.AgentHello) -> Sequence[str]:
+        """Check that the agent may attach, and register its gang. Returns the switches of its node, the leaf first.
 
         Raises:
             RpcAbort: the agent has no right to attach, or Slurm doesn't answer.
@@ -145,9 +145,12 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         known = member.peer_address if member else ""
         node = self._engine.core.state.node(hello.node)
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
-        leaf = member.leaf if member else await self._lookup.leaf(hello.node)
+        if member:
+            switches: Sequence[str] = (member.leaf, *member.switches_above)
+        else:
+            switches = await self._lookup.switches(hello.node)
         self._register(hello, caller.uid)
-        return leaf
+        return switches
 
     def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:
         """What the agent's server proves itself with; None: connections are plain text, or it has that already.
@@ -278,7 +281,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self,
         hello: pb.AgentHello,
         status: events.AgentStatus,
-        leaf: str,
+        switches: Sequence[str],
         messages: AsyncIterator[pb.AgentMessage],
         context: _Context,
     ) -> None:
@@ -286,7 +289,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine.streams.add(stream)
         writer = asyncio.create_task(_send(stream, context, self._stream_limits.unread_s))
         try:
-            self._engine.post(_attached(hello, status, leaf))
+            self._engine.post(_attached(hello, status, switches))
             if self._engine.running:
                 self._engine.send_order(stream)
             await _wait_for_either(asyncio.create_task(self._receive(stream, messages)), writer)
@@ -383,7 +386,7 @@ def _check_run(found: Job, hello: pb.AgentHello) -> None:
         raise AgentDismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 
 
-def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str) -> events.AgentAttached:
+def _attached(hello: pb.AgentHello, status: events.AgentStatus, switches: Sequence[str]) -> events.AgentAttached:
     return events.AgentAttached(
         gang=hello.gang_id,
         node=hello.node,
@@ -392,9 +395,10 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str) -> ev
         incarnation=hello.incarnation,
         peer_address=hello.peer_address,
         batch_host=hello.batch_host,
-        leaf=leaf,
+        leaf=switches[0] if switches else "",
         status=status,
         pool=hello.pool_serial,
+        switches_above=tuple(switches[1:]),
     )
 
 

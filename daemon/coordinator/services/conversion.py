@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from google.protobuf.json_format import MessageToJson
 
-from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state import communication, events
 from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
@@ -41,6 +41,10 @@ _MAXIMA = {
     "stop_before_s": job_limits.MAX_STOP_BEFORE_S,
     "hang_after_s": job_limits.MAX_HANG_AFTER_S,
     "hang_after_idle_s": job_limits.MAX_HANG_AFTER_S,
+    "tensor_parallel": job_limits.MAX_RANKS,
+    "context_parallel": job_limits.MAX_RANKS,
+    "expert_parallel": job_limits.MAX_RANKS,
+    "pipeline_parallel": job_limits.MAX_RANKS,
 }
 
 
@@ -146,7 +150,7 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     if message.min_nodes > message.nodes:
         raise InvalidMessage(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
     _check_size(message)
-    return events.GangSpec(
+    found = events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
         ranks_per_node=message.ranks_per_node,
@@ -161,7 +165,17 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         hang_after_s=message.hang_after_s,
         hang_after_idle_s=message.hang_after_idle_s,
         preflight=message.preflight,
+        tensor=message.tensor_parallel or 1,
+        context=message.context_parallel or 1,
+        expert=message.expert_parallel or 1,
+        pipeline=message.pipeline_parallel or 1,
+        axis_order=message.parallel_order,
     )
+    try:
+        communication.axes_of(found)
+    except ValueError as error:
+        raise InvalidMessage(f"parallelism: {error}") from None
+    return found
 
 
 def _check_size(message: common_pb2.JobSpec) -> None:

@@ -101,10 +101,10 @@ class SlurmLookup:
             return GONE
         return Unknown(self._roster.unknown or "Slurm does not say which nodes it has now")
 
-    async def leaf(self, node: str) -> str:
-        """The leaf switch of `node`; empty if Slurm has no topology or doesn't answer."""
+    async def switches(self, node: str) -> tuple[str, ...]:
+        """The switches of `node` from its leaf up; empty if Slurm has no topology or doesn't answer."""
         found = await self._shared("topology", self._slurm.topology, clock.monotonic() - _TOPOLOGY_VALID_S, None)
-        return (found.leaf(node) or "") if isinstance(found, Topology) else ""
+        return found.switches(node) if isinstance(found, Topology) else ()
 
     async def _shared(
         self, key: object, call: Callable[[], Awaitable[_T | Unknown]], since: float, uid: int | None

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import completion, gang_end, requeueing
 from muster.daemon.coordinator.core.state import facts, placement
+from muster.daemon.coordinator.core.state.communication import communicating_seats
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -204,7 +205,7 @@ def _batch_heard_at(gang_turn: GangTurn) -> float | None:
 def _start_preflight(gang_turn: GangTurn) -> None:
     """Enough agents are attached: make sure that no rank of an earlier run is left, and have the store opened."""
     gang, here = gang_turn.gang, [gang_turn.gang.members[node] for node in gang_turn.index.in_service]
-    store = placement.first_seats(here, gang.spec.nodes)[0]
+    store = placement.first_seats(here, gang.spec.nodes, groups=communicating_seats(gang.spec))[0]
     gang_turn.turn.record(
         facts.GenerationFenced(gang.id, gang.generation, facts.PREFLIGHT_CAUSE, True, store, 0, gang_turn.now)
     )

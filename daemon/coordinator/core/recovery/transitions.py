@@ -31,6 +31,7 @@ from muster.daemon.coordinator.core.recovery import (
     shared_pool,
 )
 from muster.daemon.coordinator.core.state import facts, placement
+from muster.daemon.coordinator.core.state.communication import communicating_seats
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
@@ -189,10 +190,11 @@ def _remove_unfit(gang_turn: GangTurn) -> None:
 
 def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     gang, usable, last_choices = gang_turn.gang, gang_turn.usable(), node_checks.last_choices(gang_turn)
+    groups = communicating_seats(gang.spec)
     if not gang.seats:
-        return placement.first_seats(usable, gang.spec.nodes, last_choices)
-    before, leaves = [seat.node for seat in gang.seats], gang_turn.leaf_by_node()
-    return placement.refill_seats(before, usable, leaves, min(len(before), gang.spec.fewest), last_choices)
+        return placement.first_seats(usable, gang.spec.nodes, last_choices, groups)
+    before, members = [seat.node for seat in gang.seats], list(gang.members.values())
+    return placement.refill_seats(before, usable, members, min(len(before), gang.spec.fewest), last_choices, groups)
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:

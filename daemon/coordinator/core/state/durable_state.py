@@ -95,6 +95,8 @@ class Member:
     released: bool = False
     check: NodeCheck | None = None
     """What its node check has found; None: it has not ended."""
+    switches_above: tuple[str, ...] = ()
+    """The switches above its leaf, the nearest first."""
 
     @property
     def failed_check(self) -> bool:

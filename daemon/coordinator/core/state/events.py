@@ -43,6 +43,13 @@ class GangSpec:
     """Agents check their nodes, and nodes that fail are left out."""
     hang_after_idle_s: float = 0.0
     """Seconds for which all ranks may be idle before a generation hangs; 0: agents don't measure it."""
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    pipeline: int = 1
+    """Degrees of parallelism. The data axis has the remaining factor."""
+    axis_order: str = ""
+    """The axes, the one that varies fastest first: "tp-cp-ep-dp-pp", which is the default."""
 
     @property
     def fewest(self) -> int:
@@ -243,6 +250,8 @@ class AgentAttached:
     leaf: str
     status: AgentStatus
     pool: int = 0
+    switches_above: tuple[str, ...] = ()
+    """The switches above the leaf, the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)

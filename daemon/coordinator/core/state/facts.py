@@ -56,6 +56,7 @@ class MemberJoined:
     peer_address: str
     batch_host: bool
     leaf: str
+    switches_above: tuple[str, ...] = ()
 
 
 @keeps_stored_names

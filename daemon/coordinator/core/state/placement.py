@@ -1,15 +1,19 @@
 """Which node carries which group rank, and what its buddy and its watched peers are. Pure functions.
 
-Seats follow the network fabric: nodes of one leaf switch get adjacent group ranks. Copies and witnesses cross it: a
-buddy, and the peers that watch a node, sit on other leaves if there are any.
+Seats follow the network fabric. If the ranks form groups that communicate more than others, the seats are those of the
+least predicted communication (`muster.fabric.placement`). Otherwise nodes of one leaf switch get adjacent group ranks.
+Copies and witnesses cross the fabric: a buddy, and the peers that watch a node, sit on other leaves if there are any.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from muster.daemon.coordinator.core.state.communication import fabric_of_members, least_communication
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.facts import Seat
+from muster.fabric.placement.node_groups import NodeGroup
+from muster.fabric.placement.refill import refill
 
 WATCHED_PEER_COUNT = 4
 """Number of peers that each node watches. Two of them are witnesses; the others may fail."""
@@ -33,35 +37,50 @@ def in_fabric_order(members: Iterable[Member]) -> list[Member]:
     return sorted(members, key=_fabric_order)
 
 
-def first_seats(members: Sequence[Member], count: int, last_choices: Mapping[str, int] = _NONE) -> list[str]:
-    """The nodes of the first generation, in the order of group ranks. The other members are spares. `last_choices`: as
-    for `refill_seats`."""
-    chosen = sorted(in_fabric_order(members), key=lambda member: last_choices.get(member.node, 0))[:count]
-    return [member.node for member in in_fabric_order(chosen)]
+def first_seats(
+    members: Sequence[Member],
+    count: int,
+    last_choices: Mapping[str, int] = _NONE,
+    groups: tuple[NodeGroup, ...] = (),
+) -> list[str]:
+    """The nodes of the first generation, in the order of group ranks. The other members are spares. `last_choices` and
+    `groups`: as for `refill_seats`."""
+    by_choice = sorted(in_fabric_order(members), key=lambda member: last_choices.get(member.node, 0))
+    chosen = by_choice[:count]
+    if not groups or len(chosen) < count:
+        return [member.node for member in in_fabric_order(chosen)]
+    worst = last_choices.get(chosen[-1].node, 0)
+    candidates = chosen if worst else [member for member in by_choice if not last_choices.get(member.node, 0)]
+    fabric = fabric_of_members(members)
+    return list(least_communication(fabric, groups, frozenset(member.node for member in candidates), count))
 
 
 def refill_seats(
     seats: Sequence[str],
     usable: Sequence[Member],
-    leaves: dict[str, str],
+    members: Sequence[Member],
     fewest: int,
     last_choices: Mapping[str, int] = _NONE,
+    groups: tuple[NodeGroup, ...] = (),
 ) -> list[str] | None:
     """The nodes of the next generation; None if fewer than `fewest` seats would be filled.
 
-    A usable node keeps its seat. Spares take the empty seats, spares of the same leaf first. If spares do not suffice,
-    the nodes of the last seats move up into the empty seats. So all others keep their ranks, and with them the state in
-    their own memory.
+    A usable node keeps its seat. Spares take the empty seats: those that cost the least communication or, without
+    groups, spares of the same leaf first. If spares do not suffice, the nodes of the last seats move up into the empty
+    seats. So all others keep their ranks, and with them the state in their own memory.
 
     Args:
         seats: nodes of the generation before, in the order of group ranks.
         usable: members that may carry ranks.
-        leaves: leaf of every member, of lost ones too.
+        members: every member, lost ones too.
         fewest: the fewest seats to start with.
         last_choices: nodes that take a seat only if no other spare is left, those with a higher number last.
+        groups: seats that communicate (`communication.communicating_seats`).
     """
-    names, seated = {m.node for m in usable}, set(seats)
+    names, seated, leaves = {m.node for m in usable}, set(seats), {m.node: m.leaf for m in members}
     free = [m for m in in_fabric_order(usable) if m.node not in seated]
+    if groups and len(free) >= sum(node not in names for node in seats):
+        return list(refill(fabric_of_members(members), groups, seats, names, last_choices=last_choices).seats)
     placed = [node if node in names else _take_spare(free, leaves.get(node, ""), last_choices) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:

@@ -297,7 +297,13 @@ def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
 
 def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
     gang.members[fact.node] = Member(
-        fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
+        fact.node,
+        fact.job,
+        fact.incarnation,
+        fact.peer_address,
+        fact.batch_host,
+        fact.leaf,
+        switches_above=fact.switches_above,
     )
     for request in gang.pool.values():
         if request.job == fact.job:

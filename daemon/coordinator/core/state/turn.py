@@ -149,7 +149,3 @@ class GangTurn:
 
     def _heartbeat_overdue(self, node: str) -> bool:
         return self.now - self.turn.observed.agent_heard_at(self.gang.id, node) >= HEARTBEAT_TIMEOUT_S
-
-    def leaf_by_node(self) -> dict[str, str]:
-        """Leaf of every member."""
-        return {m.node: m.leaf for m in self.gang.members.values()}

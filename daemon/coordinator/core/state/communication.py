@@ -1,0 +1,61 @@
+"""What a placement must know of a gang: which seats communicate, and the part of the fabric that its members are on."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.placement.node_groups import NodeGroup, node_groups
+from muster.fabric.placement.rank_map import place
+from muster.fabric.placement.weights import usual_weights
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
+
+
+def axes_of(spec: GangSpec) -> Axes:
+    """The axes of parallelism of a gang with all its nodes.
+
+    Raises:
+        ValueError: the degrees don't fit the number of ranks, or each other. The message says why.
+    """
+    world, model = spec.nodes * spec.ranks_per_node, spec.tensor * spec.context * spec.pipeline
+    if world % model:
+        raise ValueError(f"tensor * context * pipeline = {model} must divide nodes * ranks_per_node = {world}")
+    order = parse_order(spec.axis_order) if spec.axis_order else MEGATRON_ORDER
+    return Axes(spec.tensor, spec.context, spec.expert, world // model, spec.pipeline, order)
+
+
+@lru_cache(maxsize=256)  # each start of a generation asks, and a gang keeps its spec
+def communicating_seats(spec: GangSpec) -> tuple[NodeGroup, ...]:
+    """The groups of seats that communicate in each step. Empty if the ranks are replicas and nothing else.
+
+    Replicas make one ring, which any order along the tree of switches serves as well.
+    """
+    axes = axes_of(spec)
+    if axes.data == axes.world_size and axes.expert == 1:
+        return ()
+    return node_groups(axes, spec.ranks_per_node, usual_weights(axes))
+
+
+def fabric_of_members(members: Iterable[Member]) -> Fabric:
+    """The fabric as far as the switches of these members tell it."""
+    return _fabric(tuple(sorted((member.node, member.leaf, *member.switches_above) for member in members)))
+
+
+@lru_cache(maxsize=16)  # the members of a gang change seldom, and a large fabric takes 50 ms
+def _fabric(places: tuple[tuple[str, ...], ...]) -> Fabric:
+    """`places`: each node with its switches."""
+    below: dict[str, set[str]] = {}
+    for node, *switches in places:
+        for switch in filter(None, switches):
+            below.setdefault(switch, set()).add(node)
+    sets = [NodeSet(frozenset(nodes), switch) for switch, nodes in below.items()]
+    return fabric_of(sets, [node for node, *_ in places], Tiers())
+
+
+@lru_cache(maxsize=64)  # a start that waits asks again with each event
+def least_communication(fabric: Fabric, groups: tuple[NodeGroup, ...], nodes: frozenset[str], seats: int) -> list[str]:
+    """The node of each seat, by group rank."""
+    return list(place(fabric, groups, nodes, seats).seats)

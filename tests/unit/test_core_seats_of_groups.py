@@ -1,0 +1,94 @@
+"""Seats of gangs whose ranks form groups: those that communicate most are packed, at the start and after a loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.daemon.coordinator.core.state import placement
+from muster.daemon.coordinator.core.state.communication import axes_of, communicating_seats
+from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.services import conversion
+from muster.fabric.groups.axes import Axis
+from muster.simulator.scenarios.scenario import Scenario
+from muster.v1 import common_pb2
+
+
+def member(node: str, leaf: str, *above: str) -> Member:
+    return Member(node, 1, f"i-{node}", f"{node}:9", batch_host=False, leaf=leaf, switches_above=above)
+
+
+def leaves(world: Scenario, size: int) -> list[set[str]]:
+    """The leaves of each tensor group of `size` nodes."""
+    of = {name: machine.leaf for name, machine in world.world.machines.items()}
+    seats = [of[seat.node] for seat in world.gang.seats]
+    return [set(seats[at : at + size]) for at in range(0, len(seats), size)]
+
+
+def test_tensor_groups_start_on_one_leaf_each_and_stay_there_after_a_loss() -> None:
+    world = Scenario(6, 2, tensor=3)  # two leaves of four nodes
+    world.run_until(lambda: world.gang.stepped_generation == 1)
+    assert [len(group) for group in leaves(world, 3)] == [1, 1]
+    before = [seat.node for seat in world.gang.seats]
+    world.crash(before[4])
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    after = [seat.node for seat in world.gang.seats]
+    assert [at for at in range(6) if after[at] != before[at]] == [4]
+    assert [len(group) for group in leaves(world, 3)] == [1, 1]
+
+
+def test_only_the_seat_of_the_lost_node_gets_another_node() -> None:
+    members = [member(f"n{number}", f"s{number // 4}", "pod0") for number in range(12)]
+    groups = communicating_seats(GangSpec(8, 4, tensor=4))
+    seats = placement.first_seats(members, 8, groups=groups)
+    assert {len({node for node in seats[at : at + 4]} & {f"n{n}" for n in (0, 1, 2, 3)}) for at in (0, 4)} <= {0, 4}
+    usable = [one for one in members if one.node != seats[5]]
+    after = placement.refill_seats(seats, usable, members, 8, groups=groups)
+    assert after is not None
+    assert [at for at in range(8) if after[at] != seats[at]] == [5]
+
+
+def test_of_two_spares_the_one_in_the_pod_of_its_group_is_taken() -> None:
+    members = [
+        *(member(f"a{number}", "s0", "pod0") for number in range(2)),
+        *(member(f"b{number}", "s1", "pod1") for number in range(2)),
+        member("far", "s3", "pod2"),
+        member("near", "s2", "pod1"),
+    ]
+    groups = communicating_seats(GangSpec(4, 2, tensor=2))
+    after = placement.refill_seats(
+        ["a0", "a1", "b0", "b1"], [one for one in members if one.node != "b1"], members, 4, groups=groups
+    )
+    assert after == ["a0", "a1", "b0", "near"]
+
+
+def test_a_node_that_is_chosen_last_has_no_seat_while_others_suffice() -> None:
+    members = [member(f"n{number}", f"s{number // 2}") for number in range(6)]
+    groups = communicating_seats(GangSpec(4, 2, tensor=2))
+    seats = placement.first_seats(members, 4, {"n1": 1}, groups)
+    assert "n1" not in seats
+    assert set(placement.first_seats(members[:4], 4, {"n1": 1}, groups)) == {"n0", "n1", "n2", "n3"}
+
+
+def test_replicas_alone_have_no_groups_that_matter() -> None:
+    assert communicating_seats(GangSpec(8, 1, ranks_per_node=8)) == ()
+    assert communicating_seats(GangSpec(8, 1, ranks_per_node=8, tensor=8)) != ()
+
+
+def test_the_axes_of_a_spec_are_those_of_its_degrees() -> None:
+    axes = axes_of(GangSpec(4, 0, ranks_per_node=4, tensor=2, pipeline=2, axis_order="tp-pp-dp"))
+    assert (axes.tensor, axes.pipeline, axes.data, axes.order[:3]) == (2, 2, 4, (Axis.TENSOR, Axis.PIPELINE, Axis.DATA))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "words"),
+    [
+        ({"tensor_parallel": 3}, "must divide nodes * ranks_per_node = 16"),
+        ({"expert_parallel": 5}, "expert = 5 must divide data * context"),
+        ({"parallel_order": "tp-xx"}, "xx"),
+        ({"tensor_parallel": 2**31}, "tensor_parallel"),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused_at_registration(degrees: dict[str, int], words: str) -> None:
+    with pytest.raises(conversion.InvalidMessage, match=words.replace("*", r"\*")):
+        conversion.spec(common_pb2.JobSpec(nodes=4, ranks_per_node=4, **degrees))  # type: ignore[arg-type]
