@@ -20,7 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric/groups": set(),
     "fabric/cost": {"fabric/model"},
     "fabric/estimate": {"fabric/model", "fabric/groups", "fabric/cost"},
-    "fabric/placement": {"fabric/model", "fabric/groups"},
+    "fabric/placement": {"fabric/model", "fabric/groups", "fabric/cost", "fabric/estimate"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},
