@@ -38,12 +38,16 @@ def loads(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError("an integer has more than 64 bits") from None
     except RecursionError:
         raise tomllib.TOMLDecodeError(too_deep) from None
-    _check([table])
+    check([table])
     return table
 
 
-def _check(values: list[Any]) -> None:
-    """Checks `values`, then the values inside them, level by level."""
+def check(values: list[Any]) -> None:
+    """Checks `values`, then the values inside them, level by level.
+
+    Raises:
+        tomllib.TOMLDecodeError: an integer has more than 64 bits, or there are too many levels.
+    """
     for _ in range(MAX_LEVELS + 1):
         if any(isinstance(value, int) and value not in _INTEGERS for value in values):
             raise tomllib.TOMLDecodeError("an integer has more than 64 bits")

@@ -359,7 +359,7 @@ def load(path: Path, options: argparse.Namespace | None = None) -> Job:
     """Reads the job from the file `path`. `options` of the command line replace the file's values (flags.py).
 
     Raises:
-        WrongInput: the file cannot be read, is not TOML, or is not valid. The message names every error.
+        WrongInput: the file cannot be read, is neither TOML nor YAML, or is not valid. The message names every error.
     """
     try:
         return parse(path.read_text(), str(path), options)
@@ -372,16 +372,29 @@ def load(path: Path, options: argparse.Namespace | None = None) -> Job:
 
 
 def parse(text: str, where: str, options: argparse.Namespace | None = None) -> Job:
-    """Reads the job from `text`. `where` names the source in error messages. `options`: as for `load`.
+    """Reads the job from `text`. `where` names the source in error messages: YAML if it ends with .yaml or .yml, else
+    TOML. `options`: as for `load`.
 
     Raises:
         WrongInput: as in `load`.
     """
     try:
-        given = toml_text.loads(text)
+        given = _tables(text, where)
         return Job.model_validate(with_options(given, options, Job) if options else given)
-    except tomllib.TOMLDecodeError as error:
-        raise WrongInput(f"{where} is not TOML: {error}") from None
     except ValidationError as error:
         problems = "\n".join(f"  {line}" for line in explain_errors(error, Job))
         raise WrongInput(f"{where} is not valid:\n{problems}", "docs/JOBTOML.md lists every key") from None
+
+
+def _tables(text: str, where: str) -> dict[str, Any]:
+    if where.endswith((".yaml", ".yml")):
+        from muster.launcher.spec import yaml_text  # few jobs need it, and it takes 15 ms
+
+        try:
+            return yaml_text.loads(text)
+        except yaml_text.YamlError as error:
+            raise WrongInput(f"{where} is not YAML: {error}") from None
+    try:
+        return toml_text.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise WrongInput(f"{where} is not TOML: {error}") from None
