@@ -23,6 +23,7 @@ from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavail
 from muster.launcher.spec import spec
 from muster.launcher.spec.flags import add_options
 from muster.launcher.submission.script import Submission, node_options, render
+from muster.launcher.submission.traffic import group_traffic
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.types import Slurm
@@ -68,6 +69,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
     wire = job.to_proto(work_dir=os.getcwd())
     wire.node_options.extend(node_options(job, options.options))
+    wire.traffic.extend(group_traffic(job))
     return Submission(
         job=job,
         spec=wire,

@@ -13,6 +13,9 @@ from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.site_config import split_address
+from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.level import Level
+from muster.fabric.placement.weights import Weight
 from muster.slurm.client import names
 from muster.v1 import agent_pb2, common_pb2, node_pb2
 
@@ -150,6 +153,7 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     if message.min_nodes > message.nodes:
         raise InvalidMessage(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
     _check_size(message)
+    check_count("traffic", len(message.traffic), len(GroupKind))
     found = events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
@@ -170,12 +174,23 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         expert=message.expert_parallel or 1,
         pipeline=message.pipeline_parallel or 1,
         axis_order=message.parallel_order,
+        traffic=tuple(map(_traffic, message.traffic)),
     )
     try:
         communication.axes_of(found)
     except ValueError as error:
         raise InvalidMessage(f"parallelism: {error}") from None
     return found
+
+
+def _traffic(message: common_pb2.GroupTraffic) -> events.GroupTraffic:
+    try:
+        GroupKind(message.kind)
+        Level.of(message.packed_in)
+        Weight(message.messages, message.bytes)
+    except ValueError as error:
+        raise InvalidMessage(f"traffic: {error}") from None
+    return events.GroupTraffic(message.kind, message.messages, message.bytes, message.packed_in, message.required)
 
 
 def _check_size(message: common_pb2.JobSpec) -> None:

@@ -138,6 +138,7 @@ class JobSpec(_message.Message):
     CONTEXT_PARALLEL_FIELD_NUMBER: _builtins.int
     EXPERT_PARALLEL_FIELD_NUMBER: _builtins.int
     PARALLEL_ORDER_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -206,6 +207,12 @@ class JobSpec(_message.Message):
     def node_options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The sbatch options that apply to each node of the job (GRES, memory, account). A pool job gets the same options."""
 
+    @_builtins.property
+    def traffic(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupTraffic]:
+        """What groups of ranks send, and where they are packed; at most one entry of each kind. Empty: the ranks are replicas and
+        nothing else, or the launcher did not say.
+        """
+
     def __init__(
         self,
         *,
@@ -238,14 +245,52 @@ class JobSpec(_message.Message):
         context_parallel: _builtins.int = ...,
         expert_parallel: _builtins.int = ...,
         parallel_order: _builtins.str = ...,
+        traffic: _abc.Iterable[Global___GroupTraffic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class GroupTraffic(_message.Message):
+    """The traffic of one kind of groups in one training step, and how tightly each group is packed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    PACKED_IN_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"tensor", "context", "expert", "data", "expert data" or "pipeline"."""
+    messages: _builtins.float
+    """Of one group over each link of its ring."""
+    bytes: _builtins.float
+    packed_in: _builtins.str
+    """"node", "nvlink", "leaf", "pod" or "any"."""
+    required: _builtins.bool
+    """The job must not start otherwise. If not, a group outside only costs more."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        messages: _builtins.float = ...,
+        bytes: _builtins.float = ...,
+        packed_in: _builtins.str = ...,
+        required: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "kind", b"kind", "messages", b"messages", "packed_in", b"packed_in", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTraffic: _TypeAlias = GroupTraffic  # noqa: Y015
 
 @_typing.final
 class NodeCheck(_message.Message):

@@ -1,15 +1,17 @@
 """What a placement must know of a gang: which seats communicate, and the part of the fabric that its members are on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.level import Level
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.rank_map import place
-from muster.fabric.placement.weights import usual_weights
+from muster.fabric.placement.weights import Weight, usual_weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
 
@@ -27,7 +29,7 @@ def axes_of(spec: GangSpec) -> Axes:
     return Axes(spec.tensor, spec.context, spec.expert, world // model, spec.pipeline, order)
 
 
-@lru_cache(maxsize=256)  # each start of a generation asks, and a gang keeps its spec
+@lru_cache(maxsize=32)  # each start of a generation asks, and a gang keeps its spec
 def communicating_seats(spec: GangSpec) -> tuple[NodeGroup, ...]:
     """The groups of seats that communicate in each step. Empty if the ranks are replicas and nothing else.
 
@@ -36,7 +38,19 @@ def communicating_seats(spec: GangSpec) -> tuple[NodeGroup, ...]:
     axes = axes_of(spec)
     if axes.data == axes.world_size and axes.expert == 1:
         return ()
-    return node_groups(axes, spec.ranks_per_node, usual_weights(axes))
+    weights = {GroupKind(one.kind): Weight(one.messages, one.size) for one in spec.traffic} or usual_weights(axes)
+    return node_groups(
+        axes,
+        spec.ranks_per_node,
+        weights,
+        required=_levels(spec, required=True),
+        preferred=_levels(spec, required=False),
+    )
+
+
+def _levels(spec: GangSpec, *, required: bool) -> Mapping[GroupKind, Level]:
+    found = {GroupKind(one.kind): Level.of(one.packed_in) for one in spec.traffic if one.required is required}
+    return {kind: level for kind, level in found.items() if level is not Level.ANY}
 
 
 def fabric_of_members(members: Iterable[Member]) -> Fabric:

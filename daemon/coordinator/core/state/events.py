@@ -21,6 +21,18 @@ class Silence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTraffic:
+    """What one group of a kind sends over each link of its ring in one step, and where it is packed. `kind` and
+    `packed_in` as in common.proto. `size`: bytes."""
+
+    kind: str
+    messages: float
+    size: float
+    packed_in: str = "any"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GangSpec:
     """The part of a job spec that the core needs; `muster.v1.JobSpec` is the whole."""
 
@@ -50,6 +62,8 @@ class GangSpec:
     """Degrees of parallelism. The data axis has the remaining factor."""
     axis_order: str = ""
     """The axes, the one that varies fastest first: "tp-cp-ep-dp-pp", which is the default."""
+    traffic: tuple[GroupTraffic, ...] = ()
+    """What groups of ranks send; empty: what is usual."""
 
     @property
     def fewest(self) -> int:

@@ -1,0 +1,98 @@
+"""Ranks follow the network: groups that communicate most are on one leaf, at the start and after swaps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from muster.slurm.cluster.cluster import Cluster
+from muster.slurm.cluster.spec import LOGIN, ClusterSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+TELL = (
+    "import json, os, socket, time\n"
+    "names = ('RANK', 'SLURM_PROCID', 'SLURM_NODEID', 'SLURM_NTASKS', 'SLURM_JOB_NODELIST', 'MUSTER_LEAF')\n"
+    "told = {name: os.environ.get(name) for name in names}\n"
+    "told['node'] = socket.gethostname()\n"
+    "path = f\"{os.environ['MUSTER_RUN_DIR']}/told-{os.environ['MUSTER_GENERATION']}-{os.environ['RANK']}\"\n"
+    "open(path + '.new', 'w').write(json.dumps(told))\n"
+    "os.rename(path + '.new', path)\n"
+    "time.sleep(600)\n"
+)
+"""The script of ranks that tell what they were told."""
+
+
+def leaves_of_groups(cluster: Cluster, nodes: Sequence[str], size: int) -> list[set[str]]:
+    """The leaf switches of each group of `size` consecutive nodes."""
+    return [{cluster.spec.leaf_of(node) for node in nodes[at : at + size]} for at in range(0, len(nodes), size)]
+
+
+def test_tensor_groups_stay_on_one_leaf_when_node_0_is_lost(healthy: Cluster) -> None:
+    settings = ("parallelism.tensor = 2", 'slurm.options = ["--nodelist=n[0-4,7]"]')
+    spec = TrainingSpec("packed", nodes=4, spares=2, arguments=SLOW_STEPS, settings=settings)
+    with Training(healthy, spec) as training:
+        training.submit()
+        training.wait_step(3)
+        before = [training.node_of(rank) for rank in range(4)]
+        assert [len(leaves) for leaves in leaves_of_groups(healthy, before, 2)] == [1, 1]
+        # Three of the nodes are on the leaf s0. Two of them carry one group, and the third is the spare for it.
+        lost = next(node for node in before if healthy.spec.leaf_of(node) == "s0")
+        healthy.crash(lost)
+        training.wait_left(lost)
+        after = [training.node_of(rank) for rank in range(4)]
+        assert [len(leaves) for leaves in leaves_of_groups(healthy, after, 2)] == [1, 1]
+        assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+        training.cancel()
+
+
+@pytest.fixture
+def wide() -> Iterator[Cluster]:
+    """A cluster of 18 nodes on four leaves."""
+    with Cluster.up(ClusterSpec(nodes=18, leaves=4)) as cluster:
+        yield cluster
+
+
+def wait_told(folder: Path, generation: int, ranks: int) -> list[dict[str, str]]:
+    """What each rank of a generation was told, by rank."""
+    paths = [folder / f"told-{generation}-{rank}" for rank in range(ranks)]
+    wait_until(lambda: all(path.exists() for path in paths), 120, f"generation {generation} has started")
+    return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.mark.long
+def test_tensor_pipeline_and_data_groups_on_18_nodes_and_after_two_swaps(wide: Cluster) -> None:
+    folder = wide.shared / "wide"
+    job_toml = "\n".join(
+        (
+            'name = "wide"',
+            "nodes = 16",
+            "spares = 2",
+            f"command = {json.dumps(['python3', '-c', TELL])}",
+            'run_dir = "/shared/wide"',
+            "preload = []",
+            "parallelism.tensor = 4",
+            "parallelism.pipeline = 2",
+        )
+    )
+    wide.sh(LOGIN, f"mkdir -p /shared/wide; cat >/shared/wide/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
+    job = wide.exec(LOGIN, "muster", "submit", "/shared/wide/job.toml", user="alice").stdout.strip()
+    lost = list[str]()
+    for generation in (1, 2, 3):
+        ranks = wait_told(folder, generation, 16)
+        nodes = [rank["node"] for rank in ranks]
+        assert not set(lost) & set(nodes)
+        assert max(len(leaves) for leaves in leaves_of_groups(wide, nodes, 4)) <= 1 + bool(lost)
+        assert [rank["SLURM_PROCID"] for rank in ranks] == [str(number) for number in range(16)]
+        assert [rank["SLURM_NODEID"] for rank in ranks] == [str(number) for number in range(16)]
+        assert {rank["SLURM_NTASKS"] for rank in ranks} == {"16"}
+        assert {rank["SLURM_JOB_NODELIST"] for rank in ranks} == {",".join(nodes)}
+        assert [rank["MUSTER_LEAF"] for rank in ranks] == [wide.spec.leaf_of(node) for node in nodes]
+        lost.append(nodes[0] if not lost else nodes[9])
+        wide.kmsg(lost[-1], FATAL_XID_LINE)
+    wide.exec(LOGIN, "muster", "cancel", job, user="alice")
