@@ -113,12 +113,15 @@ class SeedRun:
         self._spoil_node_checks(seed)
         self._slow_down(seed)
         self._allow_idleness(seed)
+        self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
 
     def _with_newer_keys(self, spec: GangSpec) -> GangSpec:
         """`spec` with the keys that generators of their own decide, which leaves all other seeds as they are."""
-        return replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s)
+        ranks = spec.nodes * spec.ranks_per_node
+        tensor = 2 if self._has_groups and ranks % 2 == 0 and not spec.min_nodes else 1
+        return replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s, tensor=tensor)
 
     def _allow_idleness(self, seed: int) -> None:
         """In some seeds agents measure for how long their ranks are idle."""

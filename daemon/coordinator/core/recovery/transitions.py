@@ -194,6 +194,8 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     if not gang.seats:
         return placement.first_seats(usable, gang.spec.nodes, last_choices, groups)
     before, members = [seat.node for seat in gang.seats], list(gang.members.values())
+    if len(before) < gang.spec.nodes:
+        groups = ()  # fewer replicas, and replicas alone can be fewer
     return placement.refill_seats(before, usable, members, min(len(before), gang.spec.fewest), last_choices, groups)
 
 
