@@ -64,18 +64,24 @@ def read(table: Mapping[str, Any], where: str) -> dict[str, Accelerator]:
         raise AcceleratorError(f"{where}: {key}: {first['msg']}; accelerators.toml explains each key") from None
 
 
+def fitting(name: str, table: Mapping[str, Accelerator]) -> list[str]:
+    """The entry of this name, or all whose names begin so, in the order of the table."""
+    wanted = name.casefold()
+    exact = [key for key in table if key.casefold() == wanted]
+    return exact or [key for key in table if wanted and key.casefold().startswith(wanted)]
+
+
 def look_up(name: str, table: Mapping[str, Accelerator]) -> tuple[str, Accelerator]:
     """The entry of this name, or the only one whose name begins so.
 
     Raises:
         AcceleratorError: none or several fit. The message names those that come near.
     """
+    found = fitting(name, table)
+    if len(found) == 1:
+        return found[0], table[found[0]]
+    if found:
+        raise AcceleratorError(f"{name!r} fits {', '.join(found)}: name one of them")
     names = {key.casefold(): key for key in table}
-    wanted = name.casefold()
-    found = [wanted] if wanted in names else [key for key in names if key.startswith(wanted)]
-    if len(found) == 1 and wanted:
-        return names[found[0]], table[names[found[0]]]
-    if len(found) > 1 and wanted:
-        raise AcceleratorError(f"{name!r} fits {', '.join(names[key] for key in found)}: name one of them")
-    near = [names[key] for key in difflib.get_close_matches(wanted, names)] or list(table)
+    near = [names[key] for key in difflib.get_close_matches(name.casefold(), names)] or list(table)
     raise AcceleratorError(f"the accelerator {name!r} is not known; known are {', '.join(near)}")

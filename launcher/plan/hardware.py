@@ -17,7 +17,7 @@ from muster.launcher.spec.spec import Job
 
 SITE_TABLE = Path("/etc/muster/accelerators.toml")
 USUAL = "H100-SXM"
-_TYPED_GRES = re.compile(r"(?:gres[:/])?gpu:([A-Za-z][\w.-]*)")
+TYPED_GRES = re.compile(r"(?:gres[:/])?gpu:([A-Za-z][\w.-]*)")
 
 
 def load_table(site: Path = SITE_TABLE) -> dict[str, Accelerator]:
@@ -42,21 +42,32 @@ def load_table(site: Path = SITE_TABLE) -> dict[str, Accelerator]:
 
 
 def accelerator_of(
-    job: Job, given: str | None, table: Mapping[str, Accelerator], defaults: Defaults
+    job: Job, given: str | None, on_nodes: str, table: Mapping[str, Accelerator], defaults: Defaults
 ) -> tuple[str, Accelerator]:
-    """The accelerator that the command line names, else the one of the job's GRES, else a usual one.
+    """The accelerator that the command line names, else the one of the job's GRES, of the nodes' GRES, or a usual one.
+
+    Args:
+        job: the job.
+        given: what the command line names.
+        on_nodes: the type of GPU that Slurm's nodes have; empty if nobody knows.
+        table: accelerators by name.
+        defaults: takes note of a usual one.
 
     Raises:
-        WrongInput: the table has no such accelerator.
+        WrongInput: the command line names none that the table has.
     """
-    typed = _TYPED_GRES.search(job.slurm.gres or "")
-    try:
-        if given:
+    if given:
+        try:
             return accelerators.look_up(given, table)
-        if typed:
-            return accelerators.look_up(typed.group(1), table)
-    except AcceleratorError as error:
-        if given:
+        except AcceleratorError as error:
             raise WrongInput(str(error), "a site's own entries stand in /etc/muster/accelerators.toml") from None
+    typed = TYPED_GRES.search(job.slurm.gres or "")
+    for name in filter(None, (typed.group(1) if typed else "", on_nodes)):
+        found = accelerators.fitting(name, table)
+        if len(found) > 1:
+            others = ", ".join(found[1:])
+            defaults.take("accelerator", found[0], f"GRES {name} fits {others} too", "--accelerator NAME")
+        if found:  # a site may call its GPUs as it likes
+            return found[0], table[found[0]]
     defaults.take("accelerator", USUAL, "usual", "--accelerator NAME, or GRES with a type")
     return USUAL, table[USUAL]

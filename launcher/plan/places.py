@@ -7,18 +7,28 @@ from dataclasses import replace
 
 from muster.fabric.cost.accelerators import Accelerator
 from muster.fabric.estimate.spread import Seats
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
+from muster.fabric.placement.node_groups import node_groups
+from muster.fabric.placement.rank_map import place
+from muster.fabric.placement.weights import Weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import USUAL_LINKS, Tiers
+from muster.launcher.spec.spec import Job
 
 LEAF_NODES = 32
 """Nodes below a leaf of a usual fabric: with 8 adapters a node and leaves of 64 ports, 8 leaves serve 32 nodes, one
 rail each. They are one leaf domain.
 """
+
+
+MOST_PLACED = 4_096
+"""Nodes of a job up to which its places are sought as at a start, within 2 s. Larger jobs are packed in the network's
+order."""
 
 
 def tiers_of_accelerator(entry: Accelerator) -> Tiers:
@@ -47,6 +57,31 @@ def with_gpu_links(fabric: Fabric, entry: Accelerator) -> Fabric:
     return Fabric(
         fabric.root, tuple(replace(known.get(name, Node(name)), gpu_link=link) for name in sorted(fabric.nodes))
     )
+
+
+def placed_seats(job: Job, weights: Weights, fabric: Fabric, usable: Collection[str], nics: int) -> Seats | None:
+    """The seats that Muster would give the job if all usable nodes were free. None: there are not enough.
+
+    Args:
+        job: the job.
+        weights: what each kind of group sends.
+        fabric: the network.
+        usable: nodes in service.
+        nics: network adapters of a node, where the fabric does not know them.
+    """
+    nodes = frozenset(usable) & fabric.nodes
+    if len(nodes) < job.nodes or job.nodes > MOST_PLACED:
+        return packed_seats(fabric, nodes, job.nodes, job.local_ranks, nics)
+    packing = {kind: job.placement.packing(kind) for kind in GroupKind}
+    groups = node_groups(
+        job.axes,
+        job.local_ranks,
+        weights,
+        virtual_stages=job.parallelism.virtual_stages,
+        required={kind: wish.level for kind, wish in packing.items() if wish.required},
+        preferred={kind: wish.level for kind, wish in packing.items()},
+    )
+    return Seats(fabric, place(fabric, groups, nodes, job.nodes).seats, job.local_ranks, nics)
 
 
 def packed_seats(fabric: Fabric, usable: Collection[str], nodes: int, local_ranks: int, nics: int) -> Seats | None:

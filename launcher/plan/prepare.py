@@ -9,14 +9,17 @@ from muster.fabric.cost.accelerators import Accelerator, AcceleratorError
 from muster.fabric.estimate.chip import chip_of
 from muster.fabric.estimate.estimate import Estimate, Plan, calibrate, estimate
 from muster.fabric.estimate.failures import HOUR, NODE_MTBF, REPAIR, RESTART, WAIT_WITHOUT_SPARE, Failures
+from muster.fabric.estimate.placement_weights import placement_weights
 from muster.fabric.estimate.spread import Seats
+from muster.fabric.estimate.traffic import step_traffic
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.placement.weights import Weights
 from muster.launcher.errors import WrongInput
 from muster.launcher.plan.defaults import Default, Defaults
 from muster.launcher.plan.hardware import accelerator_of
 from muster.launcher.plan.model_of_job import model_of, schedule_of
 from muster.launcher.plan.options import PlanOptions
-from muster.launcher.plan.places import LEAF_NODES, packed_seats, usual_fabric, with_gpu_links
+from muster.launcher.plan.places import LEAF_NODES, placed_seats, usual_fabric, with_gpu_links
 from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec.spec import Job
 
@@ -30,6 +33,8 @@ class SlurmFabric:
     """Nodes that are in service."""
     speeds_known: bool
     """Whether the site's file gives the speed of a tier."""
+    gpu: str = ""
+    """The type of the nodes' GPUs in their GRES; the most frequent one, empty if none is typed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def prepare(
         WrongInput: the job, or the command line, can't be estimated. The message says what would be right.
     """
     defaults = Defaults()
-    name, entry = accelerator_of(job, options.accelerator, table, defaults)
+    name, entry = accelerator_of(job, options.accelerator, slurm.gpu if slurm else "", table, defaults)
     model = model_of(job, defaults)
     schedule = schedule_of(job, model, defaults)
     try:
@@ -76,7 +81,8 @@ def prepare(
         source = "fitted to published runs" if entry.efficiency else "the H100's"
         words = f"{percent(chip.efficiency)} of {scaled(chip.peak, 'FLOP/s')}"
         defaults.take("matrix products", words, source, "--efficiency, --measured-step")
-    seats, fabric = _seats(job, entry, slurm, no_slurm, defaults)
+    weights = placement_weights(step_traffic(model, job.axes, schedule))
+    seats, fabric = _seats(job, weights, entry, slurm, no_slurm, defaults)
     plan = Plan(
         model=model,
         axes=job.axes,
@@ -99,20 +105,20 @@ def prepare(
 
 
 def _seats(
-    job: Job, entry: Accelerator, slurm: SlurmFabric | None, no_slurm: str, defaults: Defaults
+    job: Job, weights: Weights, entry: Accelerator, slurm: SlurmFabric | None, no_slurm: str, defaults: Defaults
 ) -> tuple[Seats, str]:
     """The places of the ranks, and where the network comes from."""
     nics = entry.per_node if job.local_ranks > 1 else 1
     if slurm:
         fabric = slurm.fabric if slurm.speeds_known else with_gpu_links(slurm.fabric, entry)
-        seats = packed_seats(fabric, slurm.usable, job.nodes, job.local_ranks, nics)
+        seats = placed_seats(job, weights, fabric, slurm.usable, nics)
         if seats:
             if not slurm.speeds_known:
                 _note_speeds(entry, defaults)
             return seats, _in_words(slurm, seats)
         no_slurm = f"Slurm has {len(slurm.usable):,} nodes in service"
     fabric = usual_fabric(job.nodes, entry)
-    seats = packed_seats(fabric, fabric.nodes, job.nodes, job.local_ranks, nics)
+    seats = placed_seats(job, weights, fabric, fabric.nodes, nics)
     assert seats  # the fabric was made for so many nodes
     defaults.take("network", f"leaves of {LEAF_NODES} nodes", "usual", "run it with Slurm")
     _note_speeds(entry, defaults)
@@ -121,7 +127,7 @@ def _seats(
 
 def _in_words(slurm: SlurmFabric, seats: Seats) -> str:
     """Slurm's network, and whether links of their own speed count."""
-    words = f"Slurm's, {len(slurm.usable):,} nodes in service; the tightest part that holds the job"
+    words = f"Slurm's, {len(slurm.usable):,} nodes in service; as if all of them were free"
     known = seats.fabric
     own = sum(
         any(domain.uplink for domain in known.path(node)) or bool(known.node(node).uplink) for node in seats.nodes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 
 from muster.daemon.host.plain_text import plain
 from muster.fabric.sources.tiers import Tiers
@@ -12,11 +13,12 @@ from muster.launcher.command import print_note
 from muster.launcher.errors import Unavailable
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
 from muster.launcher.plan.as_json import to_dict
-from muster.launcher.plan.hardware import load_table
+from muster.launcher.plan.hardware import TYPED_GRES, load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.spec import spec
+from muster.launcher.spec.spec import Job
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import SlurmError
 from muster.slurm.client.states import NodeState
@@ -47,7 +49,7 @@ async def run(options: argparse.Namespace) -> int:
     network, why = None, "--no-slurm"
     if not options.no_slurm:
         try:
-            network, why = await slurm_fabric(CliSlurm()), ""
+            network, why = await slurm_fabric(CliSlurm(), job), ""
         except (Unavailable, SlurmError) as error:
             why = "Slurm does not answer"
             print_note(f"muster: {error}")
@@ -61,8 +63,8 @@ async def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def slurm_fabric(slurm: Slurm) -> SlurmFabric:
-    """The default topology that Slurm has, with what the site's file adds.
+async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
+    """The topology of the job's partition, with what the site's file adds.
 
     Raises:
         Unavailable: Slurm does not answer.
@@ -73,10 +75,19 @@ async def slurm_fabric(slurm: Slurm) -> SlurmFabric:
     found = [node for node in nodes.values() if isinstance(node, Node)]
     names = [node.name for node in found]
     site = load_site_fabric(FABRIC_FILE, names)
+    partition = job.slurm.partition
     default = next((one for one in topologies if one.default), topologies[0])
-    reading = fabric_of(default, names, site, alone=len(topologies) == 1)
+    topology = next((one for one in topologies if partition in one.partitions), default)
+    reading = fabric_of(topology, names, site, alone=len(topologies) == 1)
     for warning in reading.warnings:
         print_note(f"muster: {warning}")
-    fabric = reading.fabric
-    usable = {node.name for node in found if not node.states & _OUT_OF_SERVICE}
-    return SlurmFabric(fabric, fabric.nodes & usable, site.tiers != Tiers())
+    usable = [
+        node
+        for node in found
+        if not node.states & _OUT_OF_SERVICE
+        and node.name in reading.fabric.nodes
+        and (partition is None or partition in node.partitions)
+    ]
+    types = Counter(typed.group(1) for node in usable if (typed := TYPED_GRES.search(node.gres)))
+    gpu = max(types, key=lambda name: types[name], default="")
+    return SlurmFabric(reading.fabric, frozenset(node.name for node in usable), site.tiers != Tiers(), gpu)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.fabric.cost import throughput
+from muster.fabric.cost import collectives, throughput
 from muster.fabric.cost.choice import Collective, cheapest
 from muster.fabric.cost.hierarchy import Tier, ranks_of
 from muster.fabric.cost.model import Checkpointing, Model, Offload, Sharding
@@ -21,10 +21,11 @@ from muster.fabric.estimate.estimate import Plan, estimate
 from muster.fabric.estimate.failures import Failures, outlook
 from muster.fabric.estimate.memory import activations, fewest_gpus, layer_activations, memory
 from muster.fabric.estimate.operations import compute_bound_limits, layer_operations
+from muster.fabric.estimate.placement_weights import placement_weights
 from muster.fabric.estimate.schedule import Schedule, usual_schedule
 from muster.fabric.estimate.spread import Seats, scattered, slowest_groups, tiers_of
 from muster.fabric.estimate.step import exposed_buckets
-from muster.fabric.estimate.traffic import Hidden, step_traffic
+from muster.fabric.estimate.traffic import Hidden, Traffic, step_traffic
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_groups import GroupKind, rank_groups
 from muster.fabric.model.domain import Domain
@@ -242,6 +243,24 @@ def test_experts_exchange_tokens_and_average_gradients_apart() -> None:
     assert found[GroupKind.DATA, Collective.ALL_REDUCE].total == pytest.approx(2 * 2e9 / 2)
     assert found[GroupKind.EXPERT_DATA, Collective.ALL_REDUCE].ranks == 4
     assert found[GroupKind.EXPERT_DATA, Collective.ALL_REDUCE].total == pytest.approx(2 * 45e9 / 2 / 8)
+
+
+def test_placement_weighs_groups_by_what_the_model_sends() -> None:
+    """A link carries what its group's collectives take on it, if nothing hides them and the algorithm is a ring."""
+    axes, link = Axes(tensor=8, pipeline=4, data=8), Link(5e-6, 50e9)
+    traffic = step_traffic(replace(GPT3, sharding=Sharding.OPTIMIZER), axes, Schedule(1, 32))
+    weights = placement_weights(traffic)
+    assert weights.keys() == {one.group for one in traffic}
+    for kind, weight in weights.items():
+        ring = sum(one.times * _ring_seconds(one, link) for one in traffic if one.group is kind)
+        assert weight.seconds(link) == pytest.approx(ring)
+
+
+def _ring_seconds(one: Traffic, link: Link) -> float:
+    if one.kind is Collective.SEND:
+        return link.time(one.size)
+    passes = 2 if one.kind is Collective.ALL_REDUCE else 1
+    return passes * collectives.ring_pass(one.ranks, one.size, link)
 
 
 def test_a_job_of_one_rank_sends_nothing() -> None:

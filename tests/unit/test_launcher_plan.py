@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from muster.fabric.estimate.estimate import estimate
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
 from muster.fabric.sources.generators import fat_tree
+from muster.fabric.sources.tiers import Tiers
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.plan.as_json import to_dict
@@ -161,6 +165,13 @@ def test_the_accelerator_of_the_gres_is_taken() -> None:
     assert _prepared(text).accelerator == "H200-SXM"
     assert _prepared(text, PlanOptions(accelerator="MI300X")).accelerator == "MI300X"
     assert _prepared(text.replace("h200", "voodoo")).accelerator == "H100-SXM"
+    fabric = fat_tree(16, 16)
+    nodes = SlurmFabric(fabric, fabric.nodes, speeds_known=True, gpu="mi300x")
+    assert _prepared(GPT, slurm=nodes).accelerator == "MI300X"
+    assert _prepared(text, slurm=nodes).accelerator == "H200-SXM"
+    several = _prepared(text.replace("h200", "a100"))
+    assert several.accelerator == "A100-SXM-80GB"
+    assert "GRES a100 fits A100-SXM-40GB too" in {one.source for one in several.defaults}
 
 
 def test_a_measured_step_calibrates_the_estimate() -> None:
@@ -252,11 +263,11 @@ def test_slurms_network_is_used_where_it_holds_the_job() -> None:
 
 
 def test_groups_that_lie_wider_than_asked_are_marked() -> None:
-    """32 tensor ranks don't fit into a node; the network has no pods, so a pipeline that asks for one has it."""
+    """32 tensor ranks don't fit into a node; neighbours of a pipeline are in a leaf."""
     wide = GPT.replace("tensor = 8", "tensor = 32").replace("pipeline = 8", "pipeline = 2")
     shown = "\n".join(lines(_prepared(wide)))
     assert re.search(r"tensor +32 +in a leaf, not in a node +all-reduce", shown)
-    assert re.search(r"pipeline +2 +over the network +send", shown)
+    assert re.search(r"pipeline +2 +in a leaf +send", shown)
     pods = fat_tree(16, 2, 8)
     assert asked_level(pods, Level.POD) is Level.POD
     assert asked_level(pods, Level.NVLINK) is Level.NODE
@@ -276,13 +287,13 @@ async def test_the_network_is_read_from_the_controller() -> None:
     cluster = FakeCluster([f"n{index}" for index in range(8)], now=lambda: 0.0)
     slurm = FakeSlurm(cluster)
     cluster.drain("n3", "test")
-    found = await slurm_fabric(slurm)
+    found = await slurm_fabric(slurm, spec.parse(GPT, "job.toml"))
     assert found.fabric.nodes == {f"n{index}" for index in range(8)}
     assert found.usable == found.fabric.nodes - {"n3"}
     assert not found.speeds_known
     slurm.unavailable_reason = "no answer"
     with pytest.raises(Unavailable, match="no answer"):
-        await slurm_fabric(slurm)
+        await slurm_fabric(slurm, spec.parse(GPT, "job.toml"))
 
 
 _DEGREES = st.sampled_from([1, 2, 4])
@@ -319,6 +330,24 @@ def test_every_valid_job_gets_finite_numbers_or_one_error(
     json.dumps(to_dict(prepared), allow_nan=False)
     assert prepared.estimate.step.total > 0
     assert not {"inf", "nan"} & set(re.findall(r"\w+", " ".join(lines(prepared))))
+
+
+def test_places_are_those_of_the_rank_map() -> None:
+    """Every second node of 8 leaves is taken: tensor groups of 2 nodes stay in a leaf, in whatever order names come."""
+    fabric = fat_tree(8, 8, tiers=Tiers(oversubscription={Level.ANY: 8.0}))
+    usable = frozenset(f"n{index}" for index in range(64) if index % 8 in (0, 3, 5))
+    text = (
+        GPT.replace("nodes = 128", "nodes = 16")
+        .replace("tensor = 8", "tensor = 16")
+        .replace("= 8\nmicro", "= 2\nmicro")
+    )
+    slurm = SlurmFabric(fabric, usable, speeds_known=True)
+    prepared = _prepared(text.replace("micro_batches = 96", "micro_batches = 24"), slurm=slurm)
+    assert prepared.estimate.levels[GroupKind.TENSOR] is Level.LEAF
+    in_order = replace(prepared.plan.seats, nodes=tuple(sorted(usable, key=lambda name: int(name[1:])))[:16])
+    worse = estimate(replace(prepared.plan, seats=in_order))
+    assert worse.levels[GroupKind.TENSOR] is Level.ANY
+    assert worse.step.total > 1.2 * prepared.estimate.step.total
 
 
 @settings(max_examples=25)
