@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
@@ -80,6 +81,7 @@ class LinkCosts(dict[int, float]):
         return cost
 
 
+@lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key under which n2 comes before n10."""
     parts = re.findall(r"\d+|\D+", name)

@@ -31,15 +31,16 @@ class Rooms:
     """All nodes of a fabric that may be taken, by domain."""
 
     def __init__(self, fabric: Fabric, classes: NodeClasses) -> None:
-        """The nodes of `classes`."""
+        """The nodes of `classes`. Those with a slow link of their own are taken last."""
         self._fabric = fabric
         attached: dict[int, list[int]] = {}
         for number, members in enumerate(classes.members):
             attached.setdefault(id(fabric.path(members[0])[-1]), []).extend([number] * len(members))
         self._attached = attached
+        slow = {number for number, members in enumerate(classes.members) if fabric.node(members[0]).uplink}
         for domain in fabric.root.walk():
             if own := attached.get(id(domain)):
-                own.sort(key=_taken_last(fabric, domain, classes))
+                own.sort(key=_winding_order(domain.grid, classes) if domain.grid else lambda n: (n not in slow, -n))
 
     def pack(self, cluster: Cluster) -> list[int]:
         """The class of each seat's node. There must be as many nodes as seats, or more."""
@@ -53,13 +54,10 @@ class Rooms:
         return _Room(len(own) + sum(room.free for room in inside), own, inside)
 
 
-def _taken_last(fabric: Fabric, domain: Domain, classes: NodeClasses) -> Callable[[int], int]:
-    """The sort key of classes under which those come first that are taken last."""
-    if domain.grid:
-        order = {node: position for position, node in enumerate(winding(domain.grid))}
-        return lambda number: -order[classes.members[number][0]]
-    slow = {number for number, members in enumerate(classes.members) if fabric.node(members[0]).uplink}
-    return lambda number: -number - (len(classes) if number in slow else 0)
+def _winding_order(grid: Grid, classes: NodeClasses) -> Callable[[int], int]:
+    """The sort key of classes under which the end of the walk through the torus comes first."""
+    order = {node: position for position, node in enumerate(winding(grid))}
+    return lambda number: -order[classes.members[number][0]]
 
 
 def winding(grid: Grid) -> list[str]:

@@ -22,6 +22,9 @@ MOST_SECOND_MOVES = 200
 STEPS_UNTIL_NEXT_LOSS = 1_000.0
 """Within so many steps a second move must pay, if the caller knows nothing better: some hours of a large job."""
 
+LEAST_LOSS = 1e-6
+"""Share by which a loss must have raised the cost. Else no second move is looked for."""
+
 _NONE: Mapping[str, int] = {}
 
 Move = tuple[tuple[int, str], ...]
@@ -94,8 +97,8 @@ def refill(
     for seat in empty:
         filled.take_best_spare(seat)
     filled.exchange(empty)
-    if price:
-        for seat in empty:
+    for seat in empty:
+        if price and filled.assignment.cost > before * (1 + LEAST_LOSS):
             filled.move_second(seat, set(empty), fabric, price)
     moved = [seat for seat, node in enumerate(filled.nodes) if node != seats[seat] and seats[seat] in present]
     return Refill(tuple(filled.nodes), tuple(moved), before, filled.assignment.cost)
@@ -118,7 +121,8 @@ class _Filled:
         self._classes = NodeClasses(fabric, [*seats, *spares])
         numbers = [self._classes.of(node) for node in seats]
         self.assignment = Assignment(groups, self._classes, numbers)
-        self._plain = Assignment(without_preferences(groups), self._classes, numbers)
+        plain = without_preferences(groups)
+        self._plain = self.assignment if plain == tuple(groups) else Assignment(plain, self._classes, numbers)
         """The same seats with predicted seconds, whatever the job prefers: a transfer takes seconds, too."""
 
     def take_best_spare(self, seat: int) -> None:
@@ -154,7 +158,7 @@ class _Filled:
         for move in chain.from_iterable(islice(moves, MOST_SECOND_MOVES) for moves in kinds):
             changes = self._as_classes(move)
             saved = self._plain.gain(changes) * price.steps
-            if saved <= best or self.assignment.gain(changes) < 0:
+            if saved <= best or (self._plain is not self.assignment and self.assignment.gain(changes) < 0):
                 continue
             moved_seat, new_node = move[1]  # the state of this seat's ranks moves there
             paid = fabric.link(self.nodes[moved_seat], new_node).time(price.state_size)
@@ -197,6 +201,7 @@ class _Filled:
 
     def _seat(self, changes: Sequence[tuple[int, str]]) -> None:
         self.assignment.change(self._as_classes(changes))
-        self._plain.change(self._as_classes(changes))
+        if self._plain is not self.assignment:
+            self._plain.change(self._as_classes(changes))
         for seat, node in changes:
             self.nodes[seat] = node
