@@ -7,7 +7,7 @@ between all of them and the natural order of names, so that the result is never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
 
@@ -15,7 +15,7 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.clusters import nested
-from muster.fabric.placement.node_classes import NodeClasses
+from muster.fabric.placement.node_classes import NodeClasses, natural_order
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.packing import Rooms
 from muster.fabric.placement.search import SMALL, search
@@ -29,6 +29,8 @@ TRIES_PER_SEAT = 500
 TRIES_OF_LARGE_GANGS = 5_000
 """For more seats. Each change takes up to 40 µs there, and packing has left little to better."""
 
+_NONE: Mapping[str, int] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
@@ -39,7 +41,13 @@ class RankMap:
     """The nodes without a seat, in natural order."""
 
 
-def place(fabric: Fabric, groups: Sequence[NodeGroup], nodes: Iterable[str], seats: int) -> RankMap:
+def place(
+    fabric: Fabric,
+    groups: Sequence[NodeGroup],
+    nodes: Iterable[str],
+    seats: int,
+    last_choices: Mapping[str, int] = _NONE,
+) -> RankMap:
     """The map for `seats` seats on `nodes`. The nodes that are left are spares.
 
     Args:
@@ -47,16 +55,30 @@ def place(fabric: Fabric, groups: Sequence[NodeGroup], nodes: Iterable[str], sea
         groups: what `node_groups.node_groups` returns.
         nodes: usable nodes, as many as seats or more.
         seats: nodes that carry ranks.
+        last_choices: nodes that get a seat only if there are too few others, those with a higher number last.
 
     Raises:
         ValueError: there are fewer nodes than seats.
         UnknownNode: the fabric lacks a node.
     """
+    given = set(nodes)
+    if len(given) < seats:
+        raise ValueError(f"{seats} seats need {seats} nodes, and {len(given)} are given")
+    found = _place(fabric, groups, _first_choices(given, seats, last_choices), seats)
+    return RankMap(found, tuple(sorted(given.difference(found), key=natural_order)))
+
+
+def _first_choices(nodes: Iterable[str], seats: int, last_choices: Mapping[str, int]) -> list[str]:
+    """The nodes with the lowest numbers, as many as seats or more."""
+    ordered = sorted(nodes, key=lambda node: last_choices.get(node, 0))
+    highest = last_choices.get(ordered[seats - 1], 0)
+    return [node for node in ordered if last_choices.get(node, 0) <= highest]
+
+
+def _place(fabric: Fabric, groups: Sequence[NodeGroup], nodes: Sequence[str], seats: int) -> tuple[str, ...]:
+    """The node of each seat."""
     classes = NodeClasses(fabric, nodes)
-    total = sum(map(len, classes.members))
-    if total < seats:
-        raise ValueError(f"{seats} seats need {seats} nodes, and {total} are given")
-    in_order = RankMap(tuple(classes.nodes[:seats]), tuple(classes.nodes[seats:]))
+    in_order = tuple(classes.nodes[:seats])
     if len(classes) == 1 or not groups:
         return in_order
     packed = _packings(fabric, groups, classes, seats)
@@ -69,7 +91,7 @@ def place(fabric: Fabric, groups: Sequence[NodeGroup], nodes: Iterable[str], sea
     if seats <= SMALL:
         return _named(searched, classes)
     maps = [_named(assignment, classes) for assignment in (searched, *packed)]
-    return min((*maps, in_order), key=lambda found: step_seconds(fabric, groups, found.seats))
+    return min((*maps, in_order), key=lambda found: step_seconds(fabric, groups, found))
 
 
 def _packings(fabric: Fabric, groups: Sequence[NodeGroup], classes: NodeClasses, seats: int) -> list[Assignment]:
@@ -88,9 +110,7 @@ def _packings(fabric: Fabric, groups: Sequence[NodeGroup], classes: NodeClasses,
     return list(found.values())
 
 
-def _named(assignment: Assignment, classes: NodeClasses) -> RankMap:
-    """The map with names: within a class, seats take nodes in natural order."""
+def _named(assignment: Assignment, classes: NodeClasses) -> tuple[str, ...]:
+    """The node of each seat: within a class, seats take nodes in natural order."""
     left = [list(reversed(members)) for members in classes.members]
-    seats = tuple(left[number].pop() for number in assignment.seats)
-    taken = set(seats)
-    return RankMap(seats, tuple(node for node in classes.nodes if node not in taken))
+    return tuple(left[number].pop() for number in assignment.seats)

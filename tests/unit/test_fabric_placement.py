@@ -24,6 +24,7 @@ from muster.fabric.model.link import Link
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.clusters import nested
+from muster.fabric.placement.gang import gang_traffic
 from muster.fabric.placement.local_order import gpu_order, nearest_nics
 from muster.fabric.placement.node_classes import NodeClasses, natural_order
 from muster.fabric.placement.node_groups import NodeGroup, node_groups, without_preferences
@@ -160,6 +161,31 @@ def test_a_preference_outweighs_more_traffic_of_another_kind() -> None:
 def test_without_groups_every_map_is_right() -> None:
     found = place(fully_connected(4), (), ["n3", "n1", "n10"[:2], "n0"], 3)
     assert found == RankMap(("n0", "n1", "n3"), ())
+
+
+def test_last_choices_get_a_seat_only_if_there_are_too_few_others() -> None:
+    fabric, groups = leaves(3, 3), groups_of(Axes(data=3))
+    assert place(fabric, groups, fabric.nodes, 3, {"a1": 1, "b1": 2, "b2": 1}).spares == ("a1", "b1", "b2")
+    assert place(fabric, groups, fabric.nodes, 3, {f"a{at}": 1 for at in range(3)}).seats == ("b0", "b1", "b2")
+    assert "b2" not in place(fabric, groups, fabric.nodes, 3, {"a0": 1, "a1": 1, "a2": 1, "b2": 2}).seats
+
+
+def test_a_gang_makes_its_groups() -> None:
+    axes = Axes(tensor=2, pipeline=2, data=2)
+    packings = [
+        (GroupKind.TENSOR, Level.LEAF, True),
+        (GroupKind.PIPELINE, Level.POD, False),
+        (GroupKind.DATA, Level.ANY, False),
+    ]
+    gang = gang_traffic(axes, 1, usual_weights(axes), packings)
+    levels = {GroupKind.TENSOR: Level.LEAF}, {GroupKind.PIPELINE: Level.POD}
+    assert gang.groups == node_groups(axes, 1, usual_weights(axes), required=levels[0], preferred=levels[1])
+    assert (gang.seats, gang.with_seats(4).axes.data, gang.with_seats(12).axes.data) == (8, 1, 3)
+    assert hash(gang) == hash(gang.with_seats(8))
+    with pytest.raises(ValueError, match="6 nodes are no whole number of replicas: a replica has 4 ranks"):
+        gang.with_seats(6)
+    with pytest.raises(ValueError, match="8 ranks do not fill nodes of 3 ranks"):
+        gang_traffic(axes, 3, usual_weights(axes))
 
 
 def test_too_few_nodes_and_unknown_nodes_are_refused() -> None:
