@@ -10,7 +10,7 @@ from typing import TypeVar
 from muster.daemon.transport import toml_text
 from muster.fabric.model.errors import FabricError
 from muster.fabric.sources.site_file import SiteFabric, read_site
-from muster.fabric.sources.slurm_topology import Kind, Reading, SlurmTopology, read_fabric
+from muster.fabric.sources.slurm_topology import Reading, SlurmTopology, read_fabric
 from muster.launcher.errors import SiteFault, Unavailable
 from muster.slurm.client.parsing.hostlist import expand
 from muster.slurm.client.types import Unknown
@@ -49,12 +49,12 @@ def load_site_fabric(path: Path, nodes: Collection[str]) -> SiteFabric:
 
 
 def fabric_of(topology: SlurmTopology, nodes: Collection[str], site: SiteFabric, *, alone: bool) -> Reading:
-    """The fabric of one topology. Where Slurm has several, each has its own nodes only.
+    """The fabric of one topology. Where Slurm has several, each has the nodes of its partitions only.
 
     Args:
         nodes: all nodes that Slurm has.
         alone: whether this is Slurm's only topology.
     """
     named = {name for unit in topology.units for name in unit.nodes if name}
-    shown = named | set(nodes) if alone or topology.kind is Kind.FLAT else named
+    shown = named | (set(nodes) if alone else set(topology.members))
     return read_fabric(topology, shown, site.tiers, site.details, site.extra(topology))

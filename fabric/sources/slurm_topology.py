@@ -59,6 +59,8 @@ class SlurmTopology:
     """Whether partitions that name no topology use this one."""
     partitions: tuple[str, ...] = ()
     """The partitions that name this topology. All others use the default."""
+    members: tuple[str, ...] = ()
+    """The nodes of all partitions that use this topology. Empty if Slurm has one topology only: then all nodes do."""
     base_block: int = 0
     """Of blocks: the nodes that Slurm plans with in each of the smallest blocks. 0 elsewhere."""
     problem: str = ""

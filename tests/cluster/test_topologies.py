@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.cluster import LOGIN, Cluster
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.image.engine import Outcome
 
@@ -36,6 +36,12 @@ def topologies(cluster: Cluster) -> list[dict[str, object]]:
     return [json.loads(line) for line in cluster.sh(LOGIN, "muster topo --json", user="alice").splitlines()]
 
 
+def block_lines(cluster: Cluster) -> list[str]:
+    """The title, the names of blocks and their nodes."""
+    title, _, *below = cluster.sh(LOGIN, "muster topo --topology block", user="alice").splitlines()
+    return [title, *(line.split("─ ")[1].split()[0] for line in below)]
+
+
 @pytest.mark.parametrize("network", ["several"], indirect=True)
 def test_several_topologies_at_once(network: Cluster) -> None:
     tree, block, flat = topologies(network)
@@ -46,13 +52,14 @@ def test_several_topologies_at_once(network: Cluster) -> None:
     ]
     assert [one["kind"] for one in (tree, block, flat)] == ["tree", "block", "flat"]
     assert [one["warnings"] for one in (tree, block, flat)] == [[], [], []]
-    titles = network.sh(LOGIN, "muster topo --topology block", user="alice").splitlines()
-    assert titles[0] == "topology block (block, partition block)"
-    assert [line.split()[1] for line in titles[2:] if "leaf" in line] == ["b0", "b1"]
-    # What Slurm makes of segments.
+    assert block_lines(network) == ["topology block (block, partition block)", "b0", "n[0-3]", "b1", "n[4-7]"]
     refused = sbatch(network, "-p", "block", "-N8", "--segment=3")
     assert "node count must be evenly divisible by segment size" in refused.stderr
     assert sbatch(network, "-p", "block", "-N8", "--segment=4").rc == 0
+    # A site re-cables a node while Slurm runs.
+    network.sh(CONTROLLER, "scontrol update nodename=n3 topology=tree:s0,block:b1")
+    assert block_lines(network)[1:] == ["b0", "n[0-2]", "b1", "n[3-7]"]
+    assert sbatch(network, "-p", "block", "-N8", "--segment=4").rc == 1
 
 
 @pytest.mark.parametrize("network", ["torus"], indirect=True)

@@ -44,7 +44,10 @@ class Controller:
             (self.folder / file).write_text(json.dumps(document, indent=1))
         (self.folder / "topology").write_text(self.topology)
         (self.folder / "topoconf").write_text(self.topoconf)
-        partitions = [{"name": name, "topology": name if name in self.topoconf else ""} for name in ("main", "block")]
+        partitions = [
+            {"name": name, "topology": topology, "nodes": {"configured": f"n[0-{len(self.nodes) - 1}]"}}
+            for name, topology in (("main", ""), ("block", "block"))
+        ]
         (self.folder / "partitions").write_text(json.dumps({"partitions": partitions}, indent=1))
         self._script("squeue", f"cat {self.folder}/jobs")
         self._script(
@@ -157,6 +160,19 @@ def test_each_of_several_topologies_has_a_tree(controller: Controller, capsys: p
     assert topo(controller, "--topology", "block", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["name"], found["partitions"], len(found["root"]["domains"])) == ("block", ["block"], 2)
+
+
+def test_a_node_that_was_taken_out_of_a_topology_stays_on_its_map(
+    controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after `scontrol update nodename=n3 topology=` on Slurm 26.05."""
+    controller.topoconf = (Path(__file__).parent / "slurm_topologies" / "several.topoconf").read_text()
+    controller.topology = TREE.replace("n[0-3]", "n[0-2]").replace("n[0-7]", "n[0-2,4-7]")
+    (controller.folder / "blocks").write_text(BLOCKS)
+    assert topo(controller, "--topology", "tree") == 0
+    out, err = capsys.readouterr()
+    assert "├─ n3  IDLE\n" in out
+    assert "1 nodes are in no switch or block of the topology: n3" in err
 
 
 def test_an_unknown_topology_is_refused(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:

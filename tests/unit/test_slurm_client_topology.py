@@ -23,9 +23,9 @@ from muster.slurm.client.types import Unknown
 RECORDED = Path(__file__).parent / "slurm_topologies"
 PARTITIONS = {
     "partitions": [
-        {"name": "main", "topology": ""},
-        {"name": "block", "topology": "block"},
-        {"name": "flat", "topology": "flat"},
+        {"name": "main", "topology": "", "nodes": {"configured": "n[0-15]"}},
+        {"name": "block", "topology": "block", "nodes": {"configured": "n[0-15]"}},
+        {"name": "flat", "topology": "flat", "nodes": {"configured": "n[0-1]"}},
     ]
 }
 
@@ -113,6 +113,7 @@ async def test_several_recorded_topologies(controller: Controller) -> None:
         ("block", Kind.BLOCK, False, ("block",)),
         ("flat", Kind.FLAT, False, ("flat",)),
     ]
+    assert [len(one.members) for one in found] == [16, 16, 2]
     assert found[1].base_block == 4
     blocks = read_fabric(found[1], expand("n[0-15]"), Tiers()).fabric
     assert blocks.level_between("n0", "n3") is Level.LEAF

@@ -75,9 +75,8 @@ class CliSlurm(Procedures):
         named = await self._named_topologies(deadline)
         if not named:
             return (topology_text.read(await self._show_topology((), deadline)),)
-        partitions = await self._partitions(deadline) if len(named) > 1 else {}
         whole = [await self._with_units(topology, deadline) for topology in named]
-        return tuple(replace(one, partitions=tuple(partitions.get(one.name, ()))) for one in whole)
+        return tuple(whole) if len(whole) == 1 else await self._with_partitions(whole, deadline)
 
     async def _named_topologies(self, deadline: Deadline) -> tuple[SlurmTopology, ...]:
         """What topology.yaml has. Empty if Slurm has no such file, or is older than 25.05."""
@@ -114,14 +113,21 @@ class CliSlurm(Procedures):
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
 
-    async def _partitions(self, deadline: Deadline) -> Mapping[str, Sequence[str]]:
-        """The partitions that name each topology."""
+    async def _with_partitions(
+        self, topologies: Sequence[SlurmTopology], deadline: Deadline
+    ) -> tuple[SlurmTopology, ...]:
+        """The topologies with the partitions that name them, and the nodes of all partitions that use them."""
         operation = "show partitions"
         out = await self._run(operation, deadline.require(operation), "scontrol", "--json", "show", "partition")
-        found: dict[str, list[str]] = {}
-        for partition, topology in await _parse("scontrol", out, "partitions", records.partition_topology):
-            found.setdefault(topology, []).append(partition)
-        return found
+        found = await _parse("scontrol", out, "partitions", records.partition_topology)
+
+        def completed(topology: SlurmTopology) -> SlurmTopology:
+            names = (topology.name, "") if topology.default else (topology.name,)
+            members = {node for _, name, nodes in found if name in names for node in nodes}
+            partitions = tuple(partition for partition, name, _ in found if name == topology.name)
+            return replace(topology, partitions=partitions, members=tuple(sorted(members)))
+
+        return tuple(map(completed, topologies))
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]

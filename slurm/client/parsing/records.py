@@ -98,11 +98,12 @@ def job(record: Record) -> Job:
 
 
 @_one_error
-def partition_topology(record: Record) -> tuple[str, str]:
-    """Converts one element of the list "partitions" of `scontrol show partition --json` to the name of the partition
-    and that of its topology, which is empty for the default. Raises UnknownForm.
+def partition_topology(record: Record) -> tuple[str, str, tuple[str, ...]]:
+    """Converts one element of the list "partitions" of `scontrol show partition --json` to the name of the partition,
+    that of its topology (empty for the default), and its nodes. Raises UnknownForm.
     """
-    return _words(record["name"]), _words(record.get("topology"))
+    nodes = expand(_words(record.get("nodes", {}).get("configured")))
+    return _words(record["name"]), _words(record.get("topology")), nodes
 
 
 def topology(lines: Iterable[str]) -> Topology:
