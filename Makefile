@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
+TOPOLOGY ?= tree
 RELEASE := $(VENV)/release-tools
 
 # Where this is set, each Python process that a test starts would compile all of Muster that it imports, and each process of
@@ -65,8 +66,8 @@ image: setup ## build the cluster's container image for the tests (three minutes
 	@sh slurm/image/host-setup.sh
 	@$(BIN)/python -m muster.slurm.image build
 
-cluster-up: image ## start a Slurm cluster of containers: make cluster-up NODES=10
-	@$(CLUSTER) up --nodes $(NODES)
+cluster-up: image ## start a Slurm cluster of containers: make cluster-up NODES=10 TOPOLOGY=block
+	@$(CLUSTER) up --nodes $(NODES) --topology $(TOPOLOGY)
 
 cluster-shell: ## a shell on the cluster's login node, as the ordinary user alice
 	@$(CLUSTER) shell

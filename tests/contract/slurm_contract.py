@@ -11,6 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from muster.fabric.model.level import Level
+from muster.fabric.sources.slurm_topology import Kind, read_fabric
+from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused, SlurmTimeout
 from muster.slurm.client.states import JobState, NodeState
 from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
@@ -134,6 +137,19 @@ async def every_node_has_a_leaf(world: World) -> None:
     assert all(topology.leaf(name) for name in await names(world))
     assert len(set(topology.leaves.values())) >= 2
     assert topology.leaf("nowhere7") is None
+
+
+async def the_only_topology_has_the_same_leaves(world: World) -> None:
+    leaves = await world.slurm.topology()
+    assert not isinstance(leaves, Unknown), leaves
+    topologies = await world.slurm.topologies()
+    assert not isinstance(topologies, Unknown), topologies
+    (topology,) = topologies
+    assert (topology.kind, topology.name, topology.default, topology.problem) == (Kind.TREE, "", True, "")
+    read = read_fabric(topology, await names(world), Tiers())
+    assert read.warnings == ()
+    found = {node: leaf.name for leaf in read.fabric.domains(Level.LEAF) for node in leaf.nodes}
+    assert found == leaves.leaves
 
 
 async def nothing_asked_is_nothing_answered(world: World) -> None:
@@ -405,6 +421,7 @@ CHECKS: tuple[Check, ...] = (
     nodes_are_all_shown,
     a_node_that_is_not_there_is_gone,
     every_node_has_a_leaf,
+    the_only_topology_has_the_same_leaves,
     nothing_asked_is_nothing_answered,
     a_job_that_is_not_there_is_gone,
     a_running_job_is_shown_in_full,
