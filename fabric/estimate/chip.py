@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from muster.fabric.cost.accelerators import Accelerator
 from muster.fabric.cost.model import Precision
 
-USUAL_EFFICIENCY = 0.6
-"""Share of its peak that a GPU reaches while it computes and waits for nothing. An assumption: docs/PLANNING.md
-compares it with published runs.
-"""
+USUAL_EFFICIENCY = 0.55
+"""Share of the peak that matrix products reach, for accelerators whose entry has none: the H100's."""
 HOST_LINK = 55e9
 """Bytes a second between a GPU and its host's memory, each way: PCIe 5.0 x16 less its protocol. An assumption."""
 

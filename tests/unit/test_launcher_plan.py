@@ -14,12 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from muster.fabric.cost.hierarchy import TREE_SHARE
+from muster.fabric.estimate.chip import HOST_LINK, USUAL_EFFICIENCY
 from muster.fabric.estimate.estimate import estimate
+from muster.fabric.estimate.failures import COPY_BANDWIDTH, HOUR, NODE_MTBF, REPAIR, RESTART, WAIT_WITHOUT_SPARE
+from muster.fabric.estimate.memory import RESERVED
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
+from muster.fabric.placement.weights import usual_weights
 from muster.fabric.sources.generators import fat_tree
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.__main__ import main
@@ -27,11 +32,12 @@ from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
-from muster.launcher.plan.places import asked_level, packed_seats, usual_fabric
+from muster.launcher.plan.places import LEAF_NODES, asked_level, packed_seats, usual_fabric
 from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.plan.show import slurm_fabric
 from muster.launcher.plan.units import percent, scaled, seconds
+from muster.launcher.plan.weights_of_job import weights_of
 from muster.launcher.spec import spec
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -58,6 +64,7 @@ global_batch = 1536
 tokens = 300e9
 activation_checkpointing = "full"
 """
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = load_table(Path("/nonexistent"))
 NOTHING = PlanOptions()
 
@@ -370,6 +377,35 @@ def test_a_rack_scale_accelerator_has_nvlink_domains_of_its_nodes() -> None:
     assert [len(domain.nodes) for domain in fabric.domains(Level.NVLINK)] == [18, 18]
     assert fabric.link("n0", "n17").bandwidth == 900e9
     assert fabric.link("n0", "n18").bandwidth == 50e9
+
+
+def test_the_weights_of_a_job_are_those_of_its_model() -> None:
+    """Twice the sequence: tensor groups send twice as much. Without a model, a usual one counts."""
+    job, longer = (spec.parse(text, "job.toml") for text in (GPT, GPT.replace("= 2048", "= 4096")))
+    assert weights_of(longer)[GroupKind.TENSOR].size == 2 * weights_of(job)[GroupKind.TENSOR].size
+    unknown = spec.parse(_without("parameters", "layers"), "job.toml")
+    assert weights_of(unknown) == usual_weights(unknown.axes)
+
+
+def test_the_page_has_the_defaults_of_the_code() -> None:
+    page = (ROOT / "docs" / "PLANNING.md").read_text()
+    for words in (
+        f"| MTBF of a node | {NODE_MTBF / HOUR:,.0f} h |",
+        f"| repair of a node | {REPAIR / HOUR:g} h |",
+        f"| recovery | {RESTART:g} s, and",
+        f"| wait without a spare | {WAIT_WITHOUT_SPARE / HOUR:g} h |",
+        f"| memory kept free | {100 * RESERVED:g} % |",
+        f"leaves of {LEAF_NODES} nodes",
+        f"{COPY_BANDWIDTH / 1e9:g} GB/s a GPU; {HOST_LINK / 1e9:g} GB/s for offload",
+        f"{100 * USUAL_EFFICIENCY:g} % on others",
+        f"{TREE_SHARE:g} β",
+    ):
+        assert words in page, words
+
+
+def test_the_recovery_is_the_measured_one() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "recovery.json").read_text())
+    assert measured["results"]["power_loss"]["worst_s"] == RESTART
 
 
 @pytest.mark.parametrize(
