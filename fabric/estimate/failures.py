@@ -8,9 +8,16 @@ from muster.fabric.cost import reliability
 
 HOUR = 3600.0
 NODE_MTBF = 6_300 * HOUR
-"""Seconds. Llama 3 (Grattafiori and others, 2024, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384
-GPUs, which are 2,048 nodes: 6,334 hours a node.
+"""Seconds, of a node with 8 GPUs. Llama 3 (Grattafiori and others, 2024, section 3.3.4): 419 unexpected interruptions
+in 54 days on 16,384 GPUs, which are 2,048 nodes: 6,334 hours a node.
 """
+
+
+def node_mtbf(gpus: int) -> float:
+    """Seconds between failures of a node with so many GPUs, in inverse proportion to them."""
+    return NODE_MTBF * 8 / gpus
+
+
 REPAIR = 24 * HOUR
 """Seconds until a failed node is back. An assumption."""
 RESTART = 3.7

@@ -50,6 +50,12 @@ def usual_fabric(nodes: int, entry: Accelerator) -> Fabric:
     return with_gpu_links(fabric_of(sets, names, tiers_of_accelerator(entry)), entry)
 
 
+def usual_domains(entry: Accelerator) -> str:
+    """The smallest domains of `usual_fabric` in words."""
+    rack = entry.domain // entry.per_node
+    return f"NVLink domains of {rack} nodes" if rack > 1 else f"leaves of {LEAF_NODES} nodes"
+
+
 def with_gpu_links(fabric: Fabric, entry: Accelerator) -> Fabric:
     """The fabric with this accelerator's links within nodes."""
     link = tiers_of_accelerator(entry).link(Level.NODE)

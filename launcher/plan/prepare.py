@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from muster.fabric.cost.accelerators import Accelerator, AcceleratorError
 from muster.fabric.estimate.chip import chip_of
 from muster.fabric.estimate.estimate import Estimate, Plan, calibrate, estimate
-from muster.fabric.estimate.failures import HOUR, NODE_MTBF, REPAIR, RESTART, WAIT_WITHOUT_SPARE, Failures
+from muster.fabric.estimate.failures import HOUR, REPAIR, RESTART, WAIT_WITHOUT_SPARE, Failures, node_mtbf
 from muster.fabric.estimate.placement_weights import placement_weights
 from muster.fabric.estimate.spread import Seats
 from muster.fabric.estimate.traffic import step_traffic
@@ -19,7 +19,7 @@ from muster.launcher.plan.defaults import Default, Defaults
 from muster.launcher.plan.hardware import accelerator_of
 from muster.launcher.plan.model_of_job import model_of, schedule_of
 from muster.launcher.plan.options import PlanOptions
-from muster.launcher.plan.places import LEAF_NODES, placed_seats, usual_fabric, with_gpu_links
+from muster.launcher.plan.places import placed_seats, usual_domains, usual_fabric, with_gpu_links
 from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec.spec import Job
 
@@ -120,9 +120,9 @@ def _seats(
     fabric = usual_fabric(job.nodes, entry)
     seats = placed_seats(job, weights, fabric, fabric.nodes, nics)
     assert seats  # the fabric was made for so many nodes
-    defaults.take("network", f"leaves of {LEAF_NODES} nodes", "usual", "run it with Slurm")
+    defaults.take("network", usual_domains(entry), "usual", "run it with Slurm")
     _note_speeds(entry, defaults)
-    return seats, f"a usual one, not Slurm's ({no_slurm}): leaves of {LEAF_NODES} nodes, full bisection"
+    return seats, f"a usual one, not Slurm's ({no_slurm}): {usual_domains(entry)}, full bisection"
 
 
 def _in_words(slurm: SlurmFabric, seats: Seats) -> str:
@@ -142,7 +142,8 @@ def _note_speeds(entry: Accelerator, defaults: Defaults) -> None:
 
 def _failures(job: Job, options: PlanOptions, entry: Accelerator, defaults: Defaults) -> Failures:
     if options.node_mtbf is None:
-        defaults.take("MTBF of a node", f"{NODE_MTBF / HOUR:,.0f} h", "Llama 3's training in 2024", "--node-mtbf HOURS")
+        words = f"{node_mtbf(job.local_ranks) / HOUR:,.0f} h with {job.local_ranks} GPUs"
+        defaults.take("MTBF of a node", words, "Llama 3's training in 2024", "--node-mtbf HOURS")
     if options.repair is None:
         defaults.take("repair of a node", f"{REPAIR / HOUR:g} h", "assumed", "--repair HOURS")
     if options.recovery is None:
@@ -153,7 +154,7 @@ def _failures(job: Job, options: PlanOptions, entry: Accelerator, defaults: Defa
         return Failures(
             nodes=job.nodes,
             spares=job.spares,
-            node_mtbf=NODE_MTBF if options.node_mtbf is None else options.node_mtbf * HOUR,
+            node_mtbf=node_mtbf(job.local_ranks) if options.node_mtbf is None else options.node_mtbf * HOUR,
             repair=REPAIR if options.repair is None else options.repair * HOUR,
             restart=RESTART if options.recovery is None else options.recovery,
             node_bandwidth=entry.nic * entry.per_node,

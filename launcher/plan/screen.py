@@ -222,8 +222,12 @@ def _failures(prepared: PreparedPlan) -> Iterator[str]:
     found, plan = prepared.estimate.outlook, prepared.plan
     best = f"a checkpoint takes {seconds(found.checkpoint)}, best every {seconds(found.interval)} (Daly)"
     yield f"one of {plan.failures.nodes:,} nodes fails every {seconds(found.mtbf)}; {best}"
-    spares = f"{plan.failures.spares} spares, of which one is there in {percent(found.spare_there)} of failures"
-    yield f"goodput {percent(found.goodput)} with {spares}; {percent(found.goodput_without_spares)} without spares"
+    without = f"{percent(found.goodput_without_spares)} without spares"
+    if plan.failures.spares:
+        there = f"{plan.failures.spares} spares, of which one is there in {percent(found.spare_there)} of failures"
+        yield f"goodput {percent(found.goodput)} with {there}; {without}"
+    else:
+        yield f"goodput {without}"
     yield f"a recovery takes {seconds(found.recovery)} on average"
 
 

@@ -108,7 +108,7 @@ def test_one_screen_has_it_all(job_toml: Path, capsys: pytest.CaptureFixture[str
     ):
         assert words in shown
     assert re.search(r"tensor +8 +in a node +all-reduce +6,912 +50.3 MB +ring", shown)
-    assert re.search(r"MTBF of a node +6,300 h +Llama 3's training in 2024 +--node-mtbf HOURS", shown)
+    assert re.search(r"MTBF of a node +6,300 h with 8 GPUs +Llama 3's training in 2024 +--node-mtbf HOURS", shown)
 
 
 def test_json_has_the_numbers_of_the_screen_in_si_units(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,6 +377,10 @@ def test_a_rack_scale_accelerator_has_nvlink_domains_of_its_nodes() -> None:
     assert [len(domain.nodes) for domain in fabric.domains(Level.NVLINK)] == [18, 18]
     assert fabric.link("n0", "n17").bandwidth == 900e9
     assert fabric.link("n0", "n18").bandwidth == 50e9
+    prepared = _prepared(GPT.replace("gpus_per_node = 8", "gpus_per_node = 4"), PlanOptions(accelerator="GB200"))
+    assert "NVLink domains of 18 nodes, full bisection" in prepared.fabric
+    assert prepared.estimate.levels[GroupKind.TENSOR] is Level.NVLINK
+    assert prepared.plan.failures.node_mtbf == 2 * NODE_MTBF
 
 
 def test_the_weights_of_a_job_are_those_of_its_model() -> None:
@@ -390,7 +394,7 @@ def test_the_weights_of_a_job_are_those_of_its_model() -> None:
 def test_the_page_has_the_defaults_of_the_code() -> None:
     page = (ROOT / "docs" / "PLANNING.md").read_text()
     for words in (
-        f"| MTBF of a node | {NODE_MTBF / HOUR:,.0f} h |",
+        f"| MTBF of a node | {NODE_MTBF / HOUR:,.0f} h with 8 GPUs",
         f"| repair of a node | {REPAIR / HOUR:g} h |",
         f"| recovery | {RESTART:g} s, and",
         f"| wait without a spare | {WAIT_WITHOUT_SPARE / HOUR:g} h |",
