@@ -10,6 +10,7 @@ from fuzzing.target import Target, bounded_work
 PARSERS: dict[str, str] = {
     "kernel_lines": "parsers.kernel_lines",
     "job_spec": "parsers.job_spec",
+    "job_yaml": "parsers.job_yaml",
     "site_policy": "parsers.site_policy",
     "slurm_json": "parsers.slurm_json",
     "slurm_text": "parsers.slurm_text",

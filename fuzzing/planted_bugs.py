@@ -17,6 +17,12 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
         code="    if not names.is_one_line(value):\n",
         bug='    if "\\0" in value:\n',
     ),
+    "job_yaml": PlantedBug(
+        "A line of aliases stands for values of any size.",
+        module="muster.launcher.spec.yaml_text",
+        code="        if self.check_event(yaml.AliasEvent):\n",
+        bug="        if self.check_event(yaml.StreamStartEvent):\n",
+    ),
     "site_policy": PlantedBug(
         "A number of more than 64 bits is taken for a setting.",
         module="muster.daemon.transport.toml_text",

@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.fabric.groups.axes import Axes, parse_order
-from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.groups.rank_groups import GroupKind, rank_groups
 from muster.fabric.model.fabric import FailureDomain
 from muster.fabric.model.level import Level
 from muster.launcher.errors import WrongInput
@@ -103,6 +105,35 @@ def test_where_groups_shall_be() -> None:
 def test_a_model_may_be_written_with_exponents() -> None:
     model = parse(f"{LEAST}model = {{ parameters = 70e9, layers = 80 }}", "job.toml").model
     assert (model.parameters, model.layers, model.precision) == (70_000_000_000, 80, "bf16")
+
+
+DEGREE = st.sampled_from([None, 1, 2, 3, 4, 8, 10**6, 10**9, 0, -1])
+
+
+@given(
+    nodes=st.integers(1, 8),
+    local_ranks=st.sampled_from([1, 2, 4, 8]),
+    degrees=st.fixed_dictionaries({key: DEGREE for key in ("tensor", "context", "pipeline", "data", "expert")}),
+    order=st.permutations(["tp", "cp", "ep", "dp", "pp"]),
+    level=st.sampled_from(["node", "prefer leaf", "require node", "require pod"]),
+)
+def test_axes_fit_or_are_refused_in_one_message(
+    nodes: int, local_ranks: int, degrees: dict[str, int | None], order: list[str], level: str
+) -> None:
+    given_degrees = [f"parallelism.{key} = {value}" for key, value in degrees.items() if value is not None]
+    lines = [f"ranks_per_node = {local_ranks}", f'parallelism.order = "{"-".join(order)}"', *given_degrees]
+    text = "\n".join([LEAST.replace("nodes = 4", f"nodes = {nodes}"), *lines, f'placement.tensor = "{level}"'])
+    try:
+        job = parse(text, "job.toml")
+    except WrongInput as refused:
+        lines = refused.message.splitlines()
+        out_of_range = [value for value in degrees.values() if value is not None and not 1 <= value <= 10**6]
+        assert len(lines) == 1 + max(1, len(out_of_range))
+        return
+    assert job.axes.world_size == nodes * local_ranks
+    assert job.axes.data * job.axes.context % job.axes.expert == 0
+    for kind in GroupKind:
+        assert sum(map(len, rank_groups(job.axes, kind))) == nodes * local_ranks
 
 
 def test_the_example_is_right() -> None:
