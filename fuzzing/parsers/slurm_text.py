@@ -1,5 +1,7 @@
 """What Slurm prints as text: lists of nodes, the topology, errors; and batch scripts for the in-memory Slurm."""
 
+import yaml  # noqa: F401  # topology_conf imports it when it is needed, and that would count as work for the input
+
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, read_fabric
 from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.errors import SlurmError
