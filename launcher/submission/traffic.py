@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from muster.fabric.estimate.traffic import step_traffic
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.placement.traffic_weights import weights_of
-from muster.fabric.placement.weights import NO_TRAFFIC, Weights, usual_weights
-from muster.launcher.errors import WrongInput
-from muster.launcher.plan.defaults import Defaults
-from muster.launcher.plan.model_of_job import model_of, schedule_of
+from muster.fabric.placement.weights import NO_TRAFFIC
+from muster.launcher.plan.weights_of_job import weights_of
 from muster.v1.common_pb2 import GroupTraffic
 
 if TYPE_CHECKING:
@@ -22,7 +18,7 @@ def group_traffic(job: Job) -> Iterator[GroupTraffic]:
     """One entry for each kind of group. None for a job whose ranks are replicas and nothing else."""
     if job.parallelism.tensor * job.parallelism.context * job.parallelism.pipeline * job.parallelism.expert == 1:
         return
-    weights = _weights(job)
+    weights = weights_of(job)
     for kind in GroupKind:
         weight, packing = weights.get(kind, NO_TRAFFIC), job.placement.packing(kind)
         yield GroupTraffic(
@@ -32,15 +28,3 @@ def group_traffic(job: Job) -> Iterator[GroupTraffic]:
             packed_in=packing.level.word,
             required=packing.required,
         )
-
-
-def _weights(job: Job) -> Weights:
-    """Those of the job's own model, if [model] says enough of it; else what is usual."""
-    if not job.model.parameters:
-        return usual_weights(job.axes)
-    try:
-        defaults = Defaults()
-        model = model_of(job, defaults)
-        return weights_of(step_traffic(model, job.axes, schedule_of(job, model, defaults)))
-    except WrongInput:
-        return usual_weights(job.axes)

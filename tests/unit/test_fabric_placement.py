@@ -11,8 +11,6 @@ from benchmarks.exact_placement import Problem, least_cost, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.fabric.cost.choice import Collective
-from muster.fabric.estimate.traffic import Hidden, Traffic
 from muster.fabric.groups.axes import Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.domain import Domain
@@ -33,7 +31,6 @@ from muster.fabric.placement.preferences import BROKEN_REQUIREMENT_S
 from muster.fabric.placement.rank_map import RankMap, place
 from muster.fabric.placement.refill import MovePrice, Refill, refill
 from muster.fabric.placement.step_time import step_seconds
-from muster.fabric.placement.traffic_weights import weights_of
 from muster.fabric.placement.weights import NO_TRAFFIC, Weight, ring_all_reduce, ring_pass, send, usual_weights
 from muster.fabric.sources.generators import fat_tree, fully_connected, torus
 from muster.fabric.sources.tiers import Tiers
@@ -65,18 +62,6 @@ def test_traffic_of_a_ring_is_linear_in_the_link() -> None:
     assert seconds * 1e3 == pytest.approx(150.39, abs=0.005)
     assert ring_pass(8, 2**30, calls=2) == ring_all_reduce(8, 2**30)
     assert send(100.0, calls=3) + send(100.0) == Weight(4, 400)
-
-
-def test_hidden_traffic_counts_a_tenth() -> None:
-    traffic = [
-        Traffic(GroupKind.TENSOR, Collective.ALL_REDUCE, 4, 1e6, 10, Hidden.NOTHING, ""),
-        Traffic(GroupKind.TENSOR, Collective.ALL_GATHER, 4, 1e6, 10, Hidden.LAYERS, ""),
-        Traffic(GroupKind.PIPELINE, Collective.SEND, 2, 1e6, 3, Hidden.NOTHING, ""),
-    ]
-    weights = weights_of(traffic)
-    assert weights[GroupKind.TENSOR].messages == pytest.approx(60 + 3)
-    assert weights[GroupKind.TENSOR].size == pytest.approx(1.5e7 + 0.75e6)
-    assert weights[GroupKind.PIPELINE] == Weight(3, 3e6)
 
 
 @pytest.mark.parametrize("number", [-1.0, float("inf"), float("nan")])

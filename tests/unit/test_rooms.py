@@ -83,7 +83,6 @@ ROOMS: dict[str, set[str]] = {
     },
     "launcher/submission": {
         "fabric/groups",
-        "fabric/estimate",
         "fabric/placement",
         "slurm/client",
         "launcher",

@@ -15,6 +15,9 @@ from muster.fabric.placement.weights import Weight, usual_weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
 
+LastChoices = frozenset[tuple[str, int]]
+"""Nodes that get a seat only if there are too few others; those with a higher number last."""
+
 
 def axes_of(spec: GangSpec) -> Axes:
     """The axes of parallelism of a gang with all its nodes.
@@ -70,6 +73,8 @@ def _fabric(places: tuple[tuple[str, ...], ...]) -> Fabric:
 
 
 @lru_cache(maxsize=64)  # a start that waits asks again with each event
-def least_communication(fabric: Fabric, groups: tuple[NodeGroup, ...], nodes: frozenset[str], seats: int) -> list[str]:
-    """The node of each seat, by group rank."""
-    return list(place(fabric, groups, nodes, seats).seats)
+def least_communication(
+    fabric: Fabric, groups: tuple[NodeGroup, ...], nodes: frozenset[str], seats: int, last_choices: LastChoices
+) -> tuple[str, ...]:
+    """The node of each seat, by group rank. Arguments as for `rank_map.place`."""
+    return place(fabric, groups, nodes, seats, dict(last_choices)).seats

@@ -45,14 +45,12 @@ def first_seats(
 ) -> list[str]:
     """The nodes of the first generation, in the order of group ranks. The other members are spares. `last_choices` and
     `groups`: as for `refill_seats`."""
-    by_choice = sorted(in_fabric_order(members), key=lambda member: last_choices.get(member.node, 0))
-    chosen = by_choice[:count]
-    if not groups or len(chosen) < count:
-        return [member.node for member in in_fabric_order(chosen)]
-    worst = last_choices.get(chosen[-1].node, 0)
-    candidates = chosen if worst else [member for member in by_choice if not last_choices.get(member.node, 0)]
-    fabric = fabric_of_members(members)
-    return list(least_communication(fabric, groups, frozenset(member.node for member in candidates), count))
+    if groups and len(members) >= count:
+        nodes = frozenset(member.node for member in members)
+        last = frozenset((node, number) for node, number in last_choices.items() if node in nodes)
+        return list(least_communication(fabric_of_members(members), groups, nodes, count, last))
+    chosen = sorted(in_fabric_order(members), key=lambda member: last_choices.get(member.node, 0))[:count]
+    return [member.node for member in in_fabric_order(chosen)]
 
 
 def refill_seats(
