@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from muster.daemon.transport import toml_text
+from muster.fabric.model import node as fabric_node
 from muster.fabric.model.errors import FabricError
 from muster.fabric.sources.site_file import SiteFabric, read_site
 from muster.fabric.sources.slurm_topology import Reading, SlurmTopology, read_fabric
 from muster.launcher.errors import SiteFault, Unavailable
+from muster.slurm.client.parsing import gres
 from muster.slurm.client.parsing.hostlist import expand
-from muster.slurm.client.types import Unknown
+from muster.slurm.client.types import Node, Unknown
 
 FABRIC_FILE = Path("/etc/muster/fabric.toml")
 T = TypeVar("T")
@@ -48,8 +51,10 @@ def load_site_fabric(path: Path, nodes: Collection[str]) -> SiteFabric:
         raise SiteFault(f"{path}: {error}") from None
 
 
-def fabric_of(topology: SlurmTopology, nodes: Collection[str], site: SiteFabric, *, alone: bool) -> Reading:
+def fabric_of(topology: SlurmTopology, nodes: Mapping[str, Node], site: SiteFabric, *, alone: bool) -> Reading:
     """The fabric of one topology. Where Slurm has several, each has the nodes of its partitions only.
+
+    Slurm knows how many GPUs a node has. What the site's file says comes first.
 
     Args:
         nodes: all nodes that Slurm has.
@@ -57,4 +62,10 @@ def fabric_of(topology: SlurmTopology, nodes: Collection[str], site: SiteFabric,
     """
     named = {name for unit in topology.units for name in unit.nodes if name}
     shown = named | (set(nodes) if alone else set(topology.members))
-    return read_fabric(topology, shown, site.tiers, site.details, site.extra(topology))
+    details = {
+        name: fabric_node.Node(name, gpus=gres.count_gpus(node.gres) or 0) for name, node in nodes.items() if node.gres
+    }
+    for node in site.details:
+        known_gpus = details[node.name].gpus if node.name in details else 0
+        details[node.name] = node if node.gpus else replace(node, gpus=known_gpus)
+    return read_fabric(topology, shown, site.tiers, tuple(details.values()), site.extra(topology))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from muster.fabric.sources.slurm_topology import Reading, SlurmTopology
@@ -69,14 +69,12 @@ async def load(slurm: Slurm, file: Path, only: str | None = None) -> list[Fabric
     if only is not None and only not in (topology.name for topology in topologies):
         names = ", ".join(topology.name for topology in topologies if topology.name) or "one topology, without a name"
         raise WrongInput(f"Slurm has no topology {only[:80]!r}; it has {names}")
-    uses = _uses(
-        [node for node in nodes.values() if isinstance(node, Node)],
-        [job for job in jobs.values() if isinstance(job, Job)],
-    )
-    site = load_site_fabric(file, uses)
+    present = {name: node for name, node in nodes.items() if isinstance(node, Node)}
+    uses = _uses(present.values(), [job for job in jobs.values() if isinstance(job, Job)])
+    site = load_site_fabric(file, present)
     alone = len(topologies) == 1
     return [
-        _picture(topology, fabric_of(topology, uses, site, alone=alone), uses)
+        _picture(topology, fabric_of(topology, present, site, alone=alone), uses)
         for topology in topologies
         if only is None or topology.name == only
     ]
@@ -95,7 +93,7 @@ def _picture(topology: SlurmTopology, read: Reading, uses: Mapping[str, NodeUse]
     )
 
 
-def _uses(nodes: list[Node], jobs: list[Job]) -> dict[str, NodeUse]:
+def _uses(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, NodeUse]:
     on_node: dict[str, list[JobUse]] = {}
     for job in sorted(jobs, key=lambda job: job.id):
         for node in job.held_nodes:

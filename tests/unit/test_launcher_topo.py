@@ -30,10 +30,11 @@ class Controller:
         self.jobs: dict[int, str] = {}
         self.topology = TREE
         self.topoconf = ""
+        self.gres = ""
 
     def write(self) -> None:
         nodes = [
-            {"name": name, "state": states, "reason": "Xid 79" if "DRAIN" in states else ""}
+            {"name": name, "state": states, "gres": self.gres, "reason": "Xid 79" if "DRAIN" in states else ""}
             for name, states in self.nodes.items()
         ]
         jobs = [
@@ -216,3 +217,12 @@ def test_a_wrong_site_file_is_the_sites_fault(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+
+
+def test_slurm_knows_how_many_gpus_a_node_has(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
+    controller.gres = "gpu:h100:8(S:0-1),nic:2"
+    file = controller.folder / "fabric.toml"
+    file.write_text('[racks]\nr1 = "n0"\n[[nodes]]\nnodes = "n1"\ngpus = 4\n')
+    assert topo(controller, "--json", "--fabric", str(file)) == 0
+    leaf = json.loads(capsys.readouterr().out)["root"]["domains"][0]
+    assert [(node["gpus"], node["rack"]) for node in leaf["nodes"]] == [(8, "r1"), (4, ""), (8, ""), (8, "")]

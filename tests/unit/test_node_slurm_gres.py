@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.daemon.node.sensors.slurm_gres import NodeGres, count_gpus, gpus_of_node
+from muster.daemon.node.sensors.slurm_gres import NodeGres, gpus_of_node
+from muster.slurm.client.parsing.gres import count_gpus
 
 CONF = """
 ClusterName=one

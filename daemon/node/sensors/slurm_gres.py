@@ -7,16 +7,14 @@ node, or counts parts of GPUs (MIG) as GPUs.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from muster.slurm.client.parsing import hostlist
+from muster.slurm.client.parsing.gres import count_gpus
 
 _MOST_BYTES = 16 << 20
 """Of a file; a larger one is not read."""
-_MIG = re.compile(r"\dg\.\d+gb", re.IGNORECASE)
-_GRES_PART = re.compile(r"gpu(?::(?!\d+(?:$|\())(?P<type>[^:()]+))?(?::no_consume)?(?::(?P<count>\d+))?(?:\(.*\))?")
 _log = logging.getLogger(__name__)
 
 
@@ -66,20 +64,6 @@ def gpus_of_node(text: str, node: str) -> int | None:
         elif node in hostlist.expand(settings["nodename"]):
             return count_gpus(gres)
     return None
-
-
-def count_gpus(gres: str) -> int | None:
-    """The GPUs in "gpu:h100:4(S:0-1),gpu:a100:4,shard:64"; None: parts of GPUs, or unreadable."""
-    total = 0
-    for part in re.split(r",(?![^(]*\))", gres):
-        name, *_ = part.split(":")
-        if name.strip().lower() != "gpu":
-            continue
-        found = _GRES_PART.fullmatch(part.strip())
-        if found is None or _MIG.search(part):
-            return None
-        total += int(found["count"] or 1)
-    return total
 
 
 def _node_lines(text: str) -> Iterator[dict[str, str]]:

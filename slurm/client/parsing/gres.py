@@ -1,0 +1,22 @@
+"""Reads the generic resources of a node, as slurm.conf and Slurm's commands write them."""
+
+from __future__ import annotations
+
+import re
+
+_MIG = re.compile(r"\dg\.\d+gb", re.IGNORECASE)
+_GRES_PART = re.compile(r"gpu(?::(?!\d+(?:$|\())(?P<type>[^:()]+))?(?::no_consume)?(?::(?P<count>\d+))?(?:\(.*\))?")
+
+
+def count_gpus(gres: str) -> int | None:
+    """The GPUs in "gpu:h100:4(S:0-1),gpu:a100:4,shard:64"; None: parts of GPUs, or unreadable."""
+    total = 0
+    for part in re.split(r",(?![^(]*\))", gres):
+        name, *_ = part.split(":")
+        if name.strip().lower() != "gpu":
+            continue
+        found = _GRES_PART.fullmatch(part.strip())
+        if found is None or _MIG.search(part):
+            return None
+        total += int(found["count"] or 1)
+    return total
