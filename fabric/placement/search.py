@@ -18,6 +18,8 @@ SMALL = 64
 MOST_SLOW_LINKS = 4
 """A change of two seats changes at most four links of a ring. A group with more slowest links is not mended by one."""
 
+MOST_FREE_CLASSES = 32
+"""Classes with free nodes to which each seat may move, those that have seats already first."""
 BACK_TO_BEST = 0.3
 """How often the search goes back to the best assignment after a descent that has not found a better one."""
 
@@ -79,12 +81,15 @@ def _candidates(assignment: Assignment, free: Sequence[int]) -> Iterator[tuple[C
 
 def _all_changes(assignment: Assignment, free: Sequence[int]) -> Iterator[tuple[Change, ...]]:
     seats = assignment.seats
+    with_room = [number for number, left in enumerate(free) if left > 0]
+    used = set(seats)
+    near = sorted(with_room, key=lambda number: number not in used)[:MOST_FREE_CLASSES]
     for one in range(len(seats)):
         for other in range(one):
             if seats[one] != seats[other]:
                 yield (one, seats[other]), (other, seats[one])
-        for number, left in enumerate(free):
-            if left > 0 and number != seats[one]:
+        for number in near:
+            if free[number] > 0 and number != seats[one]:
                 yield ((one, number),)
 
 
