@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
-from muster.slurm.client.parsing.hostlist import expand
+from muster.slurm.client.parsing.hostlist import MAX_NAMES, expand
 
 _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
@@ -33,6 +33,8 @@ _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 """The first key of a line."""
 NONE: Final = "No topology information available"
 """Slurm's words for a flat network, in some versions. The others print nothing."""
+_MOST_NAMES: Final = 16 * MAX_NAMES
+"""Names of nodes in all lines. A network of the most nodes has four tiers or so."""
 TORUS_WITHOUT_POSITIONS: Final = "`scontrol show topology` does not print the positions in a torus"
 
 
@@ -40,12 +42,15 @@ def read(text: str) -> SlurmTopology:
     """The topology that `text` describes. A text that is not understood is a FLAT one with a `problem`."""
     units: list[Unit] = []
     kinds: set[Kind] = set()
-    base_block = 0
+    base_block = names = 0
     try:
         for line in text.splitlines():
             if not line.strip() or NONE in line:
                 continue
             kind, unit, size = _read_line(line)
+            names += len(unit.nodes)
+            if names > _MOST_NAMES:
+                raise ValueError(f"`scontrol show topology` names more than {_MOST_NAMES} nodes, tier by tier")
             kinds.add(kind)
             units.append(unit)
             base_block = base_block or size
