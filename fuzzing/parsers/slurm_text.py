@@ -8,7 +8,6 @@ from muster.slurm.client.errors import SlurmError
 from muster.slurm.client.parsing import error_messages, hostlist, records, sbatch_request, topology_conf, topology_text
 from muster.slurm.client.types import Topology
 
-topology_conf.read("")  # imports PyYAML, which is no work for an input
 _MOST_CHARS = hostlist.MAX_NAMES * hostlist.MAX_NAME_CHARS
 
 
