@@ -72,18 +72,17 @@ async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
     """
     topologies = known(await slurm.topologies(timeout_s=_TIMEOUT_S))
     nodes = known(await slurm.nodes(timeout_s=_TIMEOUT_S))
-    found = [node for node in nodes.values() if isinstance(node, Node)]
-    names = [node.name for node in found]
-    site = load_site_fabric(FABRIC_FILE, names)
+    found = {node.name: node for node in nodes.values() if isinstance(node, Node)}
+    site = load_site_fabric(FABRIC_FILE, found)
     partition = job.slurm.partition
     default = next((one for one in topologies if one.default), topologies[0])
     topology = next((one for one in topologies if partition in one.partitions), default)
-    reading = fabric_of(topology, names, site, alone=len(topologies) == 1)
+    reading = fabric_of(topology, found, site, alone=len(topologies) == 1)
     for warning in reading.warnings:
         print_note(f"muster: {warning}")
     usable = [
         node
-        for node in found
+        for node in found.values()
         if not node.states & _OUT_OF_SERVICE
         and node.name in reading.fabric.nodes
         and (partition is None or partition in node.partitions)
