@@ -12,10 +12,12 @@ import json
 import os
 import shutil
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 from muster.checkpoint.format import trusted_folder
 from muster.daemon.host import private_file
+from muster.daemon.host.plain_text import plain
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.site_config import Site
 from muster.launcher.command import Command, connect, load_site, print_note
@@ -27,6 +29,7 @@ from muster.launcher.submission.traffic import group_traffic
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.types import Slurm
+from muster.v1.common_pb2 import JobSpec
 
 SBATCH_TIMEOUT_S = 60.0
 """Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
@@ -45,6 +48,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     submission = prepare(options, load_site(options))
+    submission = await with_shape(submission, CliSlurm())
     text = render(submission)
     if options.dry_run:
         print(text, end="")
@@ -78,6 +82,27 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
         options=tuple(options.options),
         agent=_agent_command(),
     )
+
+
+async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
+    """The submission with the options that give the job the nodes that its groups ask for. It says which.
+
+    Raises:
+        WrongInput: Slurm's network has no such place.
+    """
+    if submission.job.nodes == 1:
+        return submission
+    from muster.launcher.allocation import ask  # most jobs don't need it
+
+    if not (clusters := ask.asking(submission.job, submission.options)):
+        return submission
+    found = await ask.allocate(submission.job, clusters, submission.options, render(submission), slurm)
+    if found.reason:
+        print_note(f"muster: {found.reason}")
+    wire = JobSpec()
+    wire.CopyFrom(submission.spec)
+    wire.spares = found.spares
+    return replace(submission, spec=wire, shape=found.options, shape_notes=tuple(map(plain, found.notes)))
 
 
 def _agent_command() -> str:

@@ -8,7 +8,7 @@ the tree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
@@ -81,6 +81,8 @@ _TEXT = PlainSerializer(str, return_type=str)
 PackingText = Annotated[Packing, PlainValidator(_read_packing), _TEXT, _schema(PACKED)]
 SpreadingText = Annotated[Spreading, PlainValidator(_read_spreading), _TEXT, _schema(SPREAD)]
 
+IfNotAvailable = Literal["wait", "relax"]
+
 
 class Placement(Table):
     """[placement]: where each kind of group shall fit in, and what shall not fail together."""
@@ -99,6 +101,9 @@ class Placement(Table):
     """What a node and its buddy, which holds the second copy of its shards, shall not share."""
     spread_spares: tuple[SpreadingText, ...] = Field(default=("power", "rack"), validate_default=True)
     """What two spares shall not share."""
+
+    if_not_available: IfNotAvailable | None = None
+    """What to do if such nodes are not free at once. Default: wait for what is required, relax what is preferred."""
 
     def packing(self, kind: GroupKind) -> Packing:
         """Where groups of `kind` shall fit in. Groups that average gradients of experts count as data groups."""

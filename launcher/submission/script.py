@@ -67,6 +67,10 @@ class Submission:
     """host:port. If empty, the nodes use the address in their own /etc/muster/muster.toml."""
     options: tuple[str, ...] = ()
     """Additional sbatch options from the command line."""
+    shape: tuple[str, ...] = ()
+    """Options that give the job the nodes that its groups ask for."""
+    shape_notes: tuple[str, ...] = ()
+    """Why, one line each, without control characters."""
     agent: str = "muster-agent"
 
 
@@ -83,6 +87,7 @@ def render(submission: Submission) -> str:
     lines = [
         "#!/bin/bash",
         f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
+        *(f"# {note}" for note in submission.shape_notes),
         *(f"#SBATCH {option}" for option in sbatch_options(submission)),
         "",
         "unset MUSTER_POOL MUSTER_RESTARTS",  # set if another Muster job submits this one
@@ -119,6 +124,7 @@ def sbatch_options(submission: Submission) -> Iterator[str]:
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
     yield f"--output={quote_directive(spec.run_dir)}/slurm-%j.out"
+    yield from submission.shape
     yield from (f"--{key}={quote_directive(value)}" for key, value in _slurm_options(job).items())
     yield from map(quote_directive, job.slurm.options)
     if submission.options:

@@ -162,6 +162,21 @@ class Topology:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class StartEstimate:
+    """When a job would start, if it were queued now. Slurm assumes that running jobs use their whole time limits."""
+
+    start: float
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NeverStarts:
+    """Slurm would refuse the job; `reason` has its words."""
+
+    reason: str
+
+
 JobAnswers = Mapping[int, Job | Gone]
 NodeAnswers = Mapping[str, Node | Gone]
 
@@ -283,6 +298,22 @@ class Slurm(Protocol):
 
         Not idempotent: after a `SlurmTimeout`, look for the job by name before you submit again.
         """
+        ...
+
+    async def estimate_start(
+        self,
+        script: Path,
+        options: Sequence[str] = (),
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> StartEstimate | NeverStarts | Unknown:
+        """When the job would start that `submit` with the same arguments would queue. Queues nothing."""
+        ...
+
+    async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
+        """The longest time that a job may wait for its `--switches`. Slurm cuts longer times without a word."""
         ...
 
     async def aclose(self) -> None:

@@ -16,10 +16,19 @@ from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.deadline import Deadline
-from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
+from muster.slurm.client.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from muster.slurm.client.lease_guard import LeaseGuard, no_lease
-from muster.slurm.client.parsing import error_messages, json_stream, records, topology_conf, topology_text
-from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, JobAnswers, NodeAnswers, Topology
+from muster.slurm.client.parsing import error_messages, json_stream, records, start_text, topology_conf, topology_text
+from muster.slurm.client.types import (
+    DEFAULT_TIMEOUT_S,
+    GONE,
+    JobAnswers,
+    NeverStarts,
+    NodeAnswers,
+    StartEstimate,
+    Topology,
+    Unknown,
+)
 
 T = TypeVar("T")
 
@@ -169,6 +178,36 @@ class CliSlurm(Procedures):
             return int(done.stdout.split(";")[0])
         except ValueError:
             raise SlurmUnavailable(f"sbatch --parsable printed {done.stdout!r}, expected a job id") from None
+
+    async def estimate_start(
+        self,
+        script: Path,
+        options: Sequence[str] = (),
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> StartEstimate | NeverStarts | Unknown:
+        # This variable changes the form of times.
+        kept = {key: value for key, value in (env or os.environ).items() if key != "SLURM_TIME_FORMAT"}
+        argv = self._argv(["sbatch", "--test-only", *options, str(script)])
+        try:
+            done = await run_command.run(argv, timeout_s=timeout_s, cwd=cwd, env=kept)
+            if done.exit_status != 0:
+                raise error_messages.to_error(f"test {script}", done.error_text)
+            return start_text.read(done.stderr)
+        except SlurmRefused as error:
+            return NeverStarts(error.message)
+        except (SlurmError, ValueError) as error:
+            return Unknown(str(error))
+
+    async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
+        try:
+            return start_text.max_switch_wait_s(
+                await self._run("show the configuration", timeout_s, "scontrol", "show", "config")
+            )
+        except (SlurmError, ValueError) as error:
+            return Unknown(str(error))
 
     async def aclose(self) -> None:
         """Does nothing: no process outlives its call."""

@@ -20,7 +20,17 @@ from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.parsing import json_stream, records
 from muster.slurm.client.states import JobState
-from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, Job, JobAnswers, NodeAnswers, Topology
+from muster.slurm.client.types import (
+    DEFAULT_TIMEOUT_S,
+    GONE,
+    Job,
+    JobAnswers,
+    NeverStarts,
+    NodeAnswers,
+    StartEstimate,
+    Topology,
+    Unknown,
+)
 
 T = TypeVar("T")
 START_TIMEOUT_S: Final = 20.0
@@ -98,6 +108,20 @@ class PyslurmSlurm(Procedures):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         return await self._cli.submit(script, options, cwd=cwd, env=env, timeout_s=timeout_s)
+
+    async def estimate_start(
+        self,
+        script: Path,
+        options: Sequence[str] = (),
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> StartEstimate | NeverStarts | Unknown:
+        return await self._cli.estimate_start(script, options, cwd=cwd, env=env, timeout_s=timeout_s)
+
+    async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
+        return await self._cli.max_switch_wait_s(timeout_s=timeout_s)
 
     async def aclose(self) -> None:
         await self._questions.aclose()

@@ -24,10 +24,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused
+from muster.slurm.client.fake.start_estimate import estimate
 from muster.slurm.client.parsing import error_messages
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.states import JobState, NodeState
-from muster.slurm.client.types import Job, Node, Topology, updated_exclusions
+from muster.slurm.client.types import Job, NeverStarts, Node, StartEstimate, Topology, updated_exclusions
 
 NOT_RESPONDING_AFTER: Final = 16.0
 """Seconds from a node's failure until Slurm sets NOT_RESPONDING."""
@@ -35,6 +36,8 @@ DOWN_AFTER: Final = 29.0
 """Seconds from a node's failure until Slurm sets DOWN."""
 REQUEUE_DELAY: Final = 121.0
 """Seconds until Slurm starts a requeued job."""
+_NO_LIMIT_S: Final = 365 * 86400.0
+"""Seconds that a job without a time limit counts as running."""
 BATCH_START_GRACE_S: Final = 20.0
 """Seconds after a job's start in which Slurm does not miss the batch script."""
 
@@ -192,6 +195,15 @@ class FakeCluster:
         self._changed(self._entries[id], job)
         self.apply_due_changes()
         return id
+
+    def estimate_start(self, request: JobRequest) -> StartEstimate | NeverStarts:
+        """When a job would start that is queued now, if running jobs use their time limits."""
+        self.apply_due_changes()
+        free_at = dict.fromkeys((name for name, host in self._hosts.items() if host.schedulable), self._now())
+        for entry in self._running():
+            end = entry.job.end_time or self._now() + _NO_LIMIT_S
+            free_at.update((name, end) for name in entry.job.nodes if name in free_at)
+        return estimate(request, free_at, self.topology)
 
     def drain(self, node: str, reason: str) -> None:
         """Sets DRAIN and the reason."""

@@ -14,7 +14,16 @@ from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.slurm.client.errors import SlurmRefused, SlurmTimeout
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.parsing import sbatch_request
-from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, JobAnswers, NodeAnswers, Topology, Unknown
+from muster.slurm.client.types import (
+    DEFAULT_TIMEOUT_S,
+    GONE,
+    JobAnswers,
+    NeverStarts,
+    NodeAnswers,
+    StartEstimate,
+    Topology,
+    Unknown,
+)
 
 
 class FakeSlurm:
@@ -106,6 +115,22 @@ class FakeSlurm:
         except OSError as error:
             raise SlurmRefused(f"submit {script}", f"Unable to open file {script}") from error
         return cluster.submit(sbatch_request.read_request(text, options, str(cwd)))
+
+    async def estimate_start(
+        self,
+        script: Path,
+        options: Sequence[str] = (),
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> StartEstimate | NeverStarts | Unknown:
+        if self.unavailable_reason:
+            return Unknown(self.unavailable_reason)
+        return self.cluster.estimate_start(sbatch_request.read_request(script.read_text(), options, str(cwd)))
+
+    async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
+        return Unknown(self.unavailable_reason) if self.unavailable_reason else 300
 
     async def aclose(self) -> None:
         """Does nothing: there is no process to end."""

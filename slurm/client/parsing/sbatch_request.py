@@ -28,6 +28,8 @@ class JobRequest:
     begin_delay_s: int = 0
     """From `--begin=now+SECONDS`. Other forms of --begin are ignored."""
     work_dir: str = ""
+    switches: int | None = None
+    """The most leaf switches. The in-memory cluster heeds it in estimates of the start alone."""
 
 
 def read_request(script: str, options: Sequence[str], work_dir: str) -> JobRequest:
@@ -49,6 +51,7 @@ def read_request(script: str, options: Sequence[str], work_dir: str) -> JobReque
         time_limit_s=limit or None,
         begin_delay_s=int(found.get("begin", "now+0").partition("now+")[2] or 0),
         work_dir=work_dir,
+        switches=int(found["switches"].partition("@")[0]) if "switches" in found else None,
     )
 
 

@@ -1,0 +1,77 @@
+"""Which request is made: what the groups ask for, or less, if that would start at once. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.launcher.allocation.request import Plan, Request
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec.placement import IfNotAvailable
+from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown
+
+Estimate = StartEstimate | NeverStarts | Unknown
+SAME_START_S = 60.0
+"""Seconds. A start that is later by less is no reason to take worse nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The request that is made, and why."""
+
+    request: Request
+    reason: str
+    """One line for the user. Empty if there was nothing to choose."""
+
+
+def choose(plan: Plan, estimates: Sequence[Estimate], wanted: IfNotAvailable | None, now: float) -> Choice:
+    """Chooses between the strict request and the relaxed ones.
+
+    Args:
+        estimates: when each would start: of the strict request, then of each relaxed one, in order.
+        wanted: what the job says. None: wait for what is required, relax what is preferred.
+        now: Unix seconds.
+
+    Raises:
+        WrongInput: what is required can never start, and less could.
+    """
+    strict, *others = estimates
+    starts = [
+        (estimate.start, request)
+        for estimate, request in zip(others, plan.relaxed, strict=True)
+        if isinstance(estimate, StartEstimate)
+    ]
+    mode = wanted or ("wait" if plan.required else "relax")
+    if isinstance(strict, Unknown):
+        return Choice(plan.strict, f"asks for {plan.strict.words}; Slurm does not say when it starts: {strict.reason}")
+    if not starts:
+        return Choice(plan.strict, f"asks for {plan.strict.words}" + _when(strict, now))
+    soonest = min(start for start, _ in starts)
+    at, best = next((start, request) for start, request in starts if start <= soonest + SAME_START_S)
+    if isinstance(strict, NeverStarts):
+        if mode == "wait":
+            raise WrongInput(
+                f"Slurm has no place for {plan.strict.words}: {strict.reason}",
+                f"with placement.if_not_available = 'relax' the job gets {best.words}, and starts "
+                f"{_clock(at, now)}. Nothing was queued",
+            )
+        return Choice(best, f"asks for {best.words}: Slurm has no place for {plan.strict.words} ({strict.reason})")
+    if strict.start <= soonest + SAME_START_S:
+        return Choice(plan.strict, f"asks for {plan.strict.words}" + _when(strict, now))
+    later = f"{plan.strict.words} would start {_clock(strict.start, now)}, {best.words} {_clock(at, now)}"
+    if mode == "wait":
+        return Choice(plan.strict, f"waits: {later} (placement.if_not_available = 'relax' takes that)")
+    return Choice(best, f"relaxes: {later} (placement.if_not_available = 'wait' waits)")
+
+
+def _when(estimate: StartEstimate | NeverStarts, now: float) -> str:
+    return f", starts {_clock(estimate.start, now)}" if isinstance(estimate, StartEstimate) else ""
+
+
+def _clock(start: float, now: float) -> str:
+    """The time as the user's clock shows it."""
+    if start <= now + SAME_START_S:
+        return "now"
+    shape = "at %H:%M" if start < now + 86400 else "on %Y-%m-%d at %H:%M"
+    return time.strftime(shape, time.localtime(start))

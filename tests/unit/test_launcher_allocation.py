@@ -1,0 +1,324 @@
+"""Which nodes a job asks Slurm for, by the kind of network, and what it takes if they are busy."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.daemon.transport.site_config import Site
+from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.level import Level
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
+from muster.launcher.__main__ import parser
+from muster.launcher.allocation.ask import allocate, asking, topology_of
+from muster.launcher.allocation.choice import choose
+from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.request import Plan, Request, plan_request
+from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_segments
+from muster.launcher.commands.submit import prepare, with_shape
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec.spec import Job, parse
+from muster.launcher.submission.script import render
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import JobRequest, read_request
+from muster.slurm.client.parsing.start_text import max_switch_wait_s, read
+from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown
+
+NODES = tuple(f"n{at}" for at in range(16))
+GROUPS = tuple(NODES[at : at + 4] for at in range(0, 16, 4))
+LEAVES = tuple(Unit(f"s{at}", group) for at, group in enumerate(GROUPS))
+TREE = SlurmTopology(Kind.TREE, (*LEAVES, Unit("spine", NODES)))
+PODS = (Unit("b[0-1]", NODES[:8], aggregated=True), Unit("b[2-3]", NODES[8:], aggregated=True))
+BLOCKS = SlurmTopology(Kind.BLOCK, (*LEAVES, *PODS), base_block=4)
+TORUS = SlurmTopology(Kind.TORUS, (Unit("t0", NODES, (4, 2, 2), shapes=((1, 1, 1), (2, 2, 1), (4, 2, 1), (4, 2, 2))),))
+PLAIN = """
+name = "tiny"
+command = "true"
+run_dir = "/shared/run"
+gpus_per_node = 8
+"""
+
+
+def job(nodes: int, *tables: str, spares: int = 0) -> Job:
+    """A job of nodes with 8 ranks each."""
+    return parse("\n".join([PLAIN, f"nodes = {nodes}", f"spares = {spares}", *tables]), "job.toml")
+
+
+def tensor(nodes: int, degree: int, packed: str = "leaf", spares: int = 0, pipeline: int = 1) -> Job:
+    tables = (f"[parallelism]\ntensor = {degree}\npipeline = {pipeline}", f'[placement]\ntensor = "{packed}"')
+    return job(nodes, *tables, spares=spares)
+
+
+def plan(of: Job, topology: SlurmTopology, wait_s: int | None = 300) -> Plan:
+    return plan_request(asking(of, ()), of.nodes, of.spares, topology, wait_s)
+
+
+def test_groups_within_a_node_ask_for_nothing() -> None:
+    assert asking(tensor(8, 8), ()) == ()
+
+
+def test_groups_of_several_nodes_join_those_inside() -> None:
+    found = asking(tensor(8, 16, "require leaf", pipeline=2), ())
+    assert found == (
+        NodeCluster(GroupKind.TENSOR, 2, 4, Level.LEAF, True),
+        NodeCluster(GroupKind.PIPELINE, 4, 2, Level.POD, False),
+    )
+
+
+@pytest.mark.parametrize(
+    "more", [["--switches=2"], ["--segment", "4"], ["-w", "n[0-7]"], ["-wn0"], ["--nodelist=n[0-7]"], ["-F", "list"]]
+)
+def test_a_shape_of_the_users_own_wins(more: list[str]) -> None:
+    assert asking(tensor(8, 16), ()) != ()
+    assert asking(tensor(8, 16), more) == ()
+
+
+def test_switches_of_job_toml_win() -> None:
+    assert asking(job(8, "[parallelism]\ntensor = 16", '[slurm]\nswitches = "2"'), ()) == ()
+    assert asking(job(8, "[parallelism]\ntensor = 16", '[slurm]\noptions = ["--segment=2"]'), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("of", "options"),
+    [
+        (tensor(4, 32), ("--switches=1@0:05:00",)),
+        (tensor(8, 16), ("--switches=2@0:05:00",)),
+        (tensor(8, 16, spares=1), ("--switches=3@0:05:00",)),
+        (tensor(16, 16), ()),  # all leaves anyway
+        (tensor(8, 64), ()),  # no leaf has 8 nodes
+    ],
+)
+def test_a_tree_gets_the_number_of_leaf_switches(of: Job, options: tuple[str, ...]) -> None:
+    assert plan(of, TREE).strict == Request(of.spares, plan(of, TREE).strict.words, options)
+
+
+def test_a_tree_says_how_long_slurm_waits() -> None:
+    found = plan(tensor(8, 16, "require leaf"), TREE, wait_s=90)
+    assert found.strict.options == ("--switches=2@0:01:30",)
+    assert found.required
+    assert found.relaxed == (Request(0, "any nodes"),)
+    assert "the site lets a job wait 90 s for that (max_switch_wait); then Slurm starts it anywhere" in found.notes
+    assert plan(tensor(8, 16), TREE, wait_s=None).strict.options == ("--switches=2",)
+
+
+@pytest.mark.parametrize(
+    ("of", "options", "spares"),
+    [
+        (tensor(8, 16), ("--segment=2",), 0),
+        (tensor(8, 32), ("--segment=4",), 0),
+        (tensor(8, 16, spares=1), ("--segment=2",), 2),  # 9 nodes are no such segments
+        (tensor(6, 16, spares=3), ("--segment=3",), 3),  # a spare in each segment
+        (tensor(8, 32, "require leaf", spares=1), ("--segment=4",), 4),  # 9 nodes are no segments of 4
+        (tensor(8, 32, spares=1), (), 1),  # a preference is not worth three nodes
+        (tensor(8, 64), (), 0),  # no block has 8 nodes
+        (tensor(8, 8, pipeline=8), ("--segment=8",), 0),  # an aggregated block
+    ],
+)
+def test_blocks_get_segments(of: Job, options: tuple[str, ...], spares: int) -> None:
+    found = plan(of, BLOCKS).strict
+    assert (found.options, found.spares) == (options, spares)
+
+
+def test_added_spares_are_explained() -> None:
+    (_, why) = plan(tensor(8, 32, "require leaf", spares=1), BLOCKS).notes
+    assert why == "3 more spares: 8 + 1 nodes are no multiple of 4, and Slurm refuses that"
+
+
+def test_smaller_segments_relax_blocks() -> None:
+    assert [one.options for one in plan(tensor(8, 32), BLOCKS).relaxed] == [("--segment=2",), ("--segment=1",)]
+    # Without the option, Slurm waits for the fewest blocks.
+    assert plan(tensor(8, 64), BLOCKS).relaxed == (Request(0, "any nodes", ("--segment=1",)),)
+
+
+@pytest.mark.parametrize("topology", [TREE, BLOCKS])
+def test_a_requirement_that_nothing_has_room_for(topology: SlurmTopology) -> None:
+    with pytest.raises(WrongInput, match="'require leaf' can't be kept: 1 times 8 nodes and 0 spares don't fit"):
+        plan(tensor(8, 64, "require leaf"), topology)
+    with pytest.raises(WrongInput, match="can't be kept: 4 times 4 nodes and 1 spares don't fit into 4 "):
+        plan(tensor(16, 32, "require leaf", spares=1), topology)
+
+
+def test_a_torus_has_sizes() -> None:
+    found = plan(tensor(8, 16, spares=1), TORUS)
+    assert (found.strict.options, found.strict.spares) == ((), 8)
+    assert "7 more spares: 9 nodes is no such number" in found.notes
+    with pytest.raises(WrongInput, match=r"nodes \+ spares = 17: the torus takes jobs of .*: 1, 4, 8, 16"):
+        plan(tensor(16, 16, spares=1), TORUS)
+
+
+@pytest.mark.parametrize("kind", [Kind.FLAT, Kind.RING])
+def test_other_networks_get_no_option(kind: Kind) -> None:
+    assert plan(tensor(8, 16), SlurmTopology(kind, problem="odd")).strict.options == ()
+
+
+def test_a_partition_may_have_a_topology_of_its_own() -> None:
+    own = SlurmTopology(Kind.BLOCK, name="b", default=False, partitions=("gpu",))
+    assert topology_of((TREE, own), "gpu,cpu") is own
+    assert topology_of((TREE, own), "cpu") is TREE
+    assert topology_of((own, TREE), None) is TREE
+
+
+@given(st.integers(1, 40), st.integers(0, 9), st.integers(1, 12), st.integers(1, 20), st.integers(1, 200))
+def test_segments_hold_all_pieces(nodes: int, spares: int, piece: int, block: int, most: int) -> None:
+    found = segment_of(nodes, spares, piece, block, most)
+    enough = -(-max(nodes + spares, -(-nodes // piece) * piece) // piece) * piece
+    if found is None:
+        assert piece > block or enough > most
+        return
+    total, segment = found
+    assert nodes + spares <= total <= most
+    assert total % segment == 0
+    assert segment <= block
+    assert total // segment * (segment // piece) >= -(-nodes // piece)
+
+
+@given(st.integers(1, 40), st.integers(0, 9), st.integers(1, 6), st.lists(st.integers(1, 12), max_size=12))
+def test_leaves_hold_all_pieces(nodes: int, spares: int, piece: int, leaves: list[int]) -> None:
+    largest = sorted(leaves, reverse=True)
+    pieces = -(-nodes // piece)
+
+    def hold(count: int) -> bool:
+        room = sum(size // piece for size in largest[:count]) >= pieces
+        return room and sum(largest[:count]) >= pieces * piece + spares
+
+    expected = next((count for count in range(1, len(leaves) + 1) if hold(count)), None)
+    assert leaf_count(nodes, spares, piece, leaves) == expected
+
+
+def test_smaller_segments_divide() -> None:
+    assert list(smaller_segments(12, 6)) == [3, 2, 1]
+    assert list(smaller_segments(10, 4)) == [2, 1]
+
+
+STRICT, PAIRS, ANY = Request(0, "segments of 4 nodes"), Request(0, "segments of 2 nodes"), Request(0, "any nodes")
+SOFT, HARD = Plan(STRICT, (PAIRS, ANY)), Plan(STRICT, (PAIRS, ANY), required=True)
+NOW = time.mktime((2026, 11, 26, 6, 0, 0, 0, 0, 0))
+SOON, LATER, NEVER = StartEstimate(NOW + 1), StartEstimate(NOW + 1800), NeverStarts("no such nodes")
+
+
+@pytest.mark.parametrize(
+    ("of", "wanted", "estimates", "request_made", "reason"),
+    [
+        (SOFT, None, (SOON, SOON, SOON), STRICT, "asks for segments of 4 nodes, starts now"),
+        (SOFT, None, (LATER, SOON, SOON), PAIRS, "relaxes: segments of 4 nodes would start at 06:30, segments of 2 "),
+        (SOFT, None, (LATER, LATER, SOON), ANY, "relaxes: segments of 4 nodes would start at 06:30, any nodes now ("),
+        (SOFT, None, (LATER, LATER, LATER), STRICT, "asks for segments of 4 nodes, starts at 06:30"),
+        (SOFT, "wait", (LATER, SOON, SOON), STRICT, "waits: segments of 4 nodes would start at 06:30, segments of 2 "),
+        (HARD, None, (LATER, SOON, SOON), STRICT, "waits: "),
+        (HARD, "relax", (LATER, SOON, SOON), PAIRS, "relaxes: "),
+        (SOFT, None, (NEVER, NEVER, SOON), ANY, "asks for any nodes: Slurm has no place for segments of 4 nodes (no "),
+        (SOFT, None, (NEVER, NEVER, NEVER), STRICT, "asks for segments of 4 nodes"),
+        (SOFT, None, (Unknown("silent"), SOON, SOON), STRICT, "asks for segments of 4 nodes; Slurm does not say"),
+    ],
+)
+def test_what_is_chosen(of: Plan, wanted: str | None, estimates: tuple, request_made: Request, reason: str) -> None:  # type: ignore[type-arg]
+    found = choose(of, estimates, wanted, NOW)  # type: ignore[arg-type]
+    assert found.request == request_made
+    assert found.reason.startswith(reason)
+
+
+def test_a_requirement_that_slurm_can_never_keep() -> None:
+    with pytest.raises(WrongInput) as refused:
+        choose(HARD, (NEVER, SOON, SOON), None, NOW)
+    assert refused.value.message == "Slurm has no place for segments of 4 nodes: no such nodes"
+    assert "'relax' the job gets segments of 2 nodes, and starts now. Nothing was queued" in refused.value.hint
+
+
+def cluster(*busy: str) -> FakeSlurm:
+    """A fake tree of 16 nodes, some of which have a job for half an hour."""
+    made = FakeCluster(NODES, now=lambda: NOW, leaves={node: unit.name for unit in LEAVES for node in unit.nodes})
+    for node in busy:
+        made.submit(sbatch_request(f"--nodelist={node}", "--time=30"))
+    return FakeSlurm(made)
+
+
+def sbatch_request(*options: str) -> JobRequest:
+    return read_request("", options, "/")
+
+
+async def test_an_idle_cluster_gives_what_is_asked_for() -> None:
+    of = tensor(8, 16)
+    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster())
+    assert found.options == ("--switches=2@0:05:00",)
+    assert found.reason.startswith("asks for at most 2 leaf switches, starts ")
+
+
+async def test_a_fragmented_cluster_gives_a_preference_less() -> None:
+    of = tensor(8, 16)
+    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster("n0", "n4", "n8", "n12"))
+    assert found.options == ()
+    assert found.reason.startswith("relaxes: at most 2 leaf switches would start ")
+    assert found.notes[-1] == found.reason
+
+
+async def test_a_requirement_waits_on_a_fragmented_cluster() -> None:
+    of = tensor(8, 16, "require leaf")
+    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster("n0", "n4", "n8", "n12"))
+    assert found.options == ("--switches=2@0:05:00",)
+    assert found.reason.startswith("waits: ")
+
+
+async def test_without_an_answer_the_job_is_queued_as_it_is() -> None:
+    of, slurm = tensor(8, 16, spares=1), cluster()
+    slurm.unavailable_reason = "slurmctld is silent"
+    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", slurm)
+    assert (found.options, found.spares) == ((), 1)
+    assert found.reason == "groups are not packed: Slurm does not answer: slurmctld is silent"
+
+
+LINE = "sbatch: Job 17 to start at 2026-11-26T06:50:15 a using 48 processors on nodes n[1-3,5] in partition main\n"
+
+
+def test_the_words_of_slurm_are_read() -> None:
+    found = read(LINE)
+    assert time.strftime("%FT%T", time.localtime(found.start)) == "2026-11-26T06:50:15"
+    assert found.nodes == ("n1", "n2", "n3", "n5")
+    with pytest.raises(ValueError, match="printed 'hello'"):
+        read("hello")
+    assert max_switch_wait_s("SchedulerParameters     = defer,max_switch_wait=60,x\n") == 60
+    assert max_switch_wait_s("SchedulerParameters     = max_switch_wait=61\n") == 61
+    assert max_switch_wait_s("SchedulerParameters     = (null)\n") == 300
+
+
+async def test_slurms_commands_are_asked(tmp_path: Path) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(
+        f'#!/bin/sh\n[ "$2" = --nodes=99 ] && {{ echo "allocation failure: no" >&2; exit 1; }}\necho "{LINE}" >&2\n'
+    )
+    program.chmod(0o755)
+    slurm = CliSlurm(tmp_path)
+    assert await slurm.estimate_start(tmp_path / "x", cwd=tmp_path) == read(LINE)
+    refused = await slurm.estimate_start(tmp_path / "x", ("--nodes=99",), cwd=tmp_path)
+    assert refused == NeverStarts("allocation failure: no")
+    silent = await slurm.max_switch_wait_s()
+    assert isinstance(silent, Unknown)
+
+
+async def test_the_script_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 8\nspares = 1\n[parallelism]\ntensor = 16\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    text = render(await with_shape(submission, cluster()))
+    assert "\n#SBATCH --switches=3@0:05:00\n" in text
+    assert "\n# tensor groups shall be within one leaf: 4 times 2 nodes: at most 3 leaf switches, which " in text
+    assert capsys.readouterr().err.startswith("muster: asks for at most 3 leaf switches")
+
+
+async def test_added_spares_are_spares_of_the_gang(tmp_path: Path) -> None:
+    class Blocks(FakeSlurm):
+        async def topologies(self, *, timeout_s: float = 5.0) -> tuple[SlurmTopology, ...]:
+            return (BLOCKS,)
+
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 8\nspares = 1\n[parallelism]\ntensor = 16\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    found = await with_shape(submission, Blocks(cluster().cluster))
+    assert (found.spec.spares, submission.spec.spares) == (2, 1)
+    assert "#SBATCH --nodes=10\n" in render(found)
+    assert "#SBATCH --segment=2\n" in render(found)
