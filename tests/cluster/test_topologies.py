@@ -6,12 +6,15 @@ The other topologies are kept as recorded texts (tests/unit/test_slurm_client_to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from muster.slurm.client.parsing import start_text
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Outcome
 
 pytestmark = pytest.mark.cluster
@@ -30,6 +33,34 @@ def network(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def sbatch(cluster: Cluster, *options: str) -> Outcome:
     command = ("sbatch", "--chdir=/tmp", "--output=/dev/null", "--test-only", *options, "--wrap", "true")
     return cluster.exec(LOGIN, *command, user="alice", check=False)
+
+
+JOB = """
+name = "packed"
+command = "true"
+run_dir = "/shared/run"
+ranks_per_node = 8
+[slurm]
+time = "10"
+"""
+
+
+def shape(cluster: Cluster, *options: str) -> tuple[list[str], str, set[str]]:
+    """What `muster submit` asks Slurm for, what it says, and the nodes that Slurm would give."""
+    cluster.exec(LOGIN, "tee", "/tmp/job.toml", user="alice", stdin=JOB.encode())
+    done = cluster.exec(LOGIN, "muster", "submit", "--dry-run", "/tmp/job.toml", *options, user="alice")
+    tested = cluster.exec(LOGIN, "sbatch", "--chdir=/tmp", "--test-only", user="alice", stdin=done.stdout.encode())
+    given = re.findall(r"^#SBATCH (--(?:nodes|switches|segment)=.*)$", done.stdout, re.MULTILINE)
+    return given, done.stderr, set(start_text.read(tested.stderr).nodes)
+
+
+def occupy(cluster: Cluster, *nodes: str) -> None:
+    """Gives each of the nodes a job of half an hour."""
+    for node in nodes:
+        cluster.exec(LOGIN, "sbatch", "--chdir=/tmp", "--output=/dev/null", "--exclusive", "--time=30",
+                     f"--nodelist={node}", "--wrap", "sleep 1800", user="alice")  # fmt: skip
+    running = "squeue -h -t RUNNING -o %N"
+    wait_until(lambda: sorted(cluster.sh(LOGIN, running, user="alice").split()) == [*nodes], 30, "the jobs run")
 
 
 def topologies(cluster: Cluster) -> list[dict[str, object]]:
@@ -56,6 +87,30 @@ def test_several_topologies_at_once(network: Cluster) -> None:
     refused = sbatch(network, "-p", "block", "-N8", "--segment=3")
     assert "node count must be evenly divisible by segment size" in refused.stderr
     assert sbatch(network, "-p", "block", "-N8", "--segment=4").rc == 0
+    pairs, fours, in_blocks = "--parallelism.tensor=16", "--parallelism.tensor=32", "--slurm.partition=block"
+    # On an idle cluster, jobs get what their groups ask for.
+    given, said, nodes = shape(network, "--nodes=4", fours)
+    assert given == ["--nodes=4", "--switches=1@0:05:00"]
+    assert nodes in ({"n0", "n1", "n2", "n3"}, {"n4", "n5", "n6", "n7"})
+    given, said, nodes = shape(network, "--nodes=2", "--spares=1", pairs, in_blocks)
+    assert given == ["--nodes=3", "--segment=3"]
+    assert nodes < {"n0", "n1", "n2", "n3"} or nodes < {"n4", "n5", "n6", "n7"}
+    # On a fragmented one they wait, or take less.
+    occupy(network, "n0", "n4")
+    given, said, nodes = shape(network, "--nodes=4", fours)
+    assert given == ["--nodes=4"]
+    assert said.startswith("muster: relaxes: at most 1 leaf switch would start at ")
+    assert nodes.isdisjoint({"n0", "n4"})
+    given, said, nodes = shape(network, "--nodes=4", fours, "--placement.if-not-available=wait")
+    assert given == ["--nodes=4", "--switches=1@0:05:00"]
+    assert said.startswith("muster: waits: ")
+    assert nodes & {"n0", "n4"}
+    given, said, nodes = shape(network, "--nodes=4", fours, in_blocks)
+    assert given == ["--nodes=4", "--segment=2"]
+    assert len(nodes & {"n1", "n2", "n3"}) == len(nodes & {"n5", "n6", "n7"}) == 2
+    given, said, nodes = shape(network, "--nodes=4", fours, in_blocks, "--placement.tensor=require leaf")
+    assert given == ["--nodes=4", "--segment=4"]
+    assert nodes & {"n0", "n4"}
     # A site re-cables a node while Slurm runs.
     network.sh(CONTROLLER, "scontrol update nodename=n3 topology=tree:s0,block:b1")
     assert block_lines(network)[1:] == ["b0", "n[0-2]", "b1", "n[3-7]"]
@@ -78,3 +133,6 @@ def test_a_torus(network: Cluster) -> None:
     assert "Requested topology configuration is not available" in refused.stderr
     assert "Requested node configuration is not available" in sbatch(network, "-N3").stderr  # --test-only says less
     assert sbatch(network, "-N4").rc == 0
+    given, _, nodes = shape(network, "--nodes=2", "--spares=1", "--parallelism.tensor=16")
+    assert given == ["--nodes=4"]
+    assert len(nodes) == 4
