@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.host import clock
 from muster.fabric.sources.slurm_topology import SlurmTopology
-from muster.launcher.allocation.choice import Estimate, choose
+from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
-from muster.launcher.allocation.request import Plan, plan_request
+from muster.launcher.allocation.request import Plan, Request, plan_request
+from muster.launcher.allocation.shrink import smaller_jobs
 from muster.slurm.client.types import Slurm, Unknown
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _PARTITION = ("--partition", "-p")
 class Allocation:
     """What the job asks of Slurm beside its own options."""
 
+    job: Job
+    """With fewer nodes, if the job was shrunk."""
     spares: int
     options: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -43,6 +46,10 @@ def asking(job: Job, options: Sequence[str]) -> tuple[NodeCluster, ...]:
     """What the job's groups ask for. Empty if they ask for nothing, or the user has given the job a shape."""
     if job.slurm.switches or _given((*job.slurm.options, *options), _OWN_SHAPE) is not None:
         return ()
+    return _clusters(job)
+
+
+def _clusters(job: Job) -> tuple[NodeCluster, ...]:
     return clusters_of(job.axes, job.placement, job.nodes, virtual_stages=job.parallelism.virtual_stages)
 
 
@@ -62,34 +69,79 @@ async def allocate(
         slurm.topologies(timeout_s=QUESTION_TIMEOUT_S), slurm.max_switch_wait_s(timeout_s=QUESTION_TIMEOUT_S)
     )
     if isinstance(topologies, Unknown):
-        return Allocation(job.spares, reason=f"groups are not packed: Slurm does not answer: {topologies.reason}")
+        return Allocation(job, job.spares, reason=f"groups are not packed: Slurm does not answer: {topologies.reason}")
     partition = _given((*job.slurm.options, *options), _PARTITION) or job.slurm.partition
-    topology = topology_of(topologies, partition)
-    plan = plan_request(clusters, job.nodes, job.spares, topology, None if isinstance(wait_s, Unknown) else wait_s)
-    if not plan.relaxed:
-        return Allocation(plan.strict.spares, plan.strict.options, plan.notes)
-    choice = choose(plan, await _estimates(plan, job, script, slurm), job.placement.if_not_available, clock.wall())
+    question = _Question(
+        slurm, script, topology_of(topologies, partition), None if isinstance(wait_s, Unknown) else wait_s
+    )
+    plan = question.plan(job, clusters)
+    mode = job.placement.if_not_available
+    if not plan.relaxed and mode != "shrink":
+        return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes)
+    estimates = await question.estimates(job, plan.strict, *plan.relaxed)
+    now = clock.wall()
+    if mode == "shrink" and not isinstance(estimates[0], Unknown) and not starts_now(estimates[0], now):
+        smaller = await _largest_that_starts_now(question, job, shaped=bool(clusters))
+        if smaller:
+            less, request = smaller
+            reason = shrunken(less, job, estimates[0], now)
+            return Allocation(less, request.spares, request.options, (*plan.notes, reason), reason)
+    choice = choose(plan, estimates, mode, now)
     notes = plan.notes if choice.request is plan.strict else (*plan.notes, choice.reason)
-    return Allocation(choice.request.spares, choice.request.options, notes, choice.reason)
+    return Allocation(job, choice.request.spares, choice.request.options, notes, choice.reason)
 
 
-async def _estimates(plan: Plan, job: Job, script: str, slurm: Slurm) -> list[Estimate]:
-    """When each request would start: the strict one, then the relaxed ones."""
-    with tempfile.NamedTemporaryFile("w", prefix="muster-", suffix=".sbatch") as file:
-        file.write(script)
-        file.flush()
-        return await asyncio.gather(
-            *(
-                slurm.estimate_start(
-                    Path(file.name),
-                    (f"--nodes={job.nodes + request.spares}", *request.options),
-                    cwd=Path.cwd(),
-                    env=os.environ,
-                    timeout_s=QUESTION_TIMEOUT_S,
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is the same for every size of a job."""
+
+    slurm: Slurm
+    script: str
+    topology: SlurmTopology
+    max_switch_wait_s: int | None
+
+    def plan(self, job: Job, clusters: Sequence[NodeCluster]) -> Plan:
+        """What to ask for. Raises WrongInput if a requirement can't be kept."""
+        return plan_request(clusters, job.nodes, job.spares, self.topology, self.max_switch_wait_s)
+
+    async def estimates(self, job: Job, *requests: Request) -> list[Estimate]:
+        """When each request of `job` would start."""
+        with tempfile.NamedTemporaryFile("w", prefix="muster-", suffix=".sbatch") as file:
+            file.write(self.script)
+            file.flush()
+            return await asyncio.gather(
+                *(
+                    self.slurm.estimate_start(
+                        Path(file.name),
+                        (f"--nodes={job.nodes + request.spares}", *request.options),
+                        cwd=Path.cwd(),
+                        env=os.environ,
+                        timeout_s=QUESTION_TIMEOUT_S,
+                    )
+                    for request in requests
                 )
-                for request in (plan.strict, *plan.relaxed)
             )
-        )
+
+
+async def _largest_that_starts_now(question: _Question, job: Job, *, shaped: bool) -> tuple[Job, Request] | None:
+    """The largest of the smaller jobs that starts as soon as it is queued, and its request. By bisection: a larger job
+    does not start earlier.
+
+    Args:
+        shaped: whether the groups ask for a shape.
+    """
+    jobs, best = smaller_jobs(job), None
+    low, high = 0, len(jobs)
+    while low < high:
+        middle = (low + high) // 2
+        smaller = jobs[middle]
+        strict = question.plan(smaller, _clusters(smaller) if shaped else ()).strict
+        (estimate,) = await question.estimates(smaller, strict)
+        if starts_now(estimate, clock.wall()):
+            best, low = (smaller, strict), middle + 1
+        else:
+            high = middle
+    return best
 
 
 def topology_of(topologies: Sequence[SlurmTopology], partition: str | None) -> SlurmTopology:

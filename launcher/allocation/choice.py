@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from muster.launcher.allocation.request import Plan, Request
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown
+
+if TYPE_CHECKING:
+    from muster.launcher.spec.spec import Job
 
 Estimate = StartEstimate | NeverStarts | Unknown
 SAME_START_S = 60.0
@@ -30,7 +34,8 @@ def choose(plan: Plan, estimates: Sequence[Estimate], wanted: IfNotAvailable | N
 
     Args:
         estimates: when each would start: of the strict request, then of each relaxed one, in order.
-        wanted: what the job says. None: wait for what is required, relax what is preferred.
+        wanted: what the job says. A job that can't be shrunk waits. None: wait for what is required, relax what is
+            preferred.
         now: Unix seconds.
 
     Raises:
@@ -50,7 +55,7 @@ def choose(plan: Plan, estimates: Sequence[Estimate], wanted: IfNotAvailable | N
     soonest = min(start for start, _ in starts)
     at, best = next((start, request) for start, request in starts if start <= soonest + SAME_START_S)
     if isinstance(strict, NeverStarts):
-        if mode == "wait":
+        if mode != "relax":
             raise WrongInput(
                 f"Slurm has no place for {plan.strict.words}: {strict.reason}",
                 f"with placement.if_not_available = 'relax' the job gets {best.words}, and starts "
@@ -60,9 +65,23 @@ def choose(plan: Plan, estimates: Sequence[Estimate], wanted: IfNotAvailable | N
     if strict.start <= soonest + SAME_START_S:
         return Choice(plan.strict, f"asks for {plan.strict.words}" + _when(strict, now))
     later = f"{plan.strict.words} would start {_clock(strict.start, now)}, {best.words} {_clock(at, now)}"
-    if mode == "wait":
+    if mode != "relax":
         return Choice(plan.strict, f"waits: {later} (placement.if_not_available = 'relax' takes that)")
     return Choice(best, f"relaxes: {later} (placement.if_not_available = 'wait' waits)")
+
+
+def starts_now(estimate: Estimate, now: float) -> bool:
+    """Whether a job with this estimate starts as soon as it is queued."""
+    return isinstance(estimate, StartEstimate) and estimate.start <= now + SAME_START_S
+
+
+def shrunken(smaller: Job, whole: Job, strict: Estimate, now: float) -> str:
+    """The reason for the user: fewer copies of the model start at once."""
+    later = f"would start {_clock(strict.start, now)}" if isinstance(strict, StartEstimate) else "have no place"
+    return (
+        f"shrinks to {smaller.axes.data} of {whole.axes.data} data-parallel replicas, {smaller.nodes} of {whole.nodes} "
+        f"nodes: they start now, all {later} (placement.if_not_available = 'wait' waits)"
+    )
 
 
 def _when(estimate: StartEstimate | NeverStarts, now: float) -> str:

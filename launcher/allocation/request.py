@@ -5,8 +5,9 @@ What Slurm 24.11 and 26.05 do with them (tests/cluster/test_topologies.py):
 - A tree takes `--switches=COUNT@WAIT`: the most leaf switches of the whole job. When the wait is over, Slurm starts the
   job anywhere. A count that no part of the cluster has is accepted all the same, and blocks the queue for the wait.
 - Blocks take `--segment=NODES`: each segment is within one block, or within aggregated blocks if it is larger than a
-  block. Slurm refuses a segment that does not divide the number of nodes. Without the option, Slurm waits for the
-  fewest blocks that hold the job: a job that takes what there is asks for segments of 1.
+  block; Slurm 24.11 has no place for a larger one. Slurm refuses a segment that does not divide the number of nodes.
+  Without the option, Slurm waits for the fewest blocks that hold the job: a job that takes what
+  there is asks for segments of 1.
 - A torus has places for the configured shapes only: Slurm never starts a job of another number of nodes.
 - A ring gives consecutive nodes in any case. On a flat network Slurm knows of no distance.
 """

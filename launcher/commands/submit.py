@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,20 +69,25 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     Raises:
         WrongInput: job.toml is not valid.
     """
-    job = spec.load(options.job, options)
+    job, more = spec.load(options.job, options), tuple(options.options)
     # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
-    wire = job.to_proto(work_dir=os.getcwd())
-    wire.node_options.extend(node_options(job, options.options))
-    wire.traffic.extend(group_traffic(job))
     return Submission(
         job=job,
-        spec=wire,
+        spec=_wire(job, more),
         gang=gang_ids.new_gang_id(job.name, os.geteuid()),
         coordinator=address,
-        options=tuple(options.options),
+        options=more,
         agent=_agent_command(),
     )
+
+
+def _wire(job: spec.Job, options: Sequence[str]) -> JobSpec:
+    """The job as the coordinator and the agents get it. `options`: those of sbatch on the command line."""
+    wire = job.to_proto(work_dir=os.getcwd())
+    wire.node_options.extend(node_options(job, options))
+    wire.traffic.extend(group_traffic(job))
+    return wire
 
 
 async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
@@ -94,15 +100,17 @@ async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
         return submission
     from muster.launcher.allocation import ask  # most jobs don't need it
 
-    if not (clusters := ask.asking(submission.job, submission.options)):
+    clusters = ask.asking(submission.job, submission.options)
+    if not clusters and submission.job.placement.if_not_available != "shrink":
         return submission
     found = await ask.allocate(submission.job, clusters, submission.options, render(submission), slurm)
     if found.reason:
         print_note(f"muster: {found.reason}")
-    wire = JobSpec()
-    wire.CopyFrom(submission.spec)
+    wire = _wire(found.job, submission.options)
     wire.spares = found.spares
-    return replace(submission, spec=wire, shape=found.options, shape_notes=tuple(map(plain, found.notes)))
+    return replace(
+        submission, job=found.job, spec=wire, shape=found.options, shape_notes=tuple(map(plain, found.notes))
+    )
 
 
 def _agent_command() -> str:

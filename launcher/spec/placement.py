@@ -81,7 +81,7 @@ _TEXT = PlainSerializer(str, return_type=str)
 PackingText = Annotated[Packing, PlainValidator(_read_packing), _TEXT, _schema(PACKED)]
 SpreadingText = Annotated[Spreading, PlainValidator(_read_spreading), _TEXT, _schema(SPREAD)]
 
-IfNotAvailable = Literal["wait", "relax"]
+IfNotAvailable = Literal["wait", "relax", "shrink"]
 
 
 class Placement(Table):

@@ -111,6 +111,10 @@ def test_several_topologies_at_once(network: Cluster) -> None:
     given, said, nodes = shape(network, "--nodes=4", fours, in_blocks, "--placement.tensor=require leaf")
     assert given == ["--nodes=4", "--segment=4"]
     assert nodes & {"n0", "n4"}
+    given, said, nodes = shape(network, "--nodes=8", pairs, in_blocks, "--placement.if-not-available=shrink")
+    assert given == ["--nodes=4", "--segment=2"]
+    assert said.startswith("muster: shrinks to 2 of 4 data-parallel replicas, 4 of 8 nodes: they start now, all would")
+    assert nodes.isdisjoint({"n0", "n4"})
     # A site re-cables a node while Slurm runs.
     network.sh(CONTROLLER, "scontrol update nodename=n3 topology=tree:s0,block:b1")
     assert block_lines(network)[1:] == ["b0", "n[0-2]", "b1", "n[3-7]"]

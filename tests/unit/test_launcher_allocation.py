@@ -19,6 +19,7 @@ from muster.launcher.allocation.choice import choose
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.request import Plan, Request, plan_request
 from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_segments
+from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.spec import Job, parse
@@ -232,7 +233,7 @@ def test_a_requirement_that_slurm_can_never_keep() -> None:
 
 def cluster(*busy: str) -> FakeSlurm:
     """A fake tree of 16 nodes, some of which have a job for half an hour."""
-    made = FakeCluster(NODES, now=lambda: NOW, leaves={node: unit.name for unit in LEAVES for node in unit.nodes})
+    made = FakeCluster(NODES, now=time.time, leaves={node: unit.name for unit in LEAVES for node in unit.nodes})
     for node in busy:
         made.submit(sbatch_request(f"--nodelist={node}", "--time=30"))
     return FakeSlurm(made)
@@ -276,6 +277,7 @@ LINE = "sbatch: Job 17 to start at 2026-11-26T06:50:15 a using 48 processors on 
 
 
 def test_the_words_of_slurm_are_read() -> None:
+    assert read(LINE.replace(" a using", " using")) == read(LINE)  # Slurm 24.11
     found = read(LINE)
     assert time.strftime("%FT%T", time.localtime(found.start)) == "2026-11-26T06:50:15"
     assert found.nodes == ("n1", "n2", "n3", "n5")
@@ -322,3 +324,35 @@ async def test_added_spares_are_spares_of_the_gang(tmp_path: Path) -> None:
     assert (found.spec.spares, submission.spec.spares) == (2, 1)
     assert "#SBATCH --nodes=10\n" in render(found)
     assert "#SBATCH --segment=2\n" in render(found)
+
+
+async def test_a_job_shrinks_to_the_copies_that_start_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 16\n[parallelism]\ntensor = 16\n[placement]\nif_not_available = 'shrink'\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    found = await with_shape(submission, cluster("n0", "n4", "n5", "n9"))
+    assert (found.job.nodes, found.job.axes.data, found.spec.nodes, found.spec.data_parallel) == (6, 3, 6, 3)
+    assert "#SBATCH --nodes=6\n" in render(found)
+    said = capsys.readouterr().err
+    assert said.startswith("muster: shrinks to 3 of 8 data-parallel replicas, 6 of 16 nodes: they start now, all would")
+
+
+@pytest.mark.parametrize(("nodes", "kept"), [(6, 6), (16, 12)])
+async def test_a_job_without_larger_groups_shrinks_too(nodes: int, kept: int) -> None:
+    of = job(nodes, "[placement]", "if_not_available = 'shrink'")
+    found = await allocate(of, asking(of, ()), (), f"#SBATCH --nodes={nodes}\n", cluster("n0", "n4", "n8", "n12"))
+    assert (found.job.nodes, found.options) == (kept, ())
+
+
+async def test_a_job_of_one_copy_waits() -> None:
+    of = job(16, "[parallelism]\ntensor = 128", "[placement]\nif_not_available = 'shrink'")
+    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster("n0"))
+    assert found.job is of
+
+
+def test_smaller_jobs_are_valid_jobs() -> None:
+    tables = ("[parallelism]\ntensor = 16", "[model]\nglobal_batch = 12")
+    of = job(8, *tables).model_copy(update={"min_nodes": None})
+    assert [(less.nodes, less.axes.data) for less in smaller_jobs(of)] == [(2, 1), (4, 2), (6, 3)]
+    assert [less.nodes for less in smaller_jobs(job(4, "elastic = true", "min_nodes = 2"))] == [2, 3]
+    assert smaller_jobs(tensor(4, 32)) == []

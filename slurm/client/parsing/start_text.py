@@ -9,8 +9,8 @@ from typing import Final
 from muster.slurm.client.parsing.hostlist import expand
 from muster.slurm.client.types import StartEstimate
 
-_START: Final = re.compile(r"Job \d+ to start at (\S+) a using \d+ processors on nodes (\S+) in partition")
-"""Slurm 24.11 to 26.05 write "a using"."""
+_START: Final = re.compile(r"Job \d+ to start at (\S+) (?:a )?using \d+ processors on nodes (\S+) in partition")
+"""Slurm 26.05 writes "a using", Slurm 24.11 "using"."""
 _SWITCH_WAIT: Final = re.compile(r"^SchedulerParameters\s*=(?:.*,|\s*)max_switch_wait=(\d{1,9})\b", re.MULTILINE)
 _USUAL_SWITCH_WAIT_S: Final = 300
 
