@@ -115,6 +115,8 @@ def test_several_topologies_at_once(network: Cluster) -> None:
     assert given == ["--nodes=4", "--segment=2"]
     assert said.startswith("muster: shrinks to 2 of 4 data-parallel replicas, 4 of 8 nodes: they start now, all would")
     assert nodes.isdisjoint({"n0", "n4"})
+    network.sh(LOGIN, "scancel --user=alice", user="alice")
+    wait_until(lambda: not network.sh(LOGIN, "squeue --noheader", user="alice"), 30, "all jobs have ended")
     # A site re-cables a node while Slurm runs.
     network.sh(CONTROLLER, "scontrol update nodename=n3 topology=tree:s0,block:b1")
     assert block_lines(network)[1:] == ["b0", "n[0-2]", "b1", "n[3-7]"]
