@@ -93,6 +93,8 @@ def _summary_table(view: GangView) -> Table:
             _add_row(table, "straggler", f"rank {rank.rank} on {rank.node} {pace}, and the others wait for it")
     if view.replicas_disagree:
         _add_row(table, "corruption", view.replicas_disagree)
+    if view.wider_groups and not view.final:
+        _add_row(table, "placement", f"wider than asked: {view.wider_groups}")
     if view.not_finite:
         _add_row(table, "not finite", view.not_finite)
     _add_row(table, "nodes", _role_counts(view))

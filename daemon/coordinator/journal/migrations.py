@@ -30,7 +30,7 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 9: no new fact. Snapshots of 8 hold the whole spec of each gang, its environment included.",
     "-- 10: SwapPlanned, StragglerDetected, NodeDrainRequested, NodeDrainEnded, PrecursorEnded, ReplicasDisagreed, "
     "NotFiniteReported, NodeChecked; exclusions with reasons, failures, precursors; calls that resume a node; the axes "
-    "of a gang, the switches above a leaf.",
+    "of a gang, the switches above a leaf, groups that are wider than asked.",
 )
 
 FORMAT = len(MIGRATIONS)

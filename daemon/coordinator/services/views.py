@@ -50,6 +50,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         exclusions=[] if gang.final else _exclusions(state, gang),
         replicas_disagree=gang.disagreement.reason if gang.disagreement is not None else "",
         not_finite=gang.not_finite,
+        wider_groups=gang.wider_groups,
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))

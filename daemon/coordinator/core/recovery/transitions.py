@@ -35,6 +35,7 @@ from muster.daemon.coordinator.core.state.communication import communicating_sea
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.state.packing import wider_than_asked
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, MONITORED, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -270,6 +271,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
+            wider_groups=wider_than_asked(gang.spec, ranked, gang.members),
         )
     )
 

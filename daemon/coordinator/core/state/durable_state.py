@@ -331,6 +331,8 @@ class Gang:
     """The replica groups that agree at the version from which the running generation started."""
     not_finite: str = ""
     """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
+    wider_groups: str = ""
+    """Which groups of this generation lie in more leaves or pods than the job asks, in words; empty: none."""
 
     @property
     def final(self) -> bool:

@@ -166,7 +166,8 @@ def _of_start(fact: facts.GenerationStarted) -> str:
     seats = _names(seat.node for seat in fact.seats)
     action = f", {fact.action}" if fact.action not in ("", "start") else ""
     warning = f"; WARNING: {fact.warning}" if fact.warning else ""
-    return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}{warning}"
+    wider = f"; wider than [placement] asks: {fact.wider_groups}" if fact.wider_groups else ""
+    return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}{wider}{warning}"
 
 
 def _of_slurm(fact: facts.SlurmCallOwed | facts.SlurmCallSettled | facts.ActionWithheld) -> str:

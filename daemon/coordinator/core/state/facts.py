@@ -195,6 +195,7 @@ class GenerationStarted:
 
     `crashed_on`: the node where ranks crashed the generation before, known now that all ranks have reported their end;
     None: the node that the fence names. `warning`: why the state may be wrong; empty if nothing speaks against it.
+    `wider_groups`: which groups lie in more leaves or pods than the job asks, in words; empty: none.
     """
 
     gang: str
@@ -211,6 +212,7 @@ class GenerationStarted:
     crashed_on: str | None = None
     agreed_groups: tuple[int, ...] = ()
     warning: str = ""
+    wider_groups: str = ""
 
 
 @keeps_stored_names

@@ -388,7 +388,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     _enter_phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
     gang.swap = None
-    gang.not_finite = ""
+    gang.not_finite, gang.wider_groups = "", fact.wider_groups
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.rank_counts[fact.generation] = gang.ranks
