@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.communication import wider_than_asked
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.events import GangSpec, GroupTraffic
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.core.state.packing import wider_than_asked
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.tables import gang_details
 from muster.simulator.scenarios.scenario import Scenario

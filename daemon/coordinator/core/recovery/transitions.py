@@ -31,11 +31,10 @@ from muster.daemon.coordinator.core.recovery import (
     shared_pool,
 )
 from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import communicating_seats
+from muster.daemon.coordinator.core.state.communication import communicating_seats, wider_than_asked
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.packing import wider_than_asked
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, MONITORED, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
