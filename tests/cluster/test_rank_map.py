@@ -51,6 +51,23 @@ def test_tensor_groups_stay_on_one_leaf_when_node_0_is_lost(healthy: Cluster) ->
         training.cancel()
 
 
+def test_a_group_that_is_torn_over_leaves_is_named_before_the_first_step(healthy: Cluster) -> None:
+    settings = ("parallelism.tensor = 2", 'slurm.options = ["--nodelist=n0,n9"]')
+    with Training(
+        healthy, TrainingSpec("torn", nodes=2, spares=0, arguments=SLOW_STEPS, settings=settings)
+    ) as training:
+        job = training.submit()
+        training.wait_step(1)
+        words = "tensor groups of 2 nodes: 1 of 1 spans 2 leaves"
+        status = healthy.exec(LOGIN, "muster", "status", str(job), user="alice").stdout
+        assert f"wider than asked: {words}" in status
+        lines = healthy.exec(LOGIN, "muster", "events", str(job), user="alice").stdout.splitlines()
+        named = next(at for at, line in enumerate(lines) if line.endswith(f"wider than [placement] asks: {words}"))
+        stepped = next(at for at, line in enumerate(lines) if "generation 1 finished its first step" in line)
+        assert named < stepped
+        training.cancel()
+
+
 @pytest.fixture
 def wide() -> Iterator[Cluster]:
     """A cluster of 18 nodes on four leaves."""
