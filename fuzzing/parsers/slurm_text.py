@@ -1,12 +1,20 @@
-"""What Slurm prints as text: lists of nodes, the topology, errors; and batch scripts for the in-memory Slurm."""
+"""What Slurm prints as text: node lists, the topology, errors, starts; and batch scripts for the in-memory Slurm."""
 
 import yaml  # noqa: F401  # topology_conf imports it when it is needed, and that would count as work for the input
 
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, read_fabric
 from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.errors import SlurmError
-from muster.slurm.client.parsing import error_messages, hostlist, records, sbatch_request, topology_conf, topology_text
-from muster.slurm.client.types import Topology
+from muster.slurm.client.parsing import (
+    error_messages,
+    hostlist,
+    records,
+    sbatch_request,
+    start_text,
+    topology_conf,
+    topology_text,
+)
+from muster.slurm.client.types import StartEstimate, Topology
 
 _MOST_CHARS = hostlist.MAX_NAMES * hostlist.MAX_NAME_CHARS
 
@@ -22,6 +30,11 @@ def check(data: bytes) -> None:
     except ValueError:
         pass
     _check_fabric(text)
+    assert start_text.max_switch_wait_s(text) >= 0
+    try:
+        assert isinstance(start_text.read(text), StartEstimate)
+    except ValueError:
+        pass
     try:
         assert sbatch_request.read_request(text, (), "/").work_dir == "/"
     except ValueError:

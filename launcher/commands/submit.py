@@ -36,6 +36,9 @@ SBATCH_TIMEOUT_S = 60.0
 """Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _AGENT = "muster-agent"
+_NO_SUCH_SHAPE = "Requested topology configuration is not available"
+"""Slurm's words for a number of nodes that a torus has no shape for."""
+_SIZES = "nodes + spares must be the size of a shape that the torus has (scontrol show topoconf, placements)"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,7 +197,8 @@ async def _sbatch(slurm: Slurm, path: Path) -> int:
     except NotPermitted as error:
         raise NotAllowed(str(error), "Nothing was queued") from None
     except SlurmRefused as error:
-        raise WrongInput(f"sbatch refused the job: {error.message}", "Nothing was queued") from None
+        sizes = f"{_SIZES}. " if _NO_SUCH_SHAPE in error.message else ""
+        raise WrongInput(f"sbatch refused the job: {error.message}", f"{sizes}Nothing was queued") from None
     finally:
         await slurm.aclose()
 

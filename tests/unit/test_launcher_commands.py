@@ -24,6 +24,7 @@ from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.output.tables import node_lines
 from muster.launcher.submission.script import render
 from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import Topology
 from muster.v1.api_pb2 import EventsRequest, GangView, NodeView, RecoveryView, SwapReply
@@ -150,6 +151,17 @@ async def test_a_silent_slurm_leaves_no_script_behind(world: ScriptedWorld, tmp_
         await queue(world, tmp_path, slurm=silent)
     assert "check with squeue --me before you submit again" in refused.value.hint
     assert not list((tmp_path / "run").iterdir())
+
+
+async def test_a_number_of_nodes_that_a_torus_has_no_shape_for(world: ScriptedWorld, tmp_path: Path) -> None:
+    class Torus(FakeSlurm):
+        async def submit(self, *_: Any, **__: Any) -> int:
+            raise SlurmRefused("submit", "Requested topology configuration is not available")
+
+    with pytest.raises(WrongInput) as refused:
+        await queue(world, tmp_path, slurm=Torus(world.cluster))
+    assert refused.value.hint.startswith("nodes + spares must be the size of a shape that the torus has")
+    assert refused.value.hint.endswith("Nothing was queued")
 
 
 async def test_a_run_folder_that_cannot_be_made(world: ScriptedWorld, tmp_path: Path) -> None:

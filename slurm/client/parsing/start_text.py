@@ -24,7 +24,11 @@ def read(text: str) -> StartEstimate:
     found = _START.search(text)
     if not found:
         raise ValueError(f"sbatch --test-only printed {text[:200]!r}")
-    return StartEstimate(datetime.fromisoformat(found[1]).timestamp(), expand(found[2]))
+    try:
+        start = datetime.fromisoformat(found[1]).timestamp()
+    except OverflowError:
+        raise ValueError(f"sbatch --test-only printed the time {found[1][:40]!r}") from None
+    return StartEstimate(start, expand(found[2]))
 
 
 def max_switch_wait_s(config: str) -> int:
