@@ -114,6 +114,7 @@ class SeedRun:
         self._slow_down(seed)
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
+        self._has_no_folder = random.Random(f"folder {seed}").random() < 0.2  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
 
@@ -121,7 +122,8 @@ class SeedRun:
         """`spec` with the keys that generators of their own decide, which leaves all other seeds as they are."""
         ranks = spec.nodes * spec.ranks_per_node
         tensor = 2 if self._has_groups and ranks % 2 == 0 and not spec.min_nodes else 1
-        return replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s, tensor=tensor)
+        spec = replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s, tensor=tensor)
+        return replace(spec, durable_dir="") if self._has_no_folder else spec
 
     def _allow_idleness(self, seed: int) -> None:
         """In some seeds agents measure for how long their ranks are idle."""
