@@ -8,48 +8,18 @@ fix its settings; 130 interrupted. `muster status -f` and `muster run` exit with
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
-from muster.daemon.host.orphan_guard import run_guarded
-from muster.launcher.command import Command, print_error, site_arguments
-from muster.launcher.commands import (
-    cancel,
-    check,
-    drain,
-    events,
-    logs,
-    nodes,
-    pki,
-    plan,
-    policy,
-    run,
-    status,
-    submit,
-    swap,
-    topo,
-)
+from muster.launcher.command_table import COMMANDS
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
-COMMANDS: tuple[Command, ...] = (
-    submit.COMMAND,
-    plan.COMMAND,
-    status.COMMAND,
-    events.COMMAND,
-    logs.COMMAND,
-    cancel.COMMAND,
-    swap.COMMAND,
-    drain.COMMAND,
-    nodes.COMMAND,
-    topo.COMMAND,
-    run.COMMAND,
-    pki.COMMAND,
-    policy.COMMAND,
-    check.COMMAND,
-)
+if TYPE_CHECKING:
+    from muster.launcher.command import Command
+
+# What not every call needs is imported where it is needed: the help must appear at once.
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,31 +29,54 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WrongInput.status, f"{self.prog}: {message}{hint}\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Builds the command line from the table of commands."""
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"muster {version('muster')}")
+        parser.exit()
+
+
+def parser(called: Collection[str] | None = None) -> argparse.ArgumentParser:
+    """Builds the command line. `called`: the commands whose own arguments are wanted; None: all."""
     whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
     rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    for command in COMMANDS:
-        row = rows.add_parser(command.name, help=command.help, description=command.help)
-        if command.remote:
-            site_arguments(row)
-        command.arguments(row)
-        row.set_defaults(row=command)
+    for entry in COMMANDS:
+        row = rows.add_parser(entry.name, help=entry.help, description=entry.help)
+        if called is None or entry.name in called:
+            _add_arguments(row, entry.load())
     return whole
+
+
+def _add_arguments(row: argparse.ArgumentParser, command: Command) -> None:
+    if command.remote:
+        from muster.launcher.command import site_arguments
+
+        site_arguments(row)
+    command.arguments(row)
+    row.set_defaults(row=command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status."""
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser(words[:1]).parse_args(words)
     if options.row.guarded:
+        from muster.daemon.host.orphan_guard import run_guarded
+
         return run_guarded(lambda: _carry_out(options))
     return _carry_out(options)
 
 
 def _carry_out(options: argparse.Namespace) -> int:
+    import asyncio
+
     try:
         return int(asyncio.run(options.row.run(options)))
     except LauncherError as error:
+        from muster.launcher.command import print_error
+
         print_error(error)
         return error.status
     except KeyboardInterrupt:

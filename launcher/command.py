@@ -21,10 +21,8 @@ from muster.launcher.errors import LauncherError, SiteFault
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of `muster`."""
+    """One command of `muster`. Its name and its help are in command_table.py."""
 
-    name: str
-    help: str
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], Awaitable[int]]
     """Runs the command and returns the exit status. Raises LauncherError."""

@@ -19,4 +19,4 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("cancel", "end a job", _arguments, _run)
+COMMAND = Command(_arguments, _run)

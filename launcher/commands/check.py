@@ -45,7 +45,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 0 if good else EXIT_FAILED
 
 
-COMMAND = Command("check", "check nodes and their links in a short Slurm job", _arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run, remote=False)
 
 
 def _expand(text: str) -> Sequence[str]:

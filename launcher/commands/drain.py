@@ -25,4 +25,4 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("drain", "drain a node, and move the ranks on it to spares (operators)", _arguments, _run)
+COMMAND = Command(_arguments, _run)

@@ -41,7 +41,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("events", "show the events of a job and their reasons", _arguments, _run)
+COMMAND = Command(_arguments, _run)
 
 
 def format_event(record: EventRecord) -> str:

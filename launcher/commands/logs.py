@@ -49,7 +49,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("logs", "show the output of a job's ranks", _arguments, _run)
+COMMAND = Command(_arguments, _run)
 
 
 def _folder(view: GangView) -> Path:

@@ -32,4 +32,4 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("nodes", "list all nodes and their health", _arguments, _run)
+COMMAND = Command(_arguments, _run)

@@ -62,4 +62,4 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("pki", "make and show the certificates of coordinators", _arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run, remote=False)

@@ -44,4 +44,4 @@ async def _run(options: argparse.Namespace) -> int:
     return await show.run(options)
 
 
-COMMAND = Command("plan", "estimate time, memory and cost of a job; queue nothing", _arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run, remote=False)

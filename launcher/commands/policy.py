@@ -42,4 +42,4 @@ async def _run(options: argparse.Namespace) -> int:
     return policy_actions.replay_log(options.log, options.policy)
 
 
-COMMAND = Command("policy", "check and explain what follows from a hardware signal", _arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run, remote=False)

@@ -73,9 +73,7 @@ async def _run(options: argparse.Namespace) -> int:
             print_note(f"muster: the logs of ranks and daemons are kept in {folder}")
 
 
-COMMAND = Command(
-    "run", "run a job on this workstation and inject faults", _arguments, _run, remote=False, guarded=True
-)
+COMMAND = Command(_arguments, _run, remote=False, guarded=True)
 
 
 async def _run_in(folder: Path, options: argparse.Namespace) -> int:

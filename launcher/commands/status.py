@@ -36,7 +36,7 @@ async def _run(options: argparse.Namespace) -> int:
         return await _follow(coordinator, options.job, as_json=options.json)
 
 
-COMMAND = Command("status", "show the state of a job", _arguments, _run)
+COMMAND = Command(_arguments, _run)
 
 
 async def _list(coordinator: CoordinatorClient, *, as_json: bool) -> int:

@@ -63,7 +63,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("submit", "queue a job that Muster supervises", _arguments, _run)
+COMMAND = Command(_arguments, _run)
 
 
 def prepare(options: argparse.Namespace, site: Site) -> Submission:

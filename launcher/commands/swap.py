@@ -36,7 +36,7 @@ async def _run(options: argparse.Namespace) -> int:
     return EXIT_FAILED
 
 
-COMMAND = Command("swap", "let a spare take the place of a node of a job", _arguments, _run)
+COMMAND = Command(_arguments, _run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("topo", "draw the network with the state of its nodes", _arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run, remote=False)
 
 
 async def load(slurm: Slurm, file: Path, only: str | None = None) -> list[FabricPicture]:

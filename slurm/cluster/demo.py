@@ -66,17 +66,40 @@ def _committed(view: View) -> str:
 
 
 def _nodes(view: View) -> Table:
+    """The nodes below their leaf switches."""
     table = Table.grid(padding=(0, 2))
-    ranks = {r["node"]: r.get("rank", 0) for r in view.get("ranks", ()) if "node" in r}
-    cells = []
-    for node in view.get("nodes", ()):
-        verdict = node.get("verdict", "FIT")
-        role = node.get("role", "")
-        what = f"rank {ranks[node['node']]}" if role == "rank" and node["node"] in ranks else role
-        cells.append(Text(f"{node['node']:>2} {what:<6} {verdict}", style=COLOURS.get(verdict, "bold red")))
-    for at in range(0, len(cells), 5):
-        table.add_row(*cells[at : at + 5])
+    for leaf, nodes in _by_leaf(view).items():
+        cells = []
+        for node in nodes:
+            verdict = node.get("verdict", "FIT")
+            cells.append(
+                Text(f"{node['node']:>2} {_role(view, node):<7} {verdict}", style=COLOURS.get(verdict, "bold red"))
+            )
+        table.add_row(Text(f"{leaf} ─"), *cells)
     return table
+
+
+def _by_leaf(view: View) -> dict[str, list[View]]:
+    found: dict[str, list[View]] = {}
+    for node in view.get("nodes", ()):
+        found.setdefault(node.get("leaf", ""), []).append(node)
+    return dict(sorted(found.items()))
+
+
+def _role(view: View, node: View) -> str:
+    """ "rank 3", "spare", and so on."""
+    ranks = {rank["node"]: rank.get("rank", 0) for rank in view.get("ranks", ()) if "node" in rank}
+    role = str(node.get("role", ""))
+    return f"rank {ranks[node['node']]}" if role == "rank" and node["node"] in ranks else role
+
+
+def _rank_map(view: View) -> str:
+    """The ranks of each leaf switch in one line."""
+    parts = []
+    for leaf, nodes in _by_leaf(view).items():
+        roles = (f"{node['node']} {_role(view, node).removeprefix('rank ') or 'out'}" for node in nodes)
+        parts.append(f"{leaf or 'no switch'}: {', '.join(roles)}")
+    return "; ".join(parts)
 
 
 def _show_recovery(stage: Stage, training: Training, what: str, at: float) -> None:
@@ -94,6 +117,7 @@ def _show_recovery(stage: Stage, training: Training, what: str, at: float) -> No
     total = recovery["first_step_s"] - at
     stage.faults.append((what, total, generation + 1))
     stage.say(f"   {what}: training again after {total:.2f} s")
+    stage.say(f"   ranks by switch: {_rank_map(training.view)}")
 
 
 def play(stage: Stage, cluster: Cluster) -> int:
@@ -104,6 +128,7 @@ def play(stage: Stage, cluster: Cluster) -> int:
         _mirror(stage, training)
         training.wait(lambda v: v.get("phase") == "RUNNING", 120, "RUNNING")
         stage.say("all nodes have reported, generation 1 runs")
+        stage.say(f"ranks by switch: {_rank_map(training.view)}")
         training.wait_step(FIRST_FAULT, 180)
         node = training.node_of(3)
         stage.say(f"power of {node} is cut (first its link, so peers receive nothing), step {training.view['step']}")
