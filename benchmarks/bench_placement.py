@@ -30,7 +30,6 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.exact_placement import least_cost, random_problem
 from muster.fabric.groups.axes import Axes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
@@ -42,6 +41,7 @@ from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import usual_weights
 from muster.fabric.sources.generators import fat_tree
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.exact_placement import least_cost, random_problem
 
 FABRICS = 200
 WORSE_IN_RANDOM_ORDER = 1.2

@@ -82,8 +82,10 @@ class _Node:
                 for fd in fds:
                     os.close(fd)
         self._free()
-        held = self._count() - self._descriptors
-        assert held == 0, f"musterd holds {held} descriptors that it does not keep"
+        now = self._count()
+        held = now - self._descriptors
+        assert held <= 0, f"musterd holds {held} descriptors that it does not keep"
+        self._descriptors = now  # fewer: the servers of other targets in this process have closed some of theirs
         self._log.check()
 
     def _call(self, packet: bytes, fds: list[int]) -> None:

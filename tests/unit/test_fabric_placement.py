@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from benchmarks.exact_placement import Problem, least_cost, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +33,7 @@ from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import NO_TRAFFIC, Weight, ring_all_reduce, ring_pass, send, usual_weights
 from muster.fabric.sources.generators import fat_tree, fully_connected, torus
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.exact_placement import Problem, least_cost, random_problem
 
 FAST, SLOW = Link(1e-6, 100e9), Link(10e-6, 10e9)
 

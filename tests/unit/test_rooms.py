@@ -21,6 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric/cost": {"fabric/model"},
     "fabric/placement": {"fabric/model", "fabric/groups"},
     "fabric/estimate": {"fabric/model", "fabric/groups", "fabric/cost", "fabric/placement"},
+    "fabric/testing": {"fabric/model", "fabric/groups", "fabric/placement"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/preflight": {"daemon/host"},

@@ -1,0 +1,1 @@
+"""What tests and benchmarks need to judge a placement: the exact optimum, found by branch and bound."""
