@@ -7,7 +7,7 @@ import pytest
 from muster.daemon.coordinator.core.state import placement
 from muster.daemon.coordinator.core.state.communication import axes_of, communicating_seats
 from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.events import GangSpec, GroupTraffic
 from muster.daemon.coordinator.services import conversion
 from muster.fabric.groups.axes import Axis
 from muster.simulator.scenarios.scenario import Scenario
@@ -60,6 +60,28 @@ def test_of_two_spares_the_one_in_the_pod_of_its_group_is_taken() -> None:
         ["a0", "a1", "b0", "b1"], [one for one in members if one.node != "b1"], members, 4, groups=groups
     )
     assert after == ["a0", "a1", "b0", "near"]
+
+
+def test_where_the_switches_of_members_are_no_tree_their_leaves_count() -> None:
+    """The site has re-cabled a leaf between two attaches."""
+    members = [
+        member("n0", "s0", "pod0"),
+        member("n1", "s0", "pod1"),
+        member("n2", "s1", "pod0"),
+        member("n3", "s1", "pod1"),
+    ]
+    groups = communicating_seats(GangSpec(4, 0, tensor=2, traffic=(GroupTraffic("tensor", 1000.0, 1e9, "leaf"),)))
+    seats = placement.first_seats(members, 4, groups=groups)
+    assert {frozenset(seats[:2]), frozenset(seats[2:])} == {frozenset({"n0", "n1"}), frozenset({"n2", "n3"})}
+
+
+def test_a_seat_of_a_node_that_is_no_member_any_more_gets_a_spare() -> None:
+    members = [member(f"n{number}", f"s{number // 2}") for number in range(4)]
+    groups = communicating_seats(GangSpec(2, 2, tensor=2))
+    after = placement.refill_seats(["n0", "gone"], members, members, 2, groups=groups)
+    assert after is not None
+    assert after[0] == "n0"
+    assert after[1] in {"n1", "n2", "n3"}
 
 
 def test_a_node_that_is_chosen_last_has_no_seat_while_others_suffice() -> None:

@@ -8,6 +8,7 @@ from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.errors import FabricError
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
@@ -66,7 +67,18 @@ def fabric_of_members(members: Iterable[Member]) -> Fabric:
 
 @lru_cache(maxsize=16)  # the members of a gang change seldom, and a large fabric takes 50 ms
 def _fabric(places: tuple[tuple[str, ...], ...]) -> Fabric:
-    """`places`: each node with its switches."""
+    """`places`: each node with its switches, the leaf first.
+
+    Members attach at different times. If the site has renamed or re-cabled switches meanwhile, theirs may be no tree.
+    Then the leaves alone count: each node names one.
+    """
+    try:
+        return _tree(places)
+    except FabricError:
+        return _tree(tuple(place[:2] for place in places))
+
+
+def _tree(places: tuple[tuple[str, ...], ...]) -> Fabric:
     below: dict[str, set[str]] = {}
     for node, *switches in places:
         for switch in filter(None, switches):

@@ -77,7 +77,7 @@ def refill_seats(
     """
     names, seated, leaves = {m.node for m in usable}, set(seats), {m.node: m.leaf for m in members}
     free = [m for m in in_fabric_order(usable) if m.node not in seated]
-    if groups and len(free) >= sum(node not in names for node in seats):
+    if groups and seated <= leaves.keys() and len(free) >= sum(node not in names for node in seats):
         return list(refill(fabric_of_members(members), groups, seats, names, last_choices=last_choices).seats)
     placed = [node if node in names else _take_spare(free, leaves.get(node, ""), last_choices) for node in seats]
     count = sum(map(bool, placed))
