@@ -114,7 +114,7 @@ class SeedRun:
         self._slow_down(seed)
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
-        self._has_no_folder = random.Random(f"folder {seed}").random() < 0.2  # likewise
+        self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
 

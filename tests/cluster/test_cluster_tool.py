@@ -180,7 +180,7 @@ def test_the_tree_shows_the_state_of_each_node_and_its_jobs(healthy: Cluster) ->
 def test_a_line_reaches_the_kernel_log_as_a_record(healthy: Cluster) -> None:
     healthy.kmsg("n4", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
     last = healthy.sh("n4", "tail -n 1 /var/log/muster-kmsg")
-    assert re.fullmatch(r"3,\d+,\d+,-;NVRM: Xid .*bus\.", last)
+    assert re.fullmatch(r"4,\d+,\d+,c;NVRM: Xid .*bus\.", last)
 
 
 def _verdict(cluster: Cluster, node: str) -> tuple[str, str]:
