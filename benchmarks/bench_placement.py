@@ -33,7 +33,7 @@ from rich.table import Table
 from muster.fabric.groups.axes import Axes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
-from muster.fabric.placement.node_classes import natural_order
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.refill import MovePrice, refill

@@ -48,6 +48,6 @@ def _register(slot: torch.Tensor) -> str:
     code = library.cudaHostRegister(slot.data_ptr(), slot.numel(), _PORTABLE)
     if int(code) == 0:
         return ""
-    with suppress(RuntimeError):  # CUDA keeps the error for whoever asks next, and the user's kernels are innocent
+    with suppress(RuntimeError):  # CUDA keeps the error: without this, the user's next kernel would report it
         torch.zeros(1, device="cuda")
     return str(library.cudaGetErrorString(code))

@@ -7,12 +7,11 @@ class. Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.preferences import weighed
 
@@ -79,10 +78,3 @@ class LinkCosts(dict[int, float]):
         one, other = divmod(pair, len(self._classes))
         cost = self[pair] = self._classes.link_cost(one, other, self._weighing)
         return cost
-
-
-@lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
-def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which n2 comes before n10."""
-    parts = re.findall(r"\d+|\D+", name)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

@@ -14,9 +14,10 @@ from itertools import islice, permutations
 
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.clusters import nested
-from muster.fabric.placement.node_classes import NodeClasses, natural_order
+from muster.fabric.placement.node_classes import NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.packing import Rooms
 from muster.fabric.placement.search import SMALL, search

@@ -60,9 +60,14 @@ class Parallelism(Table):
         return self
 
     @property
+    def has_groups(self) -> bool:
+        """Whether ranks divide a copy of the model."""
+        return self.tensor * self.context * self.pipeline * self.expert > 1
+
+    @property
     def is_pure_data(self) -> bool:
         """Whether all ranks hold the same state."""
-        return self.tensor * self.context * self.pipeline * self.expert == 1 and self.sharding == "none"
+        return not self.has_groups and self.sharding == "none"
 
     def axes(self, nodes: int, local_ranks: int) -> Axes:
         """The axes of a job with `local_ranks` ranks on each of `nodes` nodes.

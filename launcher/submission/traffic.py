@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def group_traffic(job: Job) -> Iterator[GroupTraffic]:
     """One entry for each kind of group. None for a job whose ranks are replicas and nothing else."""
-    if job.parallelism.tensor * job.parallelism.context * job.parallelism.pipeline * job.parallelism.expert == 1:
+    if not job.parallelism.has_groups:
         return
     weights = weights_of(job)
     for kind in GroupKind:

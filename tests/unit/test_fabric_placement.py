@@ -18,12 +18,13 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.clusters import nested
 from muster.fabric.placement.gang import gang_traffic
 from muster.fabric.placement.local_order import gpu_order, nearest_nics
-from muster.fabric.placement.node_classes import NodeClasses, natural_order
+from muster.fabric.placement.node_classes import NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup, node_groups, without_preferences
 from muster.fabric.placement.packing import winding
 from muster.fabric.placement.preferences import BROKEN_REQUIREMENT_S

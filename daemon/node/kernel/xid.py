@@ -123,8 +123,8 @@ class KernelErrorParser:
     def _is_drivers(self, fragment: KernelRecord) -> bool:
         """The fragment is a message of the driver, and no name of a control group."""
         at, message = fragment.at or 0.0, fragment.message
-        in_time = at - self._name_ahead_at < NAME_AHEAD_S
-        return message.startswith(_FLAGGED_STARTS) and not in_time and not _AFTER_NAME.fullmatch(message)
+        name_may_follow = at - self._name_ahead_at < NAME_AHEAD_S
+        return message.startswith(_FLAGGED_STARTS) and not name_may_follow and not _AFTER_NAME.fullmatch(message)
 
     def _lost_gpu(self, message: str, beginning: str) -> KernelError | None:
         if message.startswith("NVRM: The NVIDIA GPU "):

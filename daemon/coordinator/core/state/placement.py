@@ -5,13 +5,12 @@ least predicted communication (`muster.fabric.placement`). Otherwise nodes of on
 Copies and witnesses cross the fabric: a buddy, and the peers that watch a node, sit on other leaves if there are any.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 
 from muster.daemon.coordinator.core.state.communication import fabric_of_members, least_communication
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.facts import Seat
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.refill import refill
 
@@ -19,13 +18,6 @@ WATCHED_PEER_COUNT = 4
 """Number of peers that each node watches. Two of them are witnesses; the others may fail."""
 
 _NONE: Mapping[str, int] = {}
-
-
-@lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
-def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key under which n2 comes before n10."""
-    parts = re.findall(r"\d+|\D+", name)
-    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts)
 
 
 def _fabric_order(member: Member) -> tuple[object, ...]:
