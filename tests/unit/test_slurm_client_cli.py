@@ -233,6 +233,28 @@ async def test_requeue_moves_the_start_after_completing(commands: Commands, slur
     assert commands.lines()[-1].endswith("StartTime=now")
 
 
+async def test_requeue_succeeds_when_the_job_starts_before_its_start_time_is_moved(
+    commands: Commands, slurm: CliSlurm
+) -> None:
+    """Slurm may start the job between the query and the update. It refuses the update then."""
+    for at, state in enumerate([["RUNNING"], ["PENDING"]], 1):
+        (commands.folder / f"look{at}").write_text(json.dumps({"jobs": [{**JOB, "job_state": state}]}))
+    commands.have("squeue", f"cd {commands.folder}; cat look$(grep -c squeue said)")
+    refusal = "Job is no longer pending execution for job 7"
+    commands.have("scontrol", f"case $* in *StartTime*) echo '{refusal}' >&2; exit 1;; esac")
+    await slurm.requeue(7, restarts=1)
+    assert commands.lines()[-1] == "scontrol update JobId=7 StartTime=now"
+
+
+async def test_requeue_reports_another_refusal_of_the_start_time(commands: Commands, slurm: CliSlurm) -> None:
+    for at, state in enumerate([["RUNNING"], ["PENDING"]], 1):
+        (commands.folder / f"look{at}").write_text(json.dumps({"jobs": [{**JOB, "job_state": state}]}))
+    commands.have("squeue", f"cd {commands.folder}; cat look$(grep -c squeue said)")
+    commands.have("scontrol", "case $* in *StartTime*) echo 'Job has already finished for job 7' >&2; exit 1;; esac")
+    with pytest.raises(SlurmRefused, match="already finished"):
+        await slurm.requeue(7, restarts=1)
+
+
 async def test_the_lease_guard_is_called_before_each_change(commands: Commands) -> None:
     """A procedure may take half a minute. After the first step another coordinator may be the leader."""
 

@@ -191,7 +191,12 @@ class Procedures(ABC):
         current = await self._wait_completed(operation, job, deadline)
         if current.state is not JobState.PENDING:
             return  # the job has already started
-        await self._update_job(operation, job, {"StartTime": "now"}, deadline.require(operation))
+        try:
+            await self._update_job(operation, job, {"StartTime": "now"}, deadline.require(operation))
+        except SlurmRefused as error:
+            if error_messages.HAS_STARTED not in error.message:
+                raise
+            return  # the job has started since the last query
         if current.held and current.reason not in _HELD_BY_PEOPLE:
             await self._release(job, deadline.require(operation))
 

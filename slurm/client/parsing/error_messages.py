@@ -21,6 +21,7 @@ from muster.slurm.client.errors import (
 NO_SUCH_JOB: Final = "Invalid job id"
 NO_SUCH_NODE: Final = "Invalid node name"
 IS_PENDING: Final = "Job is pending execution"
+HAS_STARTED: Final = "Job is no longer pending execution"
 CANCELLED: Final = "Job is cancelled"
 """Muster's own message. Slurm itself accepts a requeue of a cancelled job; Muster does not send one."""
 NO_TRANSITION: Final = "Invalid node state transition"
