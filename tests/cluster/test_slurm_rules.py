@@ -2,6 +2,8 @@
 
 The rules of the batch host come first. The batch host is the first node of a job. It runs the batch script and its
 srun, and it is the only node that Slurm cannot remove from the job.
+
+The rules are Slurm's. They change with Slurm, not with Muster, so `make test-long` tests them and `make test` does not.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pytest
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 NODES = "n[0-3]"
 FOUR = (f"-w{NODES}", "-N4")
