@@ -3,6 +3,9 @@
 Flags override the environment, which overrides /etc/muster/muster.toml, which overrides the defaults. A wrong key,
 value or file is refused with what would be right.
 
+Every command and daemon starts with these settings. They are checked here, and not by pydantic, which costs a command
+100 ms at its start and each daemon 10 MiB.
+
 The coordinator's address has no default. A program that calls the coordinator sends it a credential of its user, and
 musterd's user is root. On an address that nobody has chosen, any user of the host may listen.
 """
@@ -16,11 +19,10 @@ import pwd
 import socket
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from muster.daemon.host.addresses import comparable_host
 from muster.daemon.host.plain_text import PlainFormatter
@@ -44,98 +46,119 @@ class SiteError(Exception):
     """The site's fault: a wrong configuration."""
 
 
-class Site(BaseModel):
-    """The site's settings. `Site.load` reads them. The fields are the keys of muster.toml."""
+_MAX_EPILOG_WAIT_S: Final = 600
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    coordinator: str = Field(
-        default="",
-        description="host:port of muster-coordinator; with a standby both, with a comma between them; empty: not given",
-    )
-    auth: str = Field(default="munge", description='"munge", or "secret:PATH" for one machine and one user')
-    connections: str = Field(
-        default=TLS,
-        description=f'"{TLS}", or "{PLAIN_TEXT}": whoever reaches the network can read and change everything. A '
-        "secret file is for one machine: with it, connections to loopback addresses are always plain text",
-    )
-    tls_authority: Path = Field(
-        default=TLS_FOLDER / "authority.pem",
-        description="on every host: the certificates of the authorities that issue the coordinators' certificates",
-    )
-    tls_certificate: Path = Field(
-        default=TLS_FOLDER / "coordinator.pem", description="on a coordinator's host: its certificate"
-    )
-    tls_key: Path = Field(
-        default=TLS_FOLDER / "coordinator.key", description="on a coordinator's host: the key of its certificate"
-    )
-    encrypt_checkpoints: bool = Field(
-        default=False,
-        description="whether the pieces of checkpoints between agents use TLS, too; their digests always do",
-    )
-    agent_ports: PortRange | None = Field(
-        default=None,
-        description='on every compute node: the ports that agents listen on, as "61000-61999"; none: any free ports',
-    )
-    hooks_without_musterd: Literal["pass", "fail"] = Field(
-        default="pass",
-        description="on every compute node: the exit status of muster-epilog and muster-healthcheck if musterd does "
-        'not answer: "pass" is 0, "fail" is 1, with which Slurm drains the node after its job',
-    )
-    epilog_wait_s: float = Field(
-        default=0.0,
-        ge=0,
-        le=600,
-        description="on every compute node: seconds for which muster-epilog may wait until the memory that musterd "
-        "keeps of the ended job is needed no more",
-    )
-    slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
-    operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
-    management_hosts: tuple[str, ...] = Field(
-        default=(),
-        max_length=management_hosts.MAX_HOSTS,
-        description="names or addresses of the hosts from which root, SlurmUser and operators may do everything; "
-        "empty: from all hosts",
-    )
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a text in quotes")
+    return value
 
-    @field_validator("coordinator")
-    @classmethod
-    def _check_coordinator(cls, value: str) -> str:
-        if not value.isprintable():
-            raise ValueError("must be one line without control characters: it becomes a line of the batch script")
-        for address in split_addresses(value):
-            split_address(address)
-        return value
 
-    @field_validator("auth")
-    @classmethod
-    def _check_auth(cls, value: str) -> str:
-        kind, colon, path = value.partition(":")
-        if value == "munge" or (kind == "secret" and colon and path.startswith("/")):
-            return value
-        raise ValueError('must be "munge" or "secret:/absolute/path"')
+def _path(value: object) -> Path:
+    return value if isinstance(value, Path) else Path(_text(value))
 
-    @field_validator("connections")
-    @classmethod
-    def _check_connections(cls, value: str) -> str:
-        if value not in (TLS, PLAIN_TEXT):
-            raise ValueError(f'must be "{TLS}" or "{PLAIN_TEXT}"')
-        return value
 
-    @field_validator("agent_ports", mode="before")
-    @classmethod
-    def _check_agent_ports(cls, value: object) -> PortRange:
-        ports = PortRange.parse(value)
-        if COORDINATOR_PORT in ports or NODE_PORT in ports:
-            raise ValueError(
-                f"must not contain {COORDINATOR_PORT} or {NODE_PORT}, the ports of muster-coordinator and musterd"
-            )
-        return ports
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise ValueError('must be a list of texts, for example ["one", "two"]')
+    return tuple(value)
 
-    @field_validator("management_hosts")
-    @classmethod
-    def _check_management_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(management_hosts.check_host, value))
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _one_of(*allowed: str) -> Callable[[object], Any]:
+    def read(value: object) -> str:
+        if value not in allowed:
+            raise ValueError("must be " + " or ".join(f'"{one}"' for one in allowed))
+        return str(value)
+
+    return read
+
+
+def _coordinator(value: object) -> str:
+    text = _text(value)
+    if not text.isprintable():
+        raise ValueError("must be one line without control characters: it becomes a line of the batch script")
+    for address in split_addresses(text):
+        split_address(address)
+    return text
+
+
+def _auth(value: object) -> str:
+    text = _text(value)
+    kind, colon, path = text.partition(":")
+    if text == "munge" or (kind == "secret" and colon and path.startswith("/")):
+        return text
+    raise ValueError('must be "munge" or "secret:/absolute/path"')
+
+
+def _agent_ports(value: object) -> PortRange:
+    ports = PortRange.parse(value)
+    if COORDINATOR_PORT in ports or NODE_PORT in ports:
+        raise ValueError(
+            f"must not contain {COORDINATOR_PORT} or {NODE_PORT}, the ports of muster-coordinator and musterd"
+        )
+    return ports
+
+
+def _epilog_wait(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_EPILOG_WAIT_S:
+        raise ValueError(f"must be a number of seconds from 0 to {_MAX_EPILOG_WAIT_S}")
+    return float(value)
+
+
+def _management_hosts(value: object) -> tuple[str, ...]:
+    hosts = _texts(value)
+    if len(hosts) > management_hosts.MAX_HOSTS:
+        raise ValueError(f"must be at most {management_hosts.MAX_HOSTS} hosts")
+    return tuple(map(management_hosts.check_host, hosts))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The site's settings. `Site.load` reads them. The fields are the keys of muster.toml.
+
+    Beside each type stands the function that returns a value as the field holds it. It raises ValueError with what
+    would be right.
+    """
+
+    coordinator: Annotated[str, _coordinator] = ""
+    """host:port of muster-coordinator; with a standby both, with a comma between them; empty: not given."""
+    auth: Annotated[str, _auth] = "munge"
+    """ "munge", or "secret:PATH" for one machine and one user."""
+    connections: Annotated[str, _one_of(TLS, PLAIN_TEXT)] = TLS
+    """TLS or PLAIN_TEXT. In plain text, whoever reaches the network can read and change everything. A secret file is
+    for one machine: with it, connections to loopback addresses are always plain text.
+    """
+    tls_authority: Annotated[Path, _path] = TLS_FOLDER / "authority.pem"
+    """On every host: the certificates of the authorities that issue the coordinators' certificates."""
+    tls_certificate: Annotated[Path, _path] = TLS_FOLDER / "coordinator.pem"
+    """On a coordinator's host: its certificate."""
+    tls_key: Annotated[Path, _path] = TLS_FOLDER / "coordinator.key"
+    """On a coordinator's host: the key of its certificate."""
+    encrypt_checkpoints: Annotated[bool, _switch] = False
+    """Whether the pieces of checkpoints between agents use TLS, too; their digests always do."""
+    agent_ports: Annotated[PortRange | None, _agent_ports] = None
+    """On every compute node: the ports that agents listen on, as "61000-61999"; None: any free ports."""
+    hooks_without_musterd: Annotated[Literal["pass", "fail"], _one_of("pass", "fail")] = "pass"
+    """On every compute node: the exit status of muster-epilog and muster-healthcheck if musterd does not answer. "pass"
+    is 0. "fail" is 1, with which Slurm drains the node after its job.
+    """
+    epilog_wait_s: Annotated[float, _epilog_wait] = 0.0
+    """On every compute node: seconds for which muster-epilog may wait until the memory that musterd keeps of the ended
+    job is needed no more.
+    """
+    slurm_user: Annotated[str, _text] = "slurm"
+    """Slurm's own user (SlurmUser): may do everything."""
+    operators: Annotated[tuple[str, ...], _texts] = ()
+    """Further users who may do everything."""
+    management_hosts: Annotated[tuple[str, ...], _management_hosts] = ()
+    """Names or addresses of the hosts from which root, SlurmUser and operators may do everything; empty: all hosts."""
 
     @classmethod
     def load(
@@ -166,10 +189,7 @@ class Site(BaseModel):
                 given[key] = (value, name)
             if flag is not None:
                 given[key] = (flag, f"--{key}")
-        try:
-            site = cls(**{key: value for key, (value, _) in given.items()})
-        except ValidationError as error:
-            raise SiteError(_describe(error, given)) from None
+        site = cls(**_read(given))
         if calls_coordinator and not site.coordinator:
             raise SiteError(
                 f'no coordinator is configured: set coordinator = "HOST:{COORDINATOR_PORT}" in {path}, or give '
@@ -254,18 +274,21 @@ def _read_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
         raise SiteError(f"{path} is not TOML: {error}") from None
 
 
-def _describe(error: ValidationError, given: Mapping[str, tuple[Any, str]]) -> str:
-    lines = []
-    for fault in error.errors():
-        key = str(fault["loc"][0])
-        value, where = given[key]
-        if fault["type"] == "extra_forbidden":
-            known = ", ".join(sorted(Site.model_fields))
-            lines.append(f"{where}: unknown key {key!r}; known keys are {known}")
-        else:
-            words = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{where}: {key} = {value!r}: {words}")
-    return "\n".join(lines)
+def _read(given: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """The settings by key. `given`: each value by key, with the place that gives it."""
+    known = {key: hint.__metadata__[0] for key, hint in get_type_hints(Site, include_extras=True).items()}
+    found, faults = dict[str, Any](), list[str]()
+    for key, (value, where) in given.items():
+        if key not in known:
+            faults.append(f"{where}: unknown key {key!r}; known keys are {', '.join(sorted(known))}")
+            continue
+        try:
+            found[key] = known[key](value)
+        except ValueError as error:
+            faults.append(f"{where}: {key} = {value!r}: {error}")
+    if faults:
+        raise SiteError("\n".join(faults))
+    return found
 
 
 def split_address(address: str) -> tuple[str, int]:

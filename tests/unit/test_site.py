@@ -115,8 +115,19 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ('auth = "none"', 'auth = \'none\': must be "munge" or "secret:/absolute/path"'),
         ('auth = "secret:relative"', 'must be "munge" or "secret:/absolute/path"'),
         ('connections = "plain text"', 'must be "tls" or "plain text, the network is trusted"'),
-        ("operators = 3", "operators = 3: Input should be a valid tuple"),
-        ('management_hosts = "mgmt1"', "management_hosts = 'mgmt1': Input should be a valid tuple"),
+        ("operators = 3", 'operators = 3: must be a list of texts, for example ["one", "two"]'),
+        ('operators = ["root", 3]', "operators = ['root', 3]: must be a list of texts"),
+        ('management_hosts = "mgmt1"', "management_hosts = 'mgmt1': must be a list of texts"),
+        ("slurm_user = true", "slurm_user = True: must be a text in quotes"),
+        ("tls_key = 3", "tls_key = 3: must be a text in quotes"),
+        ("encrypt_checkpoints = 1", "encrypt_checkpoints = 1: must be true or false"),
+        ('hooks_without_musterd = "drain"', 'hooks_without_musterd = \'drain\': must be "pass" or "fail"'),
+        ("hooks_without_musterd = []", 'hooks_without_musterd = []: must be "pass" or "fail"'),
+        *(
+            (f"epilog_wait_s = {value}", "must be a number of seconds from 0 to 600")
+            for value in ("-1", "601", "nan", "true", '"5"')
+        ),
+        (f"management_hosts = {['h'] * 1001}", "must be at most"),
         ('management_hosts = ["mgmt1", "10.0.0.300"]', "'10.0.0.300' is neither a host name nor an IP address"),
         *((f"agent_ports = {value}", words) for value, words in WRONG_PORTS.items()),
         ("coordinator = ", "is not TOML"),
@@ -130,6 +141,35 @@ def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str, words
         Site.load(config=config, environ={})
     assert str(config) in str(refused.value)
     assert words in str(refused.value)
+
+
+def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    config = _file(tmp_path, 'auth = "none"\nepilog_wait_s = -1\nunknown = 1\n')
+    with pytest.raises(SiteError) as refused:
+        Site.load(config=config, environ={})
+    assert [line.split()[1] for line in str(refused.value).splitlines()] == ["auth", "epilog_wait_s", "unknown"]
+
+
+def test_each_key_of_a_file_is_read(tmp_path: Path) -> None:
+    text = """
+        connections = "plain text, the network is trusted"
+        tls_authority = "/tls/a"
+        tls_certificate = "/tls/c"
+        tls_key = "/tls/k"
+        encrypt_checkpoints = true
+        hooks_without_musterd = "fail"
+        epilog_wait_s = 30
+    """
+    assert Site.load(config=_file(tmp_path, text), environ={}, coordinator="ctl:1") == Site(
+        coordinator="ctl:1",
+        connections=site_config.PLAIN_TEXT,
+        tls_authority=Path("/tls/a"),
+        tls_certificate=Path("/tls/c"),
+        tls_key=Path("/tls/k"),
+        encrypt_checkpoints=True,
+        hooks_without_musterd="fail",
+        epilog_wait_s=30.0,
+    )
 
 
 def test_a_flag_or_variable_that_cannot_be_right_is_named() -> None:
