@@ -8,11 +8,13 @@ fix its settings; 130 interrupted. `muster status -f` and `muster run` exit with
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from muster import __version__
 from muster.launcher.command_table import COMMANDS
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
@@ -31,10 +33,8 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        print(f"muster {version('muster')}")
-        parser.exit()
+        print(f"muster {__version__}")
+        parser.exit(0)
 
 
 def parser(called: Collection[str] | None = None) -> argparse.ArgumentParser:
@@ -58,8 +58,26 @@ def _add_arguments(row: argparse.ArgumentParser, command: Command) -> None:
     row.set_defaults(row=command)
 
 
+def program() -> NoReturn:
+    """Entry point of the program `muster`."""
+    # Imports make many objects and no garbage. To look for some of it costs 15 ms.
+    gc.disable()
+    try:
+        status = main()
+    except SystemExit as ended:  # argparse: the help, the version, a wrong option
+        if not isinstance(ended.code, int):
+            raise
+        status = ended.code
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = EXIT_INTERRUPTED
+    # The kernel frees the memory. Python would first take 30 ms to free each object and to unload gRPC.
+    os._exit(status)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Returns the exit status."""
+    """Runs one command. Returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     options = parser(words[:1]).parse_args(words)
     if options.row.guarded:
@@ -72,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _carry_out(options: argparse.Namespace) -> int:
     import asyncio
 
+    gc.enable()
     try:
         return int(asyncio.run(options.row.run(options)))
     except LauncherError as error:
@@ -94,4 +113,4 @@ def _carry_out(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
+from muster import __version__
 from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.clock_steps import ClockSteps
@@ -181,7 +181,7 @@ class NodeDaemon:
             node=self._settings.node,
             boot_id=self._settings.roots.boot_id.read_text().strip(),
             probe_address=f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
-            version=version("muster"),
+            version=__version__,
             incarnation=self._incarnation,
             addresses=own_addresses(),
             public_key=self._key.public_key if self._key else b"",

@@ -16,6 +16,8 @@ import sysconfig
 import tomllib
 from pathlib import Path
 
+import muster
+
 HERE = Path(__file__).resolve().parent
 NVML = HERE / "libnvidia-ml.so.1"
 SCRIPT = "#!{python}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
@@ -34,14 +36,14 @@ def main() -> None:
     if NVML.exists():
         shutil.copy(NVML, "/usr/local/lib")
         subprocess.run(["/sbin/ldconfig"], check=True)
-    assert importlib.metadata.version(project["name"]) == project["version"]
+    assert importlib.metadata.version(project["name"]) == muster.__version__
 
 
 def write_metadata(site: Path, project: dict[str, str]) -> None:
     """Writes the distribution's metadata."""
-    folder = site / f"{project['name']}-{project['version']}.dist-info"
+    folder = site / f"{project['name']}-{muster.__version__}.dist-info"
     folder.mkdir(exist_ok=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {muster.__version__}\n")
     (folder / "INSTALLER").write_text("muster-image\n")
 
 
