@@ -1,10 +1,16 @@
-"""Writes docs/job.schema.json, the JSON Schema of job.toml: python docs/make_schema.py > docs/job.schema.json"""
+"""Writes the JSON Schema of job.toml: python docs/make_schema.py > launcher/spec/job.schema.json"""
 
 from __future__ import annotations
 
 import json
 
-from muster.launcher.spec.spec import Job
+from muster.launcher.spec.table import Table
+
+# The docstrings of fields are their descriptions in the schema. pydantic parses the source for them when a table is
+# defined, which would cost each command 30 ms. So only this program asks for them, before it imports the tables.
+Table.model_config["use_attribute_docstrings"] = True
+
+from muster.launcher.spec.spec import Job  # noqa: E402
 
 
 def schema() -> str:

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from muster.daemon.host.plain_text import plain
 from muster.daemon.transport.identity import IdentityError
@@ -17,6 +15,10 @@ from muster.daemon.transport.site_config import CONFIG, Site, SiteError
 from muster.daemon.transport.tls import PLAIN_TEXT, TLS
 from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def word_painter() -> Callable[[Text], str]:
 
 def console(*, stderr: bool = False) -> Console:
     """The console for tables. If the output is no terminal, lines are not wrapped at the terminal's width."""
+    from rich.console import Console  # a command without tables must not wait for it
+
     # No markup: reasons quote the output of ranks, which may contain brackets.
     plain = Console(highlight=False, markup=False, stderr=stderr)
     return plain if plain.is_terminal else Console(highlight=False, markup=False, width=200, stderr=stderr)

@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 
 from muster.launcher.command import Command
-from muster.launcher.spec import spec
 from muster.launcher.spec.flags import add_options
 
 
@@ -35,7 +34,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repair", type=_positive, metavar="HOURS", help="until a failed node is back")
     words = "from a fault to the next step, without the transfer of the state"
     parser.add_argument("--recovery", type=_positive, metavar="SECONDS", help=words)
-    add_options(parser, spec.Job)
+    add_options(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.live import Live
-
 from muster.launcher.command import Command, connect, console, load_site, note_coordinator_unavailable
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.output.json_text import to_json
@@ -64,6 +62,8 @@ async def _follow(coordinator: CoordinatorClient, job: str, *, as_json: bool) ->
         async for view in coordinator.follow(gang_ref(job), note_coordinator_unavailable):
             _show(view, as_json=as_json)
         return exit_code(view)
+    from rich.live import Live
+
     with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
         async for view in coordinator.follow(gang_ref(job), note_coordinator_unavailable):
             live.update(gang_details(view), refresh=True)

@@ -13,6 +13,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from muster.daemon.host.plain_text import plain
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.site_config import Site
 from muster.launcher.command import Command, connect, load_site, print_note
+from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec import spec
 from muster.launcher.spec.flags import add_options
@@ -47,7 +49,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
     parser.add_argument("--json", action="store_true", help="print job id, gang id and script path as one JSON object")
-    add_options(parser, spec.Job)
+    add_options(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -131,21 +133,24 @@ async def submit(submission: Submission, text: str, options: argparse.Namespace,
         LauncherError: nothing was queued.
     """
     site = load_site(options)
-    try:
-        async with connect(site) as coordinator:
+    async with AsyncExitStack() as connection:
+        coordinator: CoordinatorClient | None = None
+        try:
+            coordinator = await connection.enter_async_context(connect(site))
             await coordinator.has_gang(submission.gang)
-    except (Unavailable, SiteFault) as error:
-        if not options.force:
-            nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
-            raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
-        print_note(f"muster: {error.message}; the job is queued because of --force")
-    path = _write(submission, text)
-    try:
-        job = await _sbatch(slurm, path)
-    except LauncherError:
-        path.unlink(missing_ok=True)
-        raise
-    registered = await _register(submission, job, site)
+        except (Unavailable, SiteFault) as error:
+            if not options.force:
+                nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
+                raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
+            print_note(f"muster: {error.message}; the job is queued because of --force")
+            coordinator = None
+        path = _write(submission, text)
+        try:
+            job = await _sbatch(slurm, path)
+        except LauncherError:
+            path.unlink(missing_ok=True)
+            raise
+        registered = await _register(submission, job, site, coordinator)
     _report(submission, job, path, registered, as_json=options.json)
     return job
 
@@ -216,7 +221,14 @@ def _no_slurm(error: SlurmError) -> LauncherError:
     return Unavailable(f"Slurm does not answer: {error}", "check slurmctld with: scontrol ping. Nothing was queued")
 
 
-async def _register(submission: Submission, job: int, site: Site) -> bool:
+async def _register(submission: Submission, job: int, site: Site, connected: CoordinatorClient | None) -> bool:
+    """`connected`: the coordinator that answered before sbatch was called. While sbatch ran, another one may have taken
+    over.
+    """
+    if connected is not None:
+        with suppress(Unavailable):
+            await connected.register(submission.gang, job, submission.spec)
+            return True
     try:
         async with connect(site) as coordinator:
             await coordinator.register(submission.gang, job, submission.spec)

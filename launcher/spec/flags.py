@@ -1,23 +1,25 @@
 """Every key of job.toml that has one value is also an option of the command line: --parallelism.tensor 8.
 
-The options follow from the published schema, so a new key is an option at once. An option replaces the file's value.
+The options follow from job.schema.json, so a new key is an option at once. That file is read, and not the classes that
+it is made from: the help appears before those are imported. An option replaces the file's value.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from muster.daemon.transport import toml_text
 
 Tables = dict[str, Any]
+_SCHEMA = Path(__file__).with_name("job.schema.json")
 _PREFIX = "key "
 """Of the names under which argparse keeps the values: no other option's name has a space."""
 _NUMBER_OR_BOOL = re.compile(r"[\w.+-]+")
@@ -43,9 +45,9 @@ class Flag:
 
 
 @cache
-def flags(model: type[BaseModel]) -> tuple[Flag, ...]:
-    """The options of all keys, in the order of the model."""
-    schema = model.model_json_schema()
+def flags() -> tuple[Flag, ...]:
+    """The options of all keys, in the order of the schema."""
+    schema = json.loads(_SCHEMA.read_text())
     return tuple(_flags(schema, schema["$defs"], ()))
 
 
@@ -59,12 +61,12 @@ def _flags(table: Mapping[str, Any], tables: Mapping[str, Any], path: tuple[str,
             yield Flag((*path, key), "string" in kinds, value.get("description", "").partition("\n")[0])
 
 
-def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    """Adds an option for each key of `model` to the command line."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds an option for each key of job.toml to the command line."""
     group = parser.add_argument_group(
         "keys of job.toml", "They replace the file's values. docs/JOBTOML.md explains them."
     )
-    for flag in flags(model):
+    for flag in flags():
         group.add_argument(
             flag.option,
             dest=_PREFIX + flag.option,
@@ -74,11 +76,11 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None
         )
 
 
-def with_options(given: Tables, options: argparse.Namespace, model: type[BaseModel]) -> Tables:
+def with_options(given: Tables, options: argparse.Namespace) -> Tables:
     """The tables of job.toml, with the values of the command line's options."""
     merged = dict(given)
     chosen = vars(options)
-    for flag in flags(model):
+    for flag in flags():
         if (text := chosen.get(_PREFIX + flag.option)) is not None:
             _put(merged, flag.path, text if flag.is_text else _value(text))
     return merged

@@ -380,7 +380,7 @@ def parse(text: str, where: str, options: argparse.Namespace | None = None) -> J
     """
     try:
         given = _tables(text, where)
-        return Job.model_validate(with_options(given, options, Job) if options else given)
+        return Job.model_validate(with_options(given, options) if options else given)
     except ValidationError as error:
         problems = "\n".join(f"  {line}" for line in explain_errors(error, Job))
         raise WrongInput(f"{where} is not valid:\n{problems}", "docs/JOBTOML.md lists every key") from None

@@ -12,5 +12,5 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 class Table(BaseModel):
     """One table of job.toml: unknown keys and numbers that are not finite are refused."""
 
-    # The docstrings of fields are their descriptions in the published schema.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    # Tables inside other tables are checked with these: they need no validator of their own.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)

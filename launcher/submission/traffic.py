@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.placement.weights import NO_TRAFFIC
-from muster.launcher.plan.weights_of_job import weights_of
 from muster.v1.common_pb2 import GroupTraffic
 
 if TYPE_CHECKING:
@@ -18,6 +16,9 @@ def group_traffic(job: Job) -> Iterator[GroupTraffic]:
     """One entry for each kind of group. None for a job whose ranks are replicas and nothing else."""
     if not job.parallelism.has_groups:
         return
+    from muster.fabric.placement.weights import NO_TRAFFIC  # most jobs don't need the model of costs
+    from muster.launcher.plan.weights_of_job import weights_of
+
     weights = weights_of(job)
     for kind in GroupKind:
         weight, packing = weights.get(kind, NO_TRAFFIC), job.placement.packing(kind)

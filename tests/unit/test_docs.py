@@ -48,8 +48,8 @@ def test_the_schema_is_that_of_the_model() -> None:
     made = subprocess.run(
         [sys.executable, ROOT / "docs" / "make_schema.py"], capture_output=True, text=True, timeout=60, check=True
     )
-    saved = (ROOT / "docs" / "job.schema.json").read_text()
-    assert made.stdout == saved, "run: python docs/make_schema.py > docs/job.schema.json"
+    saved = (ROOT / "launcher" / "spec" / "job.schema.json").read_text()
+    assert made.stdout == saved, "run: python docs/make_schema.py > launcher/spec/job.schema.json"
 
 
 def test_the_attacks_name_tests_that_exist() -> None:

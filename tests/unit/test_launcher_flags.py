@@ -9,7 +9,7 @@ import pytest
 from muster.launcher.__main__ import parser
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.flags import flags
-from muster.launcher.spec.spec import Job, parse
+from muster.launcher.spec.spec import parse
 
 LEAST = """
 name = "tiny"
@@ -24,7 +24,7 @@ def given(*words: str) -> argparse.Namespace:
 
 
 def test_each_key_with_one_value_is_an_option() -> None:
-    options = {flag.option for flag in flags(Job)}
+    options = {flag.option for flag in flags()}
     assert {"--nodes", "--ranks-per-node", "--parallelism.tensor", "--placement.expert", "--slurm.time"} <= options
     assert {"--stop-signal", "--model.parameters", "--checkpoint.memory", "--parallelism.order"} <= options
     assert not options & {"--command", "--env", "--preload", "--slurm.options", "--placement.spread-replicas"}
