@@ -98,7 +98,7 @@ def test_one_screen_has_it_all(job_toml: Path, capsys: pytest.CaptureFixture[str
     for words in (
         "gpt: 1,024 A100-SXM-80GB on 128 nodes and 4 spares; an estimate, nothing is queued",
         "network    a usual one, not Slurm's (--no-slurm)",
-        "48.9 GB of 80.0 GB a GPU, 6.0 % kept free: fits",
+        "48.9 GB of 85.0 GB a GPU, 6.0 % kept free: fits",
         "smallest number of GPUs: 64 with this tensor, context and pipeline split",
         "bubble 6.8 % of a step (plain, 8 stages, 96 micro-batches)",
         "stages balance: 12 layers each",
@@ -221,7 +221,7 @@ def test_a_model_that_does_not_fit_gets_a_split_that_does() -> None:
     prepared = _prepared(text)
     shown = "\n".join(lines(prepared))
     assert "DOES NOT FIT" in shown
-    assert "no number of GPUs holds it with this tensor, context and pipeline split; 38 for the state alone" in shown
+    assert "no number of GPUs holds it with this tensor, context and pipeline split; 36 for the state alone" in shown
     split = prepared.estimate.fitting_split
     assert split
     assert f"it fits with tensor = {split.tensor}, pipeline = {split.pipeline} and data = {split.data}" in shown
