@@ -6,7 +6,6 @@ nodes, or a name that has shifted lead to no wrong tree. Sets that overlap, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Node
 from muster.fabric.sources.tiers import Tiers
 
@@ -105,10 +105,10 @@ def _nest(sets: Iterable[NodeSet]) -> list[_Place]:
             del tops[id(top)]
         if place.depth >= MOST_TIERS:
             raise FabricError(f"more than {MOST_TIERS} tiers lie above one another: a network has a few")
-        place.inside.sort(key=lambda place: _natural(place.of))
+        place.inside.sort(key=_order)
         tops[id(place)] = place
         top_of.update(dict.fromkeys(one.nodes, place))
-    return sorted(tops.values(), key=lambda place: _natural(place.of))
+    return sorted(tops.values(), key=_order)
 
 
 def _domain(place: _Place, tiers: Tiers) -> Domain:
@@ -122,10 +122,9 @@ def _domain(place: _Place, tiers: Tiers) -> Domain:
     return Domain(level, of.nodes, tiers.link(level), children, tiers.ratio(level), of.uplink, of.grid, name=of.name)
 
 
-def _natural(of: NodeSet) -> tuple[object, ...]:
-    """Sort key under which s2 comes before s10. Without a name, the first node decides."""
-    parts = re.split(r"([0-9]+)", of.name or min(of.nodes))
-    return tuple((0, int(part[:18]), "") if part.isdigit() else (1, 0, part) for part in parts)
+def _order(place: _Place) -> tuple[tuple[int, int, str], ...]:
+    """Sort key of a set. Without a name, the first node decides."""
+    return natural_order(place.of.name or min(place.of.nodes))
 
 
 def _label(of: NodeSet) -> str:

@@ -15,6 +15,7 @@ from muster.daemon.host.plain_text import plain
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.link import Link
+from muster.fabric.model.natural_order import natural_order
 
 ABSENT = "ABSENT"
 """The state of a node that the topology has and Slurm has not."""
@@ -110,7 +111,7 @@ def _below(
 
 def _node_rows(picture: FabricPicture, domain: Domain, verbose: bool) -> list[tuple[str, NodeUse]]:
     """Short lists of the nodes attached to `domain`, each with what Slurm says of all of them, in natural order."""
-    nodes = sorted(domain.own_nodes, key=_natural)
+    nodes = sorted(domain.own_nodes, key=natural_order)
     if verbose:
         return [(f"{node}{_position(domain, node)}", picture.use(node)) for node in nodes]
     alike: dict[NodeUse, list[str]] = {}
@@ -165,13 +166,6 @@ def _link_words(link: Link) -> str:
     return f"{link.bandwidth / 1e9:g} GB/s, {link.latency * 1e6:g} µs"
 
 
-def _natural(name: str) -> tuple[object, ...]:
-    """Sort key under which n2 comes before n10."""
-    digits = name.rstrip("0123456789")
-    number = name[len(digits) :][:18]
-    return (digits, int(number) if number.isascii() and number else -1, name)
-
-
 def to_dict(picture: FabricPicture) -> dict[str, object]:
     """The same for scripts. `nodes` of a domain are attached to it; `all_nodes` is the short form of all below."""
     return {
@@ -194,7 +188,7 @@ def _domain_dict(picture: FabricPicture, domain: Domain) -> dict[str, object]:
         "oversubscription": domain.oversubscription,
         "uplink": _link_dict(domain.uplink) if domain.uplink else None,
         "dimensions": list(domain.grid.dimensions) if domain.grid else None,
-        "nodes": [_node_dict(picture, domain, node) for node in sorted(domain.own_nodes, key=_natural)],
+        "nodes": [_node_dict(picture, domain, node) for node in sorted(domain.own_nodes, key=natural_order)],
         "domains": [_domain_dict(picture, child) for child in domain.children],
     }
     return found

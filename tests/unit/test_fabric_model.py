@@ -12,6 +12,7 @@ from muster.fabric.model.fabric import Fabric, FailureDomain
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import GPU_LINK, Node
 
 LEAF_LINK, SPINE_LINK, NVLINK = Link(5e-6, 50e9), Link(7e-6, 25e9), Link(1e-6, 450e9)
@@ -27,6 +28,14 @@ def whole(*children: Domain, oversubscription: float = 1.0) -> Domain:
 
 
 TWO_LEAVES = Fabric(whole(leaf("a", "b"), leaf("c", "d"), oversubscription=4))
+
+
+def test_names_are_counted_as_people_count_them() -> None:
+    longest = "n" + "9" * 5000
+    counted = sorted(["r1n10", longest, "n10", "n9", "n2", "r1n9", "", "n²", "n\u0663"], key=natural_order)
+    assert counted.index("n2") < counted.index("n9") < counted.index("n10") < counted.index(longest)
+    assert counted.index("r1n9") < counted.index("r1n10")
+    assert natural_order("n10") == natural_order("n010")
 
 
 def test_the_link_of_two_nodes_is_that_of_their_smallest_common_domain() -> None:
