@@ -31,11 +31,11 @@ def _domains(before: Fabric, after: Fabric) -> Iterator[str]:
     """Domains are compared by their nodes among those that both fabrics have: a node that leaves splits no switch."""
     both = before.nodes & after.nodes
     old, new = _by_nodes(before, both), _by_nodes(after, both)
-    for key in old.keys() - new.keys():
+    for key in sorted(old.keys() - new.keys(), key=sorted):
         yield f"{old[key].level.word} {old[key].label} no longer joins {_some(key)}"
-    for key in new.keys() - old.keys():
+    for key in sorted(new.keys() - old.keys(), key=sorted):
         yield f"{new[key].level.word} {new[key].label} now joins {_some(key)}"
-    for key in old.keys() & new.keys():
+    for key in sorted(old.keys() & new.keys(), key=sorted):
         yield from _one_domain(old[key], new[key])
 
 

@@ -7,14 +7,16 @@ flat network, all nodes are on the same leaf. NVLink is the opposite: without a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.errors import FabricError, UnknownNode
+from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link, in_series
+from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Node
 
 
@@ -145,6 +147,33 @@ class Fabric:
         }
         return frozenset(kind for kind, both in shared.items() if both)
 
+    def part(self, nodes: Iterable[str]) -> Fabric:
+        """The fabric of `nodes` alone. Those that this fabric lacks are attached to the root: nothing is known of them.
+
+        Domains keep their names, links and positions.
+        """
+        wanted = frozenset(nodes)
+        root = _part(self.root, wanted)
+        return Fabric(replace(root, nodes=wanted), tuple(node for node in self.details if node.name in wanted))
+
+    def leaf_name(self, node: str) -> str:
+        """The name of the leaf of `node`; empty if the fabric has no leaves there, or lacks the node."""
+        path = self._paths.get(node, ())
+        return next((domain.name for domain in reversed(path) if domain.level is Level.LEAF), "")
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The position of each node along the tree: nodes of one domain are together, in natural order."""
+        found: list[str] = []
+
+        def descend(domain: Domain) -> None:
+            for child in domain.children:
+                descend(child)
+            found.extend(sorted(domain.own_nodes, key=natural_order))
+
+        descend(self.root)
+        return {node: at for at, node in enumerate(found)}
+
     def _uplinks_below(self, node: str, common: Domain) -> Iterable[Link]:
         """The links from `node` up to `common` that differ from their tier's. NVLink passes none of them."""
         if common.level < Level.LEAF:
@@ -178,3 +207,15 @@ class Fabric:
 
         descend(self.root, ())
         return paths
+
+
+def _part(domain: Domain, wanted: frozenset[str]) -> Domain:
+    """`domain` with the nodes of `wanted` alone, without domains that have none of them."""
+    nodes = domain.nodes & wanted
+    if len(nodes) == len(domain.nodes):
+        return domain
+    children = tuple(_part(child, nodes) for child in domain.children if not child.nodes.isdisjoint(nodes))
+    grid = domain.grid
+    if grid is not None:
+        grid = Grid(grid.dimensions, tuple(name if name in nodes else "" for name in grid.places))
+    return replace(domain, nodes=nodes, children=children, grid=grid)
