@@ -6,7 +6,7 @@ link. So a weight is a number of messages and a number of bytes, and its cost on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -69,6 +69,9 @@ _KEYS_AND_VALUES = 2 * 4096 * 1024 * 2.0
 _MICRO_BATCHES = 8
 _BUCKET = 25e6
 """Bytes that PyTorch averages at once."""
+_EXPOSED = 0.5
+"""Each layer waits for tensor, context and expert groups, and gradients are averaged beside the backward pass. So data
+groups count at most so much of the lightest of those."""
 
 
 def usual_weights(axes: Axes) -> Weights:
@@ -78,16 +81,30 @@ def usual_weights(axes: Axes) -> Weights:
     tensor and expert groups send thousands of times in a step, pipelines and gradients a few times.
     """
     layers = _MICRO_BATCHES * _LAYERS / axes.pipeline
+    awaited = {
+        GroupKind.TENSOR: ring_all_reduce(axes.tensor, _ACTIVATION / axes.context, 4 * layers),
+        GroupKind.CONTEXT: ring_pass(axes.context, _KEYS_AND_VALUES / axes.tensor, 3 * layers),
+        GroupKind.EXPERT: ring_pass(axes.expert, _ACTIVATION / axes.context, 4 * layers),
+    }
     gradients = 2 * _PARAMETERS / (axes.tensor * axes.pipeline)
     buckets = max(1.0, gradients / _BUCKET)
-    averaged = ring_all_reduce(axes.expert_data, gradients / buckets, buckets)
+    data = ring_all_reduce(axes.data * axes.context, gradients / buckets, buckets)
+    experts = ring_all_reduce(axes.expert_data, gradients / buckets, buckets) if axes.expert > 1 else NO_TRAFFIC
     return MappingProxyType(
         {
-            GroupKind.TENSOR: ring_all_reduce(axes.tensor, _ACTIVATION / axes.context, 4 * layers),
-            GroupKind.CONTEXT: ring_pass(axes.context, _KEYS_AND_VALUES / axes.tensor, 3 * layers),
-            GroupKind.EXPERT: ring_pass(axes.expert, _ACTIVATION / axes.context, 4 * layers),
+            **awaited,
             GroupKind.PIPELINE: send(_ACTIVATION / axes.context, 2 * _MICRO_BATCHES),
-            GroupKind.DATA: ring_all_reduce(axes.data * axes.context, gradients / buckets, buckets),
-            GroupKind.EXPERT_DATA: averaged if axes.expert > 1 else NO_TRAFFIC,
+            GroupKind.DATA: _exposed(data, awaited.values()),
+            GroupKind.EXPERT_DATA: _exposed(experts, awaited.values()),
         }
+    )
+
+
+def _exposed(averaging: Weight, awaited: Iterable[Weight]) -> Weight:
+    sending = [weight for weight in awaited if weight.size]
+    if not sending:
+        return averaging
+    return Weight(
+        min(averaging.messages, _EXPOSED * min(weight.messages for weight in sending)),
+        min(averaging.size, _EXPOSED * min(weight.size for weight in sending)),
     )
