@@ -1,24 +1,18 @@
-"""The site's fabric: what Slurm's controller says of the network, and what the site's own file adds."""
+"""The site's fabric, for the commands of the launcher: `muster.slurm.site.fabric` with the launcher's errors."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
 from muster.daemon.transport import toml_text
-from muster.fabric.model import node as fabric_node
-from muster.fabric.model.errors import FabricError
-from muster.fabric.sources.site_file import SiteFabric, read_site
-from muster.fabric.sources.slurm_topology import Reading, SlurmTopology, read_fabric
+from muster.fabric.sources.site_file import SiteFabric
 from muster.launcher.errors import SiteFault, Unavailable
-from muster.slurm.client.parsing import gres
-from muster.slurm.client.parsing.hostlist import expand
-from muster.slurm.client.types import Node, Unknown
+from muster.slurm.client.types import Unknown
+from muster.slurm.site.fabric import FABRIC_FILE, SiteFileError, fabric_of, read_site_file
 
-FABRIC_FILE = Path("/etc/muster/fabric.toml")
+__all__ = ["FABRIC_FILE", "fabric_of", "known", "load_site_fabric"]
 T = TypeVar("T")
 
 
@@ -40,32 +34,6 @@ def load_site_fabric(path: Path, nodes: Collection[str]) -> SiteFabric:
         SiteFault: the file can't be read, or is wrong.
     """
     try:
-        return read_site(toml_text.loads(path.read_text()), expand, nodes)
-    except FileNotFoundError:
-        return SiteFabric()
-    except OSError as error:
-        raise SiteFault(f"{path} can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SiteFault(f"{path} is not TOML: {error}") from None
-    except FabricError as error:
-        raise SiteFault(f"{path}: {error}") from None
-
-
-def fabric_of(topology: SlurmTopology, nodes: Mapping[str, Node], site: SiteFabric, *, alone: bool) -> Reading:
-    """The fabric of one topology. Where Slurm has several, each has the nodes of its partitions only.
-
-    Slurm knows how many GPUs a node has. What the site's file says comes first.
-
-    Args:
-        nodes: all nodes that Slurm has.
-        alone: whether this is Slurm's only topology.
-    """
-    named = {name for unit in topology.units for name in unit.nodes if name}
-    shown = named | (set(nodes) if alone else set(topology.members))
-    details = {
-        name: fabric_node.Node(name, gpus=gres.count_gpus(node.gres) or 0) for name, node in nodes.items() if node.gres
-    }
-    for node in site.details:
-        known_gpus = details[node.name].gpus if node.name in details else 0
-        details[node.name] = node if node.gpus else replace(node, gpus=known_gpus)
-    return read_fabric(topology, shown, site.tiers, tuple(details.values()), site.extra(topology))
+        return read_site_file(path, nodes, toml_text.loads)
+    except SiteFileError as error:
+        raise SiteFault(str(error)) from None

@@ -51,6 +51,7 @@ from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_l
 from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.types import Slurm
+from muster.slurm.site.fabric import FABRIC_FILE
 
 EXIT_UNAVAILABLE, EXIT_BUG, EXIT_JOURNAL = 69, 70, 74
 _log = logging.getLogger("muster.coordinator")
@@ -145,6 +146,7 @@ async def _run(flags: argparse.Namespace) -> None:
                     heartbeat_s=flags.heartbeat,
                     confirm_leadership=lease_guard,
                     lease_term=keeper.lease.term if keeper else 0,
+                    fabric_file=None if flags.slurm == "fake" else FABRIC_FILE,
                 )
             )
             await _serve(coordinator, stop_requested)

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.node_service import NodeService
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
+from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
@@ -57,6 +58,7 @@ class Settings:
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
         configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for
             those of them that are this host.
+        fabric_file: what the site says of its network; None: nothing.
     """
 
     listen: str
@@ -75,6 +77,7 @@ class Settings:
     shedding: SheddingLimits = field(default_factory=SheddingLimits)
     certificate_files: CertificateFiles | None = None
     configured_names: frozenset[str] = frozenset()
+    fabric_file: Path | None = None
 
 
 class Coordinator:
@@ -111,6 +114,7 @@ class Coordinator:
             settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
         )
         self.roster = SlurmRoster(settings.slurm)
+        self.fabric = FabricWatch(settings.slurm, self.roster, self.engine.post, settings.fabric_file)
         self._watch_task: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
         self._server = self._make_server()
@@ -161,7 +165,7 @@ class Coordinator:
     async def _watch_slurm(self) -> None:
         resolve, hosts = self._settings.resolve, self._settings.rights.management_hosts
         names = () if self._settings.certificate_files else (self._plain_names.run(resolve),)
-        await asyncio.gather(self._watch.run(), self.roster.run(), hosts.run(resolve), *names)
+        await asyncio.gather(self._watch.run(), self.roster.run(), self.fabric.run(), hosts.run(resolve), *names)
 
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
@@ -175,7 +179,10 @@ class Coordinator:
             refuse=settings.rights.refusal,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
-            AgentService(engine, lookup, settings.slurm, settings.rights, settings.stream_limits, self._issuing), server
+            AgentService(
+                engine, lookup, self.fabric, settings.slurm, settings.rights, settings.stream_limits, self._issuing
+            ),
+            server,
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(

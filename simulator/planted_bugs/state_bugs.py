@@ -14,8 +14,8 @@ STATE_BUGS: dict[str, PlantedBug] = {
     "leave-a-spare-waiting": PlantedBug(
         "An elastic job shrinks although a spare is there.",
         module=f"{_ROOM}.state.placement",
-        code='_take_spare(free, leaves.get(node, ""), last_choices)',
-        bug='_take_spare(free[:0], leaves.get(node, ""), last_choices)',
+        code="_take_spare(free, fabric, node, last_choices)",
+        bug="_take_spare(free[:0], fabric, node, last_choices)",
     ),
     "detached-counts-as-fenced": PlantedBug(
         "Ranks count as ended when their agent is detached.",

@@ -47,6 +47,7 @@ class Scenario:
         launch_s: seconds from the job's start until its processes start.
         stop_s: seconds that a rank's process lives on after its last step, if it was asked to stop.
         copy_s: seconds until a buddy has its copy of a shard.
+        fabric: what Slurm and the site say of the network. None: the leaf of each node, when its agent attaches.
         spec: further fields of the GangSpec.
     """
 
@@ -54,14 +55,15 @@ class Scenario:
         self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
         time_limit_s: int | None = None, idle_nodes: int = 0, limits: Limits = NO_LIMITS,
         step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2,
-        stop_s: float = _DURATIONS.stop_s / 2, copy_s: float = _DURATIONS.copy_s / 2, **spec: object,
+        stop_s: float = _DURATIONS.stop_s / 2, copy_s: float = _DURATIONS.copy_s / 2,
+        fabric: events.FabricSeen | None = None, **spec: object,
     ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-scenario-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]
         durations = replace(
             _DURATIONS, flush_s=2 * flush_s, step_s=step_s, launch_s=2 * launch_s, stop_s=2 * stop_s, copy_s=2 * copy_s
         )
-        self.world = World(Site(leaves, durations=durations, limits=limits), 0, folder, Invariants)
+        self.world = World(Site(leaves, durations=durations, limits=limits, fabric=fabric), 0, folder, Invariants)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.unstartable_nodes.update(absent)
         self.world.coordinator_restart_s = 0.0
@@ -148,6 +150,11 @@ class Scenario:
     def post_event(self, event: events.Event) -> None:
         """Give the core an event now."""
         self.world.coordinator.post_event(event)
+
+    def see_fabric(self, fabric: events.FabricSeen) -> None:
+        """Slurm and the site say this of the network from now on."""
+        self.world.fabric = fabric
+        self.post_event(fabric)
 
     # -- faults --
 

@@ -96,6 +96,8 @@ class Coordinator(Process):
     def start(self) -> None:
         """Execute the calls that are owed to Slurm, and start to poll Slurm."""
         self._run_guarded(self.start_slurm_calls)
+        if self.world.fabric is not None:
+            self.post_event(self.world.fabric)  # it is read before the first new agent may attach
         self.post_event(events.Tick())
         self.call_later(0.1, self._start_lookup, self._watch.poll_jobs, JOB_POLL_INTERVAL_S)
         self.call_later(0.2, self._start_lookup, self._watch.poll_nodes, NODE_POLL_INTERVAL_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.daemon.agent.ranks.rank_idleness import QUARTERS
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Silence, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
@@ -57,6 +57,8 @@ class Site:
     network_conditions: NetworkConditions = field(default_factory=NetworkConditions)
     durations: Durations = field(default_factory=Durations)
     limits: Limits = NO_LIMITS
+    fabric: events.FabricSeen | None = None
+    """The network as Slurm and the site describe it; None: the coordinator knows the leaf of each agent only."""
     standby: bool = False
     """Two coordinators share the journal's folder. Each life of a coordinator is a new term of the lease."""
 
@@ -82,6 +84,8 @@ class World:
         self.schedule = Schedule(START_S)
         self.network = Network(self.schedule, self.rng, site.network_conditions)
         self.durations = DurationSampler(site.durations, self.rng)
+        self.fabric = site.fabric
+        """What the coordinator reads of the network, each time that it starts; None: nothing."""
         self.machines = {name: Machine(name, leaf) for name, leaf in site.leaves}
         self.coverage = Coverage()
         self.observer = observer(self)

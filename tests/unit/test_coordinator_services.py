@@ -890,6 +890,7 @@ async def test_the_roll_call_has_leaves_and_jobs(world: ScriptedWorld, api: Any)
     ):
         world.coordinator.engine.post(event)
     await world.coordinator.roster.refresh()
+    await world.coordinator.fabric.read()
     nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
     assert [(n.node, n.leaf, list(n.slurm_job_ids)) for n in nodes] == [
         ("n1", "s0", [1]),

@@ -324,14 +324,13 @@ async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
     slurm.unavailable_reason = "slurmctld is away"
     roster = SlurmRoster(slurm)
     await roster.refresh()
-    assert (dict(roster.nodes), roster.unknown, roster.leaf("n4")) == ({}, "slurmctld is away", "")
+    assert (dict(roster.nodes), roster.unknown) == ({}, "slurmctld is away")
     slurm.unavailable_reason = ""
     await roster.refresh()
     assert (sorted(roster.nodes), roster.unknown) == ([*NODES, "n4"], "")
-    assert (roster.leaf("n4"), roster.leaf("n1")) == ("s1", "")
     slurm.unavailable_reason = "slurmctld is away again"
     await roster.refresh()
-    assert (sorted(roster.nodes), roster.unknown, roster.leaf("n4")) == ([*NODES, "n4"], "", "s1")
+    assert (sorted(roster.nodes), roster.unknown) == ([*NODES, "n4"], "")
 
 
 async def test_a_slurm_that_is_down_for_long_is_logged_once_and_so_is_its_return(
@@ -430,7 +429,6 @@ async def test_a_silent_slurm_is_unknown_and_never_gone(slurm: FakeSlurm) -> Non
     slurm.unavailable_reason = "slurmctld is away"
     lookup = SlurmLookup(slurm, retry_for_s=0.0)
     assert await lookup.job(1, 1000) == Unknown("slurmctld is away")
-    assert await lookup.switches("n1") == ()
     slurm.unavailable_reason = ""
     assert isinstance(await lookup.job(1, 1000), Job)
     assert await lookup.job(9, 1000) == GONE

@@ -14,6 +14,7 @@ import pytest
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection import time_fencing
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.communication import fabric_of_gang
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
@@ -28,7 +29,8 @@ HOW_FAR = (
     "heartbeat_check_at",
     "to_recount",
     "_ranks",
-    "_by_fabric",
+    "fabric",
+    "_in_fabric_order",
     "_serial",
     "_behind",
 )
@@ -48,7 +50,9 @@ def _compare(core: Core) -> None:
         kept, counted, seen = core.index.of(gang), afresh.of(gang), core.observed.gang(gang.id)
         assert _counts(kept) == _counts(counted)
         assert kept.agents_behind(gang, seen) == counted.agents_behind(gang, seen)
-        assert kept.in_fabric_order(gang) == counted.in_fabric_order(gang)
+        fabric = fabric_of_gang(gang, core.observed)
+        assert kept.fabric in (None, fabric)
+        assert kept.in_fabric_order(fabric) == counted.in_fabric_order(fabric)
         for node in gang.members:
             assert core.index.gangs_of(node) == afresh.gangs_of(node)
 

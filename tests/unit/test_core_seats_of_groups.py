@@ -6,16 +6,23 @@ import pytest
 
 from muster.daemon.coordinator.core.state import placement
 from muster.daemon.coordinator.core.state.communication import axes_of, communicating_seats
-from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.events import GangSpec, GroupTraffic
+from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.services import conversion
 from muster.fabric.groups.axes import Axis
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
 from muster.simulator.scenarios.scenario import Scenario
 from muster.v1 import common_pb2
 
 
-def member(node: str, leaf: str, *above: str) -> Member:
-    return Member(node, 1, f"i-{node}", f"{node}:9", batch_host=False, leaf=leaf, switches_above=above)
+def network(**switches: str) -> Fabric:
+    """Nodes with their switches, the leaf first: `n0="s0 pod0"`."""
+    below: dict[str, set[str]] = {}
+    for node, words in switches.items():
+        for switch in words.split():
+            below.setdefault(switch, set()).add(node)
+    return fabric_of([NodeSet(frozenset(nodes), switch) for switch, nodes in below.items()], switches, Tiers())
 
 
 def leaves(world: Scenario, size: int) -> list[set[str]]:
@@ -38,58 +45,30 @@ def test_tensor_groups_start_on_one_leaf_each_and_stay_there_after_a_loss() -> N
 
 
 def test_only_the_seat_of_the_lost_node_gets_another_node() -> None:
-    members = [member(f"n{number}", f"s{number // 4}", "pod0") for number in range(12)]
+    fabric = network(**{f"n{number}": f"s{number // 4} pod0" for number in range(12)})
     groups = communicating_seats(GangSpec(8, 4, tensor=4))
-    seats = placement.first_seats(members, 8, groups=groups)
-    assert {len({node for node in seats[at : at + 4]} & {f"n{n}" for n in (0, 1, 2, 3)}) for at in (0, 4)} <= {0, 4}
-    usable = [one for one in members if one.node != seats[5]]
-    after = placement.refill_seats(seats, usable, members, 8, groups=groups)
+    seats = placement.first_seats(fabric, fabric.nodes, 8, groups=groups)
+    assert [len({fabric.leaf_name(node) for node in seats[at : at + 4]}) for at in (0, 4)] == [1, 1]
+    after = placement.refill_seats(fabric, seats, fabric.nodes - {seats[5]}, 8, groups=groups)
     assert after is not None
     assert [at for at in range(8) if after[at] != seats[at]] == [5]
 
 
 def test_of_two_spares_the_one_in_the_pod_of_its_group_is_taken() -> None:
-    members = [
-        *(member(f"a{number}", "s0", "pod0") for number in range(2)),
-        *(member(f"b{number}", "s1", "pod1") for number in range(2)),
-        member("far", "s3", "pod2"),
-        member("near", "s2", "pod1"),
-    ]
+    fabric = network(
+        a0="s0 pod0", a1="s0 pod0", b0="s1 pod1", b1="s1 pod1", far="s3 pod2", near="s2 pod1",
+    )  # fmt: skip
     groups = communicating_seats(GangSpec(4, 2, tensor=2))
-    after = placement.refill_seats(
-        ["a0", "a1", "b0", "b1"], [one for one in members if one.node != "b1"], members, 4, groups=groups
-    )
+    after = placement.refill_seats(fabric, ["a0", "a1", "b0", "b1"], fabric.nodes - {"b1"}, 4, groups=groups)
     assert after == ["a0", "a1", "b0", "near"]
 
 
-def test_where_the_switches_of_members_are_no_tree_their_leaves_count() -> None:
-    """The site has re-cabled a leaf between two attaches."""
-    members = [
-        member("n0", "s0", "pod0"),
-        member("n1", "s0", "pod1"),
-        member("n2", "s1", "pod0"),
-        member("n3", "s1", "pod1"),
-    ]
-    groups = communicating_seats(GangSpec(4, 0, tensor=2, traffic=(GroupTraffic("tensor", 1000.0, 1e9, "leaf"),)))
-    seats = placement.first_seats(members, 4, groups=groups)
-    assert {frozenset(seats[:2]), frozenset(seats[2:])} == {frozenset({"n0", "n1"}), frozenset({"n2", "n3"})}
-
-
-def test_a_seat_of_a_node_that_is_no_member_any_more_gets_a_spare() -> None:
-    members = [member(f"n{number}", f"s{number // 2}") for number in range(4)]
-    groups = communicating_seats(GangSpec(2, 2, tensor=2))
-    after = placement.refill_seats(["n0", "gone"], members, members, 2, groups=groups)
-    assert after is not None
-    assert after[0] == "n0"
-    assert after[1] in {"n1", "n2", "n3"}
-
-
 def test_a_node_that_is_chosen_last_has_no_seat_while_others_suffice() -> None:
-    members = [member(f"n{number}", f"s{number // 2}") for number in range(6)]
+    fabric = network(**{f"n{number}": f"s{number // 2}" for number in range(6)})
     groups = communicating_seats(GangSpec(4, 2, tensor=2))
-    seats = placement.first_seats(members, 4, {"n1": 1}, groups)
-    assert "n1" not in seats
-    assert set(placement.first_seats(members[:4], 4, {"n1": 1}, groups)) == {"n0", "n1", "n2", "n3"}
+    assert "n1" not in placement.first_seats(fabric, fabric.nodes, 4, {"n1": 1}, groups)
+    four = {"n0", "n1", "n2", "n3"}
+    assert set(placement.first_seats(fabric, four, 4, {"n1": 1}, groups)) == four
 
 
 def test_replicas_alone_have_no_groups_that_matter() -> None:

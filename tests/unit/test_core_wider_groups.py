@@ -9,23 +9,25 @@ from rich.console import Console
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.communication import wider_than_asked
-from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.events import GangSpec, GroupTraffic
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.services.views import gang_view
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
 from muster.launcher.output.tables import gang_details
 from muster.simulator.scenarios.scenario import Scenario
 
 NODES = [f"n{number}" for number in range(8)]
 
 
-def members(*switches: str) -> dict[str, Member]:
+def network(*switches: str) -> Fabric:
     """The nodes n0, n1, ... below a leaf each, with its pod: "s0 p0"."""
-    places = [words.split() for words in switches]
-    return {
-        node: Member(node, 1, "i", f"{node}:9", batch_host=False, leaf=leaf, switches_above=tuple(above))
-        for node, (leaf, *above) in zip(NODES, places, strict=True)
-    }
+    below: dict[str, set[str]] = {}
+    for node, words in zip(NODES, switches, strict=True):
+        for switch in words.split():
+            below.setdefault(switch, set()).add(node)
+    return fabric_of([NodeSet(frozenset(nodes), switch) for switch, nodes in below.items()], NODES, Tiers())
 
 
 def spec(level: str = "leaf", kind: str = "tensor", **degrees: int) -> GangSpec:
@@ -33,8 +35,8 @@ def spec(level: str = "leaf", kind: str = "tensor", **degrees: int) -> GangSpec:
     return GangSpec(8, 0, traffic=traffic, **degrees)
 
 
-PACKED = members(*["s0 p0"] * 4, *["s1 p0"] * 4)
-TORN = members(*["s0 p0"] * 3, "s1 p0", *["s1 p0"] * 3, "s2 p1")
+PACKED = network(*["s0 p0"] * 4, *["s1 p0"] * 4)
+TORN = network(*["s0 p0"] * 3, "s1 p0", *["s1 p0"] * 3, "s2 p1")
 
 
 @pytest.mark.parametrize(
@@ -47,12 +49,12 @@ TORN = members(*["s0 p0"] * 3, "s1 p0", *["s1 p0"] * 3, "s2 p1")
         (spec("pod", tensor=4), TORN, "tensor groups of 4 nodes: 1 of 2 spans 2 pods"),
         (spec("any", tensor=4), TORN, ""),
         (spec("leaf", "pipeline", pipeline=2), TORN, "pipeline groups of 2 nodes: 4 of 4 span 2 leaves"),
-        (spec(tensor=4), members(*[f"s{number}" for number in range(8)]),
+        (spec(tensor=4), network(*[f"s{number}" for number in range(8)]),
          "tensor groups of 4 nodes: 2 of 2 span 4 leaves"),
         (GangSpec(8, 0), TORN, ""),
     ],
 )  # fmt: skip
-def test_which_groups_are_wider(asked: GangSpec, where: dict[str, Member], words: str) -> None:
+def test_which_groups_are_wider(asked: GangSpec, where: Fabric, words: str) -> None:
     assert wider_than_asked(asked, NODES, where) == words
 
 
@@ -61,8 +63,7 @@ def test_fewer_nodes_than_the_spec_have_no_groups() -> None:
 
 
 def test_a_flat_network_has_no_leaves() -> None:
-    flat = {node: Member(node, 1, "i", f"{node}:9", batch_host=False, leaf="") for node in NODES}
-    assert wider_than_asked(spec(tensor=4), NODES, flat) == ""
+    assert wider_than_asked(spec(tensor=4), NODES, network(*[""] * 8)) == ""
 
 
 def test_a_gang_that_fits_says_nothing() -> None:

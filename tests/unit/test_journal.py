@@ -18,6 +18,8 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase,
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
+from muster.fabric.model.record import record_of
+from muster.fabric.sources.generators import fat_tree
 
 SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
 
@@ -34,6 +36,7 @@ def _story() -> list[facts.Fact]:
         facts.PhaseChanged("g", Phase.GATHERING, ""),
         *(facts.MemberJoined("g", n, 7, "i1", f"{n}:1", n == "n1", "leaf1") for n in ("n1", "n2", "n3")),
         facts.JobChanged("g", ("n1", "n2", "n3")),
+        facts.FabricNoted("g", record_of(fat_tree(2, 2)), ("n1: its link has 1 GB/s",), ("a switch has no name",)),
         facts.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0),
         facts.GenerationStarted("g", 1, seats, (), "n1", 4001, None, (), "", 2.0, "start"),
         facts.PhaseChanged("g", Phase.RUNNING, ""),

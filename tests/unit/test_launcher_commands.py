@@ -446,6 +446,7 @@ async def test_nodes_without_a_daemon_are_listed(world: ScriptedWorld, capsys: p
     await world.send_signal("n2", 79)
     await world.wait_for_slurm()
     await world.coordinator.roster.refresh()
+    await world.coordinator.fabric.read()
     assert await muster(world, "nodes") == 0
     table = [line.split() for line in outputs(capsys)[0].splitlines()]
     assert table[0] == ["node", "verdict", "job", "musterd", "heard", "leaf", "why"]

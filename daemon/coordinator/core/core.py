@@ -14,6 +14,7 @@ from muster.daemon.coordinator.core.recovery import (
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
 from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.communication import note_change
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
@@ -152,6 +153,8 @@ class Core:
                     return with_node
                 waiting = [gang for gang in gangs.values() if event.node in gang.excluded and not gang.final]
                 return list({gang.id: gang for gang in (*with_node, *waiting)}.values())
+            case events.FabricSeen():
+                return []  # the next placement uses it
             case _:
                 return [gangs[event.gang]] if event.gang in gangs else []
 
@@ -175,6 +178,10 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
             requested_drain.begin(turn, event)
         case events.NodeCheckReported():
             resuming.take_check(turn, event)
+        case events.FabricSeen():
+            for gang in turn.state.gangs.values():
+                if (change := note_change(gang, turn.observed)) is not None:
+                    turn.record(change)
         case events.Tick() if turn.state.correlated_faults:
             for node, reason in correlated_faults.resolve_unexplained(turn):
                 _call_unfit(turn, node, reason)
@@ -264,7 +271,6 @@ def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
             event.peer_address,
             event.batch_host,
             event.leaf,
-            event.switches_above,
         )
     )
 

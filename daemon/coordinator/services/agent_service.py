@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 
 import grpc
 import grpc.aio
@@ -41,6 +41,7 @@ from muster.daemon.coordinator.services.stream_reading import first_message, rea
 from muster.daemon.coordinator.services.stream_writing import write_message
 from muster.daemon.coordinator.shell.agent_streams import AgentStream
 from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
@@ -55,6 +56,8 @@ from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc
 
+FABRIC_VALID_S = 15.0
+"""Seconds for which the network is believed to be as it was read, when a new agent attaches."""
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.CoordinatorMessage]
 
@@ -70,6 +73,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self,
         engine: Engine,
         lookup: SlurmLookup,
+        fabric: FabricWatch,
         slurm: Slurm,
         rights: Rights,
         stream_limits: StreamLimits,
@@ -82,6 +86,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine = engine
         self._slurm = slurm
         self._lookup = lookup
+        self._fabric = fabric
         self._attach_rate = FactRate()
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
@@ -93,7 +98,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except RpcAbort as error:
             await error.end_call(context)
         try:
-            switches = await self._admit(hello)
+            leaf = await self._admit(hello)
             await self._wait_for_earlier_agent(hello)
             self._limit_new_agents(hello)
             certificate = self._certificate(hello)
@@ -109,7 +114,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         try:
             # Only now: to convert a status costs more than to receive it.
             first_status = conversion.status(status, self._members(hello.gang_id))
-            await self._serve(hello, first_status, switches, request_iterator, context)
+            await self._serve(hello, first_status, leaf, request_iterator, context)
         except conversion.InvalidMessage as error:
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await invalid_argument(str(error)).end_call(context)
@@ -117,8 +122,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await error.end_call(context)
 
-    async def _admit(self, hello: pb.AgentHello) -> Sequence[str]:
-        """Check that the agent may attach, and register its gang. Returns the switches of its node, the leaf first.
+    async def _admit(self, hello: pb.AgentHello) -> str:
+        """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
 
         Raises:
             RpcAbort: the agent has no right to attach, or Slurm doesn't answer.
@@ -145,12 +150,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         known = member.peer_address if member else ""
         node = self._engine.core.state.node(hello.node)
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
-        if member:
-            switches: Sequence[str] = (member.leaf, *member.switches_above)
-        else:
-            switches = await self._lookup.switches(hello.node)
+        if not member:
+            await self._fabric.wait_until_known(FABRIC_VALID_S)
         self._register(hello, caller.uid)
-        return switches
+        return member.leaf if member else self._engine.core.observed.leaf(hello.node)
 
     def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:
         """What the agent's server proves itself with; None: connections are plain text, or it has that already.
@@ -281,7 +284,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self,
         hello: pb.AgentHello,
         status: events.AgentStatus,
-        switches: Sequence[str],
+        leaf: str,
         messages: AsyncIterator[pb.AgentMessage],
         context: _Context,
     ) -> None:
@@ -289,7 +292,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine.streams.add(stream)
         writer = asyncio.create_task(_send(stream, context, self._stream_limits.unread_s))
         try:
-            self._engine.post(_attached(hello, status, switches))
+            self._engine.post(_attached(hello, status, leaf))
             if self._engine.running:
                 self._engine.send_order(stream)
             await _wait_for_either(asyncio.create_task(self._receive(stream, messages)), writer)
@@ -386,7 +389,7 @@ def _check_run(found: Job, hello: pb.AgentHello) -> None:
         raise AgentDismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 
 
-def _attached(hello: pb.AgentHello, status: events.AgentStatus, switches: Sequence[str]) -> events.AgentAttached:
+def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str) -> events.AgentAttached:
     return events.AgentAttached(
         gang=hello.gang_id,
         node=hello.node,
@@ -395,10 +398,9 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, switches: Sequen
         incarnation=hello.incarnation,
         peer_address=hello.peer_address,
         batch_host=hello.batch_host,
-        leaf=switches[0] if switches else "",
+        leaf=leaf,
         status=status,
         pool=hello.pool_serial,
-        switches_above=tuple(switches[1:]),
     )
 
 

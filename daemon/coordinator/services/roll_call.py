@@ -47,7 +47,7 @@ def roll_call(
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now, readable_jobs)
         view.lemon = lemons.is_lemon(view.failures, lemon_after)
-        view.leaf = roster.leaf(name) or leaves.get(name, "")
+        view.leaf = observed.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
         if view.verdict == NodeHealth.FIT and not _ever_heard(state, observed, name):
             view.verdict = UNHEARD
@@ -64,7 +64,7 @@ def _ever_heard(state: DurableState, observed: ObservedState, name: str) -> bool
 def _jobs_and_leaves(
     gangs: Iterable[Gang], observed: ObservedState
 ) -> tuple[Mapping[str, Collection[int]], Mapping[str, str]]:
-    """By node: the jobs of `gangs` that hold the node now, and the leaf switch that was looked up for its agents."""
+    """By node: the jobs of `gangs` that hold the node now, and the leaf switch that its agents know."""
     jobs: dict[str, set[int]] = {}
     leaves: dict[str, str] = {}
     for gang in gangs:

@@ -1,4 +1,4 @@
-"""Look-ups in Slurm that verify a caller: jobs, the nodes' addresses, the topology.
+"""Look-ups in Slurm that verify a caller: jobs, and the nodes' addresses.
 
 Look-ups of the same job at the same time share one call: when a coordinator restarts, every agent of every gang
 attaches at once. An answer is reused for a second. A caller is rejected only on an answer that is newer than the
@@ -25,7 +25,7 @@ from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixe
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
-from muster.slurm.client.types import GONE, Gone, Job, Node, Slurm, Topology, Unknown
+from muster.slurm.client.types import GONE, Gone, Job, Node, Slurm, Unknown
 
 RETRY_FOR_S = 30.0
 """Seconds for which a call that Slurm doesn't answer is retried before the answer is Unknown."""
@@ -41,7 +41,7 @@ ROSTER_VALID_S = 5.0
 
 _ANSWER_VALID_S = 1.0
 _RETRY_INTERVAL_S = 0.5
-_TOPOLOGY_VALID_S = 300.0
+_ANSWER_KEPT_S = 300.0
 
 _T = TypeVar("_T")
 
@@ -101,11 +101,6 @@ class SlurmLookup:
             return GONE
         return Unknown(self._roster.unknown or "Slurm does not say which nodes it has now")
 
-    async def switches(self, node: str) -> tuple[str, ...]:
-        """The switches of `node` from its leaf up; empty if Slurm has no topology or doesn't answer."""
-        found = await self._shared("topology", self._slurm.topology, clock.monotonic() - _TOPOLOGY_VALID_S, None)
-        return found.switches(node) if isinstance(found, Topology) else ()
-
     async def _shared(
         self, key: object, call: Callable[[], Awaitable[_T | Unknown]], since: float, uid: int | None
     ) -> _T | Unknown:
@@ -158,7 +153,7 @@ class SlurmLookup:
 
     def _drop_old_answers(self, now: float) -> None:
         for key, (called_at, task) in list(self._calls.items()):
-            if task.done() and now - called_at > _TOPOLOGY_VALID_S:
+            if task.done() and now - called_at > _ANSWER_KEPT_S:
                 del self._calls[key]
 
 

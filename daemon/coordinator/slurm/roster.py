@@ -1,4 +1,4 @@
-"""The roster: all nodes that Slurm has, and their leaf switches. The roll call compares it with the nodes heard from.
+"""The roster: all nodes that Slurm has. The roll call compares it with the nodes heard from.
 
 The roster asks Slurm in the background once a minute, so a user's request never waits for Slurm and costs Slurm
 nothing. While Slurm does not answer, the last answer is kept.
@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
-from muster.slurm.client.types import Gone, Node, NodeAnswers, Topology, Unknown
+from muster.slurm.client.types import Gone, Node, NodeAnswers, Unknown
 
 REFRESH_INTERVAL_S = 60.0
 """Seconds between two calls for all nodes. Nodes come and go with changes of slurm.conf, which are rare; the answer
@@ -30,7 +30,6 @@ class SlurmQueries(Protocol):
     """The part of the Slurm client (slurm/client/types.py) that the roster uses."""
 
     async def nodes(self, names: Collection[str] | None = None, *, timeout_s: float) -> NodeAnswers | Unknown: ...
-    async def topology(self, *, timeout_s: float) -> Topology | Unknown: ...
 
 
 class SlurmRoster:
@@ -41,16 +40,11 @@ class SlurmRoster:
 
     def __init__(self, slurm: SlurmQueries) -> None:
         self._slurm = slurm
-        self._topology = Topology()
         self._nodes_unknown = LastingProblem(_log, "Slurm answers with its list of nodes again")
         self._refreshing: asyncio.Task[None] | None = None
         self._asked_at = self._answered_at = -math.inf
         self.nodes: Mapping[str, Node] = {}
         self.unknown = "Slurm has not answered yet"
-
-    def leaf(self, node: str) -> str:
-        """The leaf switch of `node`; empty if Slurm has no topology or has not answered."""
-        return self._topology.leaf(node) or ""
 
     def age_s(self) -> float:
         """Seconds since the call whose answer `nodes` is; infinite before the first answer."""
@@ -71,7 +65,7 @@ class SlurmRoster:
             await asyncio.sleep(RETRY_INTERVAL_S if self.unknown else REFRESH_INTERVAL_S)
 
     async def refresh(self) -> None:
-        """Ask Slurm once for all nodes and for the topology."""
+        """Ask Slurm once for all nodes."""
         self._asked_at = asked_at = clock.monotonic()
         nodes = await self._slurm.nodes(timeout_s=DEADLINE_S)
         if isinstance(nodes, Unknown):
@@ -81,6 +75,3 @@ class SlurmRoster:
             self._nodes_unknown.end()
             self.nodes = {name: node for name, node in nodes.items() if not isinstance(node, Gone)}
             self.unknown, self._answered_at = "", asked_at
-        topology = await self._slurm.topology(timeout_s=DEADLINE_S)
-        if not isinstance(topology, Unknown):
-            self._topology = topology

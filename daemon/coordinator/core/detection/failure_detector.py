@@ -367,10 +367,9 @@ def _probe_if_due(gang_turn: GangTurn, member: Member) -> None:
 
 def _start_probe(gang_turn: GangTurn, member: Member, deadline_s: float) -> None:
     away, suspected = gang_turn.index.unattached, gang_turn.observed.suspected_since
-    candidates = (
-        m for m in gang_turn.index.in_fabric_order(gang_turn.gang) if m.node not in away and m.node not in suspected
-    )
-    others = placement.witnesses(candidates, member.node, member.leaf, 2)
+    present = gang_turn.index.in_fabric_order(gang_turn.fabric)
+    candidates = (node for node in present if node not in away and node not in suspected)
+    others = placement.witnesses(gang_turn.fabric, candidates, member.node, 2)
     gang_turn.turn.observed.last_probe_number += 1
     number = gang_turn.turn.observed.last_probe_number
     asked = (AGENT, MUSTERD, *others)

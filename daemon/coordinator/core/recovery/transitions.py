@@ -31,7 +31,7 @@ from muster.daemon.coordinator.core.recovery import (
     shared_pool,
 )
 from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import communicating_seats, wider_than_asked
+from muster.daemon.coordinator.core.state.communication import communicating_seats, note_fabric, wider_than_asked
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
@@ -189,14 +189,15 @@ def _remove_unfit(gang_turn: GangTurn) -> None:
 
 
 def _next_seats(gang_turn: GangTurn) -> list[str] | None:
-    gang, usable, last_choices = gang_turn.gang, gang_turn.usable(), node_checks.last_choices(gang_turn)
+    gang, fabric, last_choices = gang_turn.gang, gang_turn.fabric, node_checks.last_choices(gang_turn)
+    usable = [member.node for member in gang_turn.usable()]
     groups = communicating_seats(gang.spec)
     if not gang.seats:
-        return placement.first_seats(usable, gang.spec.nodes, last_choices, groups)
-    before, members = [seat.node for seat in gang.seats], list(gang.members.values())
+        return placement.first_seats(fabric, usable, gang.spec.nodes, last_choices, groups)
+    before = [seat.node for seat in gang.seats]
     if len(before) < gang.spec.nodes:
         groups = ()  # fewer replicas, and replicas alone can be fewer
-    return placement.refill_seats(before, usable, members, min(len(before), gang.spec.fewest), last_choices, groups)
+    return placement.refill_seats(fabric, before, usable, min(len(before), gang.spec.fewest), last_choices, groups)
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:
@@ -253,7 +254,10 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     version, sources, warning = _choose_state(gang_turn, ranked)
     if version is None and _memory_may_return(gang_turn):
         return
-    seats, spares = placement.assign_seats(ranked, gang_turn.usable())
+    fabric = gang_turn.fabric
+    if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
+        gang_turn.turn.record(noted)
+    seats, spares = placement.assign_seats(fabric, ranked, [member.node for member in gang_turn.usable()])
     gang_turn.turn.record(
         facts.GenerationStarted(
             gang=gang.id,
@@ -270,7 +274,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
-            wider_groups=wider_than_asked(gang.spec, ranked, gang.members),
+            wider_groups=wider_than_asked(gang.spec, ranked, fabric),
         )
     )
 

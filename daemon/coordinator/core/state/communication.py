@@ -1,16 +1,20 @@
 """What a placement must know of a gang: which seats communicate, the part of the fabric that its members are on, and
 whether groups lie as near together as the job asks."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.events import GangSpec, TopologySeen
+from muster.daemon.coordinator.core.state.facts import FabricNoted
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.model.errors import FabricError
+from muster.fabric.model.changes import changes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
+from muster.fabric.model.record import FabricRecord, record_of
+from muster.fabric.placement.failure_domains import FailureDomains
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.weights import Weight, usual_weights
@@ -20,7 +24,10 @@ from muster.fabric.sources.tiers import Tiers
 LastChoices = frozenset[tuple[str, int]]
 """Nodes that get a seat only if there are too few others; those with a higher number last."""
 
-_PLURAL = {Level.LEAF: "leaves", Level.POD: "pods"}
+MOST_CHANGES = 20
+"""Changes of the fabric that one fact names."""
+
+_PLURAL = {Level.NVLINK: "NVLink domains", Level.LEAF: "leaves", Level.POD: "pods"}
 
 
 def axes_of(spec: GangSpec) -> Axes:
@@ -60,31 +67,87 @@ def _levels(spec: GangSpec, *, required: bool) -> Mapping[GroupKind, Level]:
     return {kind: level for kind, level in found.items() if level is not Level.ANY}
 
 
-def fabric_of_members(members: Iterable[Member]) -> Fabric:
-    """The fabric as far as the switches of these members tell it."""
-    return _fabric(tuple(sorted((member.node, member.leaf, *member.switches_above) for member in members)))
+def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
+    """The fabric of the gang's nodes, removed ones too.
 
-
-@lru_cache(maxsize=16)  # the members of a gang change seldom, and a large fabric takes 50 ms
-def _fabric(places: tuple[tuple[str, ...], ...]) -> Fabric:
-    """`places`: each node with its switches, the leaf first.
-
-    Members attach at different times. If the site has renamed or re-cabled switches meanwhile, theirs may be no tree.
-    Then the leaves alone count: each node names one.
+    It is the part of what Slurm and the site say now. Until they have said it, it is what the journal holds of the
+    gang; and if that is nothing, the leaf switches that the members had when they attached. Nodes of which nothing is
+    known are attached to the root.
     """
-    try:
-        return _tree(places)
-    except FabricError:
-        return _tree(tuple(place[:2] for place in places))
+    nodes = frozenset(gang.members).union(seat.node for seat in gang.seats)
+    if (site := _topology_of(gang, observed)) is not None:
+        return _part(site.fabric, nodes)
+    if gang.fabric is not None:
+        return _part(gang.fabric.fabric, nodes)
+    places = ((node, gang.members[node].leaf if node in gang.members else "") for node in nodes)
+    return fabric_of_leaves(tuple(sorted(places)))
 
 
-def _tree(places: tuple[tuple[str, ...], ...]) -> Fabric:
+def _topology_of(gang: Gang, observed: ObservedState) -> TopologySeen | None:
+    """The topology that the partition of the gang's job uses; None: it is not known yet."""
+    if observed.fabric is None or not observed.fabric.topologies:
+        return None
+    topologies, partition = observed.fabric.topologies, observed.gang(gang.id).partition
+    if len(topologies) > 1 and not partition and gang.fabric is not None:
+        return None  # Slurm has not said yet in which partition the job is
+    named = (one for one in topologies if partition and partition in one.partitions)
+    default = next((one for one in topologies if one.default), topologies[0])
+    return next(named, default)
+
+
+@lru_cache(maxsize=16)  # the members of a gang change seldom
+def _part(fabric: Fabric, nodes: frozenset[str]) -> Fabric:
+    return fabric if fabric.nodes == nodes else fabric.part(nodes)
+
+
+@lru_cache(maxsize=16)
+def fabric_of_leaves(places: tuple[tuple[str, str], ...]) -> Fabric:
+    """A fabric of which no more is known than the leaf switch of each node; "" for none."""
     below: dict[str, set[str]] = {}
-    for node, *switches in places:
-        for switch in filter(None, switches):
-            below.setdefault(switch, set()).add(node)
-    sets = [NodeSet(frozenset(nodes), switch) for switch, nodes in below.items()]
-    return fabric_of(sets, [node for node, *_ in places], Tiers())
+    for node, leaf in places:
+        if leaf:
+            below.setdefault(leaf, set()).add(node)
+    return fabric_of(
+        [NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()], [n for n, _ in places], Tiers()
+    )
+
+
+def note_fabric(gang: Gang, observed: ObservedState, fabric: Fabric) -> FabricNoted | None:
+    """The fact that seats are chosen with `fabric`; None if the journal holds that already, or nothing is known."""
+    seen = observed.fabric
+    if seen is None:
+        return None
+    site = _topology_of(gang, observed)
+    warnings = (seen.problem,) if seen.problem else site.warnings if site is not None else ()
+    if site is None and not (warnings and gang.fabric is None):
+        return None  # no news, only what was known before
+    record = _record_of(fabric)
+    if gang.fabric == record or (gang.fabric is None and len(record.domains) == 1 and not record.details + warnings):
+        return None
+    return FabricNoted(gang.id, record, (), warnings)
+
+
+def note_change(gang: Gang, observed: ObservedState) -> FabricNoted | None:
+    """The fact that the fabric has changed for nodes of the gang, with the changes in words; None if it has not."""
+    if not gang.seats or gang.final or (site := _topology_of(gang, observed)) is None:
+        return None
+    fabric = fabric_of_gang(gang, observed)
+    if gang.fabric is None:
+        return note_fabric(gang, observed, fabric)
+    before = gang.fabric.fabric
+    lines = changes(before, _part(fabric, before.nodes))
+    return FabricNoted(gang.id, _record_of(fabric), lines[:MOST_CHANGES], site.warnings) if lines else None
+
+
+@lru_cache(maxsize=16)
+def _record_of(fabric: Fabric) -> FabricRecord:
+    return record_of(fabric)
+
+
+@lru_cache(maxsize=16)
+def failure_domains_of(fabric: Fabric) -> FailureDomains:
+    """What the nodes of a gang fail together with."""
+    return FailureDomains(fabric)
 
 
 @lru_cache(maxsize=64)  # a start that waits asks again with each event
@@ -95,24 +158,25 @@ def least_communication(
     return place(fabric, groups, nodes, seats, dict(last_choices)).seats
 
 
-def wider_than_asked(spec: GangSpec, ranked: Sequence[str], members: Mapping[str, Member]) -> str:
-    """In words, which groups lie in more leaves or pods than the job asks: "tensor groups of 4 nodes: 1 of 4 spans 2
-    leaves". Empty if none does, or if Slurm has no switches.
+def wider_than_asked(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> str:
+    """In words, which groups lie in more domains than the job asks: "tensor groups of 4 nodes: 1 of 4 spans 2 leaves".
+    Empty if none does, or if the fabric has no such domains.
 
     Args:
         ranked: the node of each seat. A gang with fewer nodes than its spec has no groups but those of data.
-        members: the members of the gang by node.
+        fabric: has all of them.
     """
     if len(ranked) != spec.nodes:
         return ""
+    tightest = Level.NVLINK if fabric.domains(Level.NVLINK) else Level.LEAF
     asked: dict[tuple[GroupKind, Level], list[NodeGroup]] = {}
     for group in communicating_seats(spec):
         level = min(group.within, group.preferred)
         if level is not Level.ANY:
-            asked.setdefault((group.kind, max(level, Level.LEAF)), []).append(group)
+            asked.setdefault((group.kind, max(level, tightest)), []).append(group)
     found = []
     for (kind, level), groups in asked.items():
-        spans = [_spans(group, ranked, members, _leaf if level is Level.LEAF else _pod) for group in groups]
+        spans = [_spans([ranked[seat] for seat in group.seats], fabric, level) for group in groups]
         if wide := sum(span > 1 for span in spans):
             size = max(len(group.seats) for group in groups)
             verb = "spans" if wide == 1 else "span"
@@ -123,17 +187,11 @@ def wider_than_asked(spec: GangSpec, ranked: Sequence[str], members: Mapping[str
     return "; ".join(found)
 
 
-def _spans(
-    group: NodeGroup, ranked: Sequence[str], members: Mapping[str, Member], switch: Callable[[Member], str]
-) -> int:
-    """The number of switches that the nodes of a group are below. Nodes whose switch is not known don't count."""
-    nodes: Iterable[str] = (ranked[seat] for seat in group.seats)
-    return len({name for node in nodes if node in members and (name := switch(members[node]))})
-
-
-def _leaf(member: Member) -> str:
-    return member.leaf
-
-
-def _pod(member: Member) -> str:
-    return next(iter(member.switches_above), "")
+def _spans(nodes: Iterable[str], fabric: Fabric, level: Level) -> int:
+    """The number of domains of `level` that the nodes are in. A tier that the fabric lacks holds all nodes. Nodes of
+    which nothing is known don't count.
+    """
+    if not fabric.domains(level):
+        return 1
+    found = (next((d.nodes for d in fabric.path(node) if d.level <= level), None) for node in nodes)
+    return len({domain for domain in found if domain is not None})

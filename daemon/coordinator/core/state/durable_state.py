@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Ver
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
 from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
+from muster.fabric.model.record import FabricRecord
 
 
 @dataclass(slots=True)
@@ -95,8 +96,6 @@ class Member:
     released: bool = False
     check: NodeCheck | None = None
     """What its node check has found; None: it has not ended."""
-    switches_above: tuple[str, ...] = ()
-    """The switches above its leaf, the nearest first."""
 
     @property
     def failed_check(self) -> bool:
@@ -333,6 +332,8 @@ class Gang:
     """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
     wider_groups: str = ""
     """Which groups of this generation lie in more leaves or pods than the job asks, in words; empty: none."""
+    fabric: FabricRecord | None = None
+    """The network of its nodes, as noted last; None: nothing is known but the leaves of members."""
 
     @property
     def final(self) -> bool:

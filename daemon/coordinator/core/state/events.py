@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
+from muster.fabric.model.fabric import Fabric
 
 
 class Silence(StrEnum):
@@ -262,10 +263,9 @@ class AgentAttached:
     peer_address: str
     batch_host: bool
     leaf: str
+    """The name of its leaf switch, as Slurm says when it attaches; empty: there is none, or it is not known."""
     status: AgentStatus
     pool: int = 0
-    switches_above: tuple[str, ...] = ()
-    """The switches above the leaf, the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class SlurmJobChanged:
 
     `ended`: Slurm's word for how the job ended; None while the job has not ended. `limit_at`: when the time limit of
     `limit_s` seconds ends the job; None while the job does not run, or has no limit. `pending_reason`: Slurm's word for
-    why the job does not start.
+    why the job does not start. `partition`: that of the job; a running job has one.
     """
 
     gang: str
@@ -375,6 +375,7 @@ class SlurmJobChanged:
     limit_at: float | None = None
     limit_s: float = 0.0
     pending_reason: str = ""
+    partition: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,6 +479,32 @@ class NodeCheckReported:
 
 
 @dataclass(frozen=True, slots=True)
+class TopologySeen:
+    """One topology of Slurm with what the site's file adds: the fabric of all its nodes.
+
+    `default`: partitions that name no topology use it. `partitions`: those that name it. `warnings`: what could not be
+    understood.
+    """
+
+    fabric: Fabric
+    default: bool = True
+    partitions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FabricSeen:
+    """What Slurm and the site say of the network has changed, or is first read. It holds the whole site's fabric: the
+    journal gets each gang's own part only (FabricNoted).
+
+    `problem`: why nothing could be read yet, in words; then there are no topologies.
+    """
+
+    topologies: tuple[TopologySeen, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: a deadline that the core named has come."""
 
@@ -491,7 +518,7 @@ NodeEvent = (
     NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged | DrainRequested
     | NodeCheckReported
 )  # fmt: skip
-Event = GangEvent | NodeEvent | Tick
+Event = GangEvent | NodeEvent | FabricSeen | Tick
 
 _ADAPTERS: dict[type[Event], TypeAdapter[Event]] = {
     kind: TypeAdapter(keeps_stored_names(kind)) for kind in Event.__args__
@@ -504,9 +531,12 @@ MAX_CAUSE_BYTES = 4096
 
 def stored_text(event: Event) -> str:
     """Stored name and JSON of an event, cut to MAX_CAUSE_BYTES. The journal stores this text as the cause of a
-    decision; no code reads it. It has no `spec_json`, because the fact GangRegistered has it."""
+    decision; no code reads it. It has no `spec_json`, because the fact GangRegistered has it, and no topologies: they
+    have all nodes of the site."""
     if isinstance(event, GangSubmitted):
         event = replace(event, spec_json="")
+    elif isinstance(event, FabricSeen):
+        event = replace(event, topologies=())
     kind = type(event)
     text = f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"
     stored = text.encode()

@@ -5,6 +5,7 @@ A line says who did what to which node, job or generation, and why, in the words
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from muster.daemon.coordinator.core.state import facts
@@ -20,6 +21,13 @@ _VERBS: dict[facts.SlurmVerb, str] = {
     "requeue_off": "clear the requeue flag of job {job}",
     "complete": "complete job {job} with exit code {exit_code}",
     "cancel": "cancel job {job}",
+}
+
+_DOMAINS = {
+    "nvlink": ("NVLink domain", "NVLink domains"),
+    "leaf": ("leaf", "leaves"),
+    "pod": ("pod", "pods"),
+    "any": ("larger domain", "larger domains"),
 }
 
 
@@ -170,6 +178,15 @@ def _of_start(fact: facts.GenerationStarted) -> str:
     return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}{wider}{warning}"
 
 
+def _of_fabric(fact: facts.FabricNoted) -> str:
+    counts = Counter(domain.level for domain in fact.fabric.domains[1:])
+    what = ", ".join(f"{count} {_DOMAINS[level][count > 1]}" for level, count in counts.items())
+    words = f"the network of the gang's nodes: {what or 'flat'}"
+    if fact.changes:
+        words = f"the network of the gang's nodes has changed: {'; '.join(fact.changes)}"
+    return words + "".join(f"; WARNING: {warning}" for warning in fact.warnings)
+
+
 def _of_slurm(fact: facts.SlurmCallOwed | facts.SlurmCallSettled | facts.ActionWithheld) -> str:
     if isinstance(fact, facts.ActionWithheld):
         what = _VERBS[fact.verb].format(node=fact.node, job="", exit_code="")
@@ -222,6 +239,8 @@ def _of_gang(fact: facts.Fact) -> str:
             return f"request {fact.serial} for a node of the shared pool is queued as job {fact.job}"
         case facts.PoolRequestClosed():
             return f"request {fact.serial} for a node of the shared pool has ended{_because(fact.reason)}"
+        case facts.FabricNoted():
+            return _of_fabric(fact)
         case facts.GangForgotten():
             return "the coordinator forgets the gang; the journal keeps its history"
         case _:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
+from muster.fabric.model.record import FabricRecord
 
 
 @keeps_stored_names
@@ -56,7 +57,20 @@ class MemberJoined:
     peer_address: str
     batch_host: bool
     leaf: str
-    switches_above: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FabricNoted:
+    """The part of the fabric that the gang's nodes are on: seats, buddies and witnesses follow it from now on.
+
+    `changes`: what has changed for its nodes since the fact before, in words; empty for the first one, and where only
+    names or members differ. `warnings`: what of the network could not be understood.
+    """
+
+    gang: str
+    fabric: FabricRecord
+    changes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @keeps_stored_names
@@ -471,7 +485,7 @@ Fact = (
     | JobEnded | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
     | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
-    | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked
+    | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

@@ -8,12 +8,13 @@ decision depends on the order.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.state import facts, placement
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.events import AgentStatus, CheckOutcome, RankState
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import FENCING
 from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S
+from muster.fabric.model.fabric import Fabric
 
 _NOTHING = AgentStatus()
 
@@ -135,7 +136,9 @@ class GangIndex:
     heartbeat_check_at: float = 0.0
     """Until then (seconds) no attached agent can have missed the heartbeat timeout; 0: not computed yet."""
     _ranks: dict[str, RankCount] = field(default_factory=dict)
-    _by_fabric: list[Member] = field(default_factory=list)
+    fabric: Fabric | None = None
+    """The fabric of the gang's nodes; None: not looked for yet."""
+    _in_fabric_order: list[str] = field(default_factory=list)
     _serial: int = -1
     _behind: set[str] = field(default_factory=set)
 
@@ -216,11 +219,11 @@ class GangIndex:
             self._behind = {node for node in self.present if seen.status(node).order_serial < gang.order_serial}
         return self._behind
 
-    def in_fabric_order(self, gang: Gang) -> list[Member]:
-        """The present members, nodes of one leaf together."""
-        if not self._by_fabric:
-            self._by_fabric = placement.in_fabric_order([gang.members[node] for node in self.present])
-        return self._by_fabric
+    def in_fabric_order(self, fabric: Fabric) -> list[str]:
+        """The present members along the tree of `fabric`, which is that of the gang."""
+        if not self._in_fabric_order:
+            self._in_fabric_order = sorted(self.present, key=fabric.order.__getitem__)
+        return self._in_fabric_order
 
     def idle_quarters(self) -> int:
         """Quarters in a row in which every rank that has not exited was idle; 0: not all ranks are known to be idle."""
@@ -231,7 +234,12 @@ class GangIndex:
 
     def note_membership_change(self) -> None:
         """A member has joined or was removed."""
-        self._by_fabric, self.time_fenced_at = [], 0.0
+        self.time_fenced_at = 0.0
+        self.forget_fabric()
+
+    def forget_fabric(self) -> None:
+        """The fabric of the gang's nodes may have changed."""
+        self.fabric, self._in_fabric_order = None, []
 
 
 def silent_watched_peers(seat: facts.Seat, status: AgentStatus) -> list[str]:

@@ -112,6 +112,8 @@ class ObservedGang:
     """Slurm says that the job is pending."""
     job_running: tuple[int, float] | None = None
     """Restart count of the running job, and since when it was observed; None while the job does not run."""
+    partition: str = ""
+    """That of the job, as Slurm says; empty: Slurm has not said it yet."""
     batch: ObservedBatch | None = None
     first_attach_at: float = 0.0
     """When the first agent of this run of the job attached."""
@@ -183,6 +185,8 @@ class ObservedState:
     nodes: dict[str, ObservedNode] = field(default_factory=dict)
     gangs: dict[str, ObservedGang] = field(default_factory=dict)
     last_probe_number: int = 0
+    fabric: events.FabricSeen | None = None
+    """What Slurm and the site say of the network; None: it was not read yet."""
     many_stuck_at: float = 0.0
     """When ranks were last seen to outlive SIGKILL on many nodes at once."""
 
@@ -197,6 +201,12 @@ class ObservedState:
         if (found := self.gangs.get(gang)) is None:
             found = self.gangs[gang] = ObservedGang()
         return found
+
+    def leaf(self, node: str) -> str:
+        """The name of the leaf switch of `node`; empty if there is none, or if it is not known."""
+        topologies = self.fabric.topologies if self.fabric is not None else ()
+        names = (one.fabric.leaf_name(node) for one in sorted(topologies, key=lambda one: not one.default))
+        return next(filter(None, names), "")
 
     def agent_heard_at(self, gang: str, node: str) -> float:
         """When the coordinator last heard the agent of `gang` on `node`; never earlier than `observing_since`."""
@@ -239,6 +249,8 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             observed.gang(event.gang).held_nodes[event.job] = frozenset(event.nodes)
         case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
             _observe_node(observed.node(event.node), event, now)
+        case events.FabricSeen():
+            observed.fabric = event
         case _:
             pass
 
@@ -257,7 +269,7 @@ def _observe_attachment(gang: ObservedGang, event: events.AgentAttached, now: fl
 def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) -> None:
     gang.job_ended, gang.job_restarts = event.ended, event.restart_count
     gang.limit_at, gang.limit_s = event.limit_at, event.limit_s
-    gang.pending_reason = event.pending_reason
+    gang.pending_reason, gang.partition = event.pending_reason, event.partition
     gang.job_nodes = event.nodes
     gang.job_pending = not event.ended and not event.nodes
     gang.held_nodes.pop(event.job, None)

@@ -1,16 +1,15 @@
 """Which node carries which group rank, and what its buddy and its watched peers are. Pure functions.
 
 Seats follow the network fabric. If the ranks form groups that communicate more than others, the seats are those of the
-least predicted communication (`muster.fabric.placement`). Otherwise nodes of one leaf switch get adjacent group ranks.
-Copies and witnesses cross the fabric: a buddy, and the peers that watch a node, sit on other leaves if there are any.
+least predicted communication (`muster.fabric.placement`). Otherwise ranks count along the tree of switches. Copies and
+witnesses cross the fabric: a buddy, and the peers that watch a node, share as few failure domains with it as possible.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from muster.daemon.coordinator.core.state.communication import fabric_of_members, least_communication
-from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.communication import failure_domains_of, least_communication
 from muster.daemon.coordinator.core.state.facts import Seat
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.refill import refill
 
@@ -20,35 +19,31 @@ WATCHED_PEER_COUNT = 4
 _NONE: Mapping[str, int] = {}
 
 
-def _fabric_order(member: Member) -> tuple[object, ...]:
-    return (natural_order(member.leaf), natural_order(member.node))
-
-
-def in_fabric_order(members: Iterable[Member]) -> list[Member]:
-    """Members with the nodes of one leaf together."""
-    return sorted(members, key=_fabric_order)
+def in_fabric_order(fabric: Fabric, nodes: Iterable[str]) -> list[str]:
+    """The nodes along the tree of the fabric."""
+    return sorted(nodes, key=fabric.order.__getitem__)
 
 
 def first_seats(
-    members: Sequence[Member],
+    fabric: Fabric,
+    nodes: Collection[str],
     count: int,
     last_choices: Mapping[str, int] = _NONE,
     groups: tuple[NodeGroup, ...] = (),
 ) -> list[str]:
-    """The nodes of the first generation, in the order of group ranks. The other members are spares. `last_choices` and
+    """The nodes of the first generation, in the order of group ranks. The other nodes are spares. `last_choices` and
     `groups`: as for `refill_seats`."""
-    if groups and len(members) >= count:
-        nodes = frozenset(member.node for member in members)
+    if groups and len(nodes) >= count:
         last = frozenset((node, number) for node, number in last_choices.items() if node in nodes)
-        return list(least_communication(fabric_of_members(members), groups, nodes, count, last))
-    chosen = sorted(in_fabric_order(members), key=lambda member: last_choices.get(member.node, 0))[:count]
-    return [member.node for member in in_fabric_order(chosen)]
+        return list(least_communication(fabric, groups, frozenset(nodes), count, last))
+    chosen = sorted(in_fabric_order(fabric, nodes), key=lambda node: last_choices.get(node, 0))[:count]
+    return in_fabric_order(fabric, chosen)
 
 
 def refill_seats(
+    fabric: Fabric,
     seats: Sequence[str],
-    usable: Sequence[Member],
-    members: Sequence[Member],
+    usable: Collection[str],
     fewest: int,
     last_choices: Mapping[str, int] = _NONE,
     groups: tuple[NodeGroup, ...] = (),
@@ -56,22 +51,22 @@ def refill_seats(
     """The nodes of the next generation; None if fewer than `fewest` seats would be filled.
 
     A usable node keeps its seat. Spares take the empty seats: those that cost the least communication or, without
-    groups, spares of the same leaf first. If spares do not suffice, the nodes of the last seats move up into the empty
+    groups, the nearest spares first. If spares do not suffice, the nodes of the last seats move up into the empty
     seats. So all others keep their ranks, and with them the state in their own memory.
 
     Args:
+        fabric: has all usable and all seated nodes.
         seats: nodes of the generation before, in the order of group ranks.
-        usable: members that may carry ranks.
-        members: every member, lost ones too.
+        usable: nodes that may carry ranks.
         fewest: the fewest seats to start with.
         last_choices: nodes that take a seat only if no other spare is left, those with a higher number last.
         groups: seats that communicate (`communication.communicating_seats`).
     """
-    names, seated, leaves = {m.node for m in usable}, set(seats), {m.node: m.leaf for m in members}
-    free = [m for m in in_fabric_order(usable) if m.node not in seated]
-    if groups and seated <= leaves.keys() and len(free) >= sum(node not in names for node in seats):
-        return list(refill(fabric_of_members(members), groups, seats, names, last_choices=last_choices).seats)
-    placed = [node if node in names else _take_spare(free, leaves.get(node, ""), last_choices) for node in seats]
+    present = frozenset(usable)
+    free = in_fabric_order(fabric, present.difference(seats))
+    if groups and len(free) >= sum(node not in present for node in seats):
+        return list(refill(fabric, groups, seats, present, last_choices=last_choices).seats)
+    placed = [node if node in present else _take_spare(free, fabric, node, last_choices) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:
         return None
@@ -79,70 +74,41 @@ def refill_seats(
     return [node or moving.pop(0) for node in placed[:count]]
 
 
-def _take_spare(free: list[Member], leaf: str, last_choices: Mapping[str, int]) -> str:
+def _take_spare(free: list[str], fabric: Fabric, lost: str, last_choices: Mapping[str, int]) -> str:
+    """The spare for the seat of the node `lost`; empty if none is left."""
     if not free:
         return ""
-    spare = min(free, key=lambda member: (last_choices.get(member.node, 0), member.leaf != leaf))
+    spare = min(free, key=lambda node: (last_choices.get(node, 0), fabric.level_between(node, lost)))
     free.remove(spare)
-    return spare.node
+    return spare
 
 
-def _ring(members: Sequence[Member]) -> list[Member]:
-    """Members with the leaves interleaved: the next member in the ring is mostly on another leaf."""
-    depth: dict[str, int] = {}
-    keyed = []
-    for member in in_fabric_order(members):
-        depth[member.leaf] = depth.get(member.leaf, 0) + 1
-        keyed.append((depth[member.leaf], natural_order(member.leaf), member))
-    return [member for _, _, member in sorted(keyed, key=lambda k: k[:2])]
-
-
-def _next(ring: Sequence[Member], at: int, count: int) -> list[str]:
-    """Up to `count` members after position `at` of the ring, members of other leaves first."""
-    others = (ring[(at + step) % len(ring)] for step in range(1, len(ring)))
-    return _across(others, ring[at].leaf, count)
-
-
-def assign_seats(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
+def assign_seats(
+    fabric: Fabric, ranked: Sequence[str], nodes: Collection[str]
+) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
     """Seats (in the order of group ranks) and spares of a generation, with buddies and watched peers.
 
     Args:
+        fabric: has all of `nodes`.
         ranked: nodes that carry ranks, in the order of group ranks.
-        members: all present members, spares too.
+        nodes: all present members, spares too.
     """
-    by_node = {m.node: m for m in members}
-    whole, carriers = _ring(members), _ring([by_node[n] for n in ranked])
-    at = {m.node: position for position, m in enumerate(whole)}
-    among = {m.node: position for position, m in enumerate(carriers)}
+    apart = failure_domains_of(fabric)
+    whole, carriers = apart.ring(nodes), apart.ring(ranked)
+    at = {node: position for position, node in enumerate(whole)}
+    among = {node: position for position, node in enumerate(carriers)}
+
+    def watched(node: str) -> tuple[str, ...]:
+        return tuple(apart.next_apart(whole, at[node], WATCHED_PEER_COUNT))
+
     seats = tuple(
-        Seat(
-            node=node,
-            group_rank=position,
-            buddy=next(iter(_next(carriers, among[node], 1)), ""),
-            watched_peers=tuple(_next(whole, at[node], WATCHED_PEER_COUNT)),
-        )
+        Seat(node, position, next(iter(apart.next_apart(carriers, among[node], 1)), ""), watched(node))
         for position, node in enumerate(ranked)
     )
-    spares = tuple(
-        Seat(m.node, -1, "", tuple(_next(whole, at[m.node], WATCHED_PEER_COUNT)))
-        for m in in_fabric_order(members)
-        if m.node not in among
-    )
+    spares = tuple(Seat(node, -1, "", watched(node)) for node in in_fabric_order(fabric, nodes) if node not in among)
     return seats, spares
 
 
-def witnesses(candidates: Iterable[Member], node: str, leaf: str, count: int) -> list[str]:
-    """Up to `count` of `candidates` (in fabric order) to probe `node`, those of other leaves first."""
-    others = (m for m in candidates if m.node != node)
-    return _across(others, leaf, count)
-
-
-def _across(members: Iterable[Member], leaf: str, count: int) -> list[str]:
-    """The first `count` members, members of other leaves than `leaf` first."""
-    far: list[str] = []
-    near: list[str] = []
-    for member in members:
-        (near if member.leaf == leaf and leaf else far).append(member.node)
-        if len(far) == count:
-            break
-    return (far + near)[:count]
+def witnesses(fabric: Fabric, candidates: Iterable[str], node: str, count: int) -> list[str]:
+    """Up to `count` of `candidates` (along the tree) to probe `node`, those first that share least with it."""
+    return failure_domains_of(fabric).most_apart(node, (other for other in candidates if other != node), count)

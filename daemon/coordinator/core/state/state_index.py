@@ -57,6 +57,11 @@ class StateIndex:
         """Mark what `event` changes. The observed state holds the event already."""
         if isinstance(event, events.AgentAttached | events.AgentReported | events.AgentDisconnected):
             self._mark(event.gang, event.node)
+        if isinstance(event, events.FabricSeen):
+            for index in self._gangs.values():
+                index.forget_fabric()
+        elif isinstance(event, events.SlurmJobChanged) and event.gang in self._gangs:
+            self._gangs[event.gang].forget_fabric()  # its partition may use another topology
         if isinstance(event, events.AgentAttached | events.AgentReported) and event.gang in self._gangs:
             self._gangs[event.gang].reported_since.add(event.node)
         if isinstance(event, events.AgentDisconnected | events.PeerAccused) and event.gang in self._gangs:
@@ -70,6 +75,9 @@ class StateIndex:
                 self._mark_membership(fact.gang, fact.node)
             case facts.MemberRemoved():
                 self._mark_membership(fact.gang, fact.node)
+            case facts.FabricNoted():
+                if index := self._gangs.get(fact.gang):
+                    index.forget_fabric()
             case facts.SlurmCallOwed() | facts.NodeChecked():
                 self._mark(fact.gang, fact.node)
             case facts.NodeJudged():

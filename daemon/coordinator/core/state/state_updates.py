@@ -36,6 +36,7 @@ from muster.daemon.coordinator.core.state.state_tables import (
     check_gang_transition,
     check_node_transition,
 )
+from muster.fabric.model.record import FabricRecord
 
 LIMIT_WINDOW_S = 3600.0
 """Seconds over which the hourly limits count."""
@@ -140,12 +141,13 @@ def _note_check(state: DurableState, fact: facts.NodeChecked, at: float) -> None
 
 
 def _count_record(state: DurableState, fact: facts.Fact, at: float) -> None:
-    """Count the record of `fact` for its gang and for the gang's owner. Registrations have budgets of their own."""
+    """Count the record of `fact` for its gang and for the gang's owner. Registrations have budgets of their own, and a
+    change of the network is nobody's deed."""
     gang = state.gangs.get(getattr(fact, "gang", ""))
     if isinstance(fact, facts.GangRegistered):
         kept = {uid: use for uid, use in state.journal_use.items() if use.counted_at(at) >= FORGOTTEN_BYTES}
         state.journal_use = kept
-    elif gang is not None:
+    elif gang is not None and not (isinstance(fact, facts.FabricNoted) and fact.changes):
         size = counted_bytes(fact, gang.most_nodes)
         gang.journal_use.add(size, at)
         state.journal_use.setdefault(gang.owner_uid, JournalUse()).add(size, at)
@@ -227,6 +229,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
     match fact:
         case facts.MemberJoined():
             _add_member(gang, fact)
+        case facts.FabricNoted():
+            _note_fabric(gang, fact.fabric)
         case facts.MemberRemoved():
             _remove_member(gang, fact, at)
         case facts.PhaseChanged():
@@ -303,12 +307,19 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
         fact.peer_address,
         fact.batch_host,
         fact.leaf,
-        switches_above=fact.switches_above,
     )
     for request in gang.pool.values():
         if request.job == fact.job:
             request.node = fact.node
     gang.order_serial += 1
+
+
+def _note_fabric(gang: Gang, record: FabricRecord) -> None:
+    gang.fabric = record
+    before = {node: member.leaf for node, member in gang.members.items()}
+    for node in gang.members.keys() & record.fabric.nodes:
+        gang.members[node].leaf = record.fabric.leaf_name(node)
+    gang.order_serial += before != {node: member.leaf for node, member in gang.members.items()}  # agents know leaves
 
 
 def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.communication import fabric_of_gang
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.coordinator.core.state.facts import Fact
@@ -11,6 +12,7 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.fabric.model.fabric import Fabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,14 @@ class GangTurn:
     def index(self) -> GangIndex:
         """The index of the gang, up to date."""
         return self.turn.index.of(self.gang)
+
+    @property
+    def fabric(self) -> Fabric:
+        """The fabric of the gang's nodes."""
+        index = self.index
+        if index.fabric is None:
+            index.fabric = fabric_of_gang(self.gang, self.turn.observed)
+        return index.fabric
 
     @property
     def now(self) -> float:

@@ -1,0 +1,137 @@
+"""The core and the site's fabric: seats, buddies and witnesses follow it; a change is named and used next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.communication import fabric_of_gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.node import Node
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
+from muster.simulator.scenarios.scenario import Scenario
+
+
+def site(*leaves: str, details: Sequence[Node] = ()) -> Fabric:
+    """One leaf for each argument, which names its nodes: "n0 n1"."""
+    sets = [NodeSet(frozenset(nodes.split()), f"leaf{number}") for number, nodes in enumerate(leaves)]
+    return fabric_of(sets, [node for one in sets for node in one.nodes], Tiers(), details)
+
+
+def seen(*fabrics: Fabric, warnings: tuple[str, ...] = ()) -> events.FabricSeen:
+    names = ("", "second", "third")
+    return events.FabricSeen(tuple(
+        events.TopologySeen(fabric, not number, (names[number],) if number else (), warnings)
+        for number, fabric in enumerate(fabrics)
+    ))  # fmt: skip
+
+
+def started(world: Scenario) -> list[str]:
+    generation = world.gang.generation + 1
+    world.run_until(lambda: world.gang.stepped_generation == generation)
+    return [seat.node for seat in world.gang.seats]
+
+
+PAIRS = ("n0 n3", "n1 n4", "n2 n5")
+"""Not the leaves of `Scenario`, which are those of even and of odd nodes."""
+
+
+def test_tensor_groups_follow_what_slurm_says_now() -> None:
+    world = Scenario(4, 2, tensor=2, fabric=seen(site(*PAIRS)))
+    seats = started(world)
+    assert {frozenset(seats[:2]), frozenset(seats[2:])} <= {frozenset(pair.split()) for pair in PAIRS}
+    assert world.gang.members["n3"].leaf == "leaf0"
+
+
+def test_the_part_of_the_gangs_nodes_is_noted_once_before_the_first_start() -> None:
+    world = Scenario(3, 1, fabric=seen(site("n0 n2 x0", "n1 n3 x1", "x2")))
+    started(world)
+    (noted,) = world.facts(facts.FabricNoted)
+    assert noted.fabric.nodes == ("n0", "n1", "n2", "n3")
+    assert describe(noted) == "the network of the gang's nodes: 2 leaves"
+    kinds = [type(fact) for _, fact in world.journal]
+    assert kinds[kinds.index(facts.FabricNoted) + 1] is facts.GenerationStarted
+    world.crash("n1")
+    started(world)
+    assert len(world.facts(facts.FabricNoted)) == 1
+
+
+def test_a_flat_network_is_not_worth_a_fact() -> None:
+    world = Scenario(3, 1, fabric=seen(fabric_of([], ["n0", "n1", "n2", "n3"], Tiers())))
+    started(world)
+    assert world.facts(facts.FabricNoted) == []
+
+
+def test_a_change_is_named_and_the_next_placement_uses_it() -> None:
+    world = Scenario(2, 2, tensor=2, fabric=seen(site("n0 n1 n2", "n3")))
+    assert sorted(started(world)) == ["n0", "n1"]
+    world.see_fabric(seen(site("n0 n3", "n1 n2")))
+    assert world.facts(facts.FabricNoted)[-1].changes == (
+        "leaf leaf0 no longer joins n0, n1, n2",
+        "leaf leaf1 no longer joins n3",
+        "leaf leaf0 now joins n0, n3",
+        "leaf leaf1 now joins n1, n2",
+    )
+    assert describe(world.facts(facts.FabricNoted)[-1]).startswith("the network of the gang's nodes has changed: leaf ")
+    assert world.gang.members["n3"].leaf == "leaf0"
+    world.crash("n1")
+    assert sorted(started(world)) == ["n0", "n3"]
+
+
+def test_a_change_elsewhere_is_no_news_for_the_gang() -> None:
+    world = Scenario(2, 0, fabric=seen(site("n0", "n1", "x0")))
+    started(world)
+    world.see_fabric(seen(site("n0", "n1 x0")))
+    assert len(world.facts(facts.FabricNoted)) == 1
+
+
+def test_a_restarted_coordinator_has_the_fabric_of_its_gangs_before_slurm_answers() -> None:
+    world = Scenario(4, 2, tensor=2, fabric=seen(site(*PAIRS)))
+    before = started(world)
+    world.world.fabric = None
+    world.restart_coordinator()
+    world.crash(before[0])
+    after = started(world)
+    assert [at for at in range(4) if after[at] != before[at]] == [0]
+    assert DurableState.load(world.core.state.dump()).gangs["g"].fabric == world.gang.fabric
+
+
+def test_a_topology_that_can_not_be_read_leaves_the_leaves_of_the_attach_with_a_warning() -> None:
+    world = Scenario(4, 0, tensor=2, fabric=events.FabricSeen(problem="slurmctld is away"))
+    seats = started(world)
+    assert {frozenset(seats[:2]), frozenset(seats[2:])} == {frozenset({"n0", "n2"}), frozenset({"n1", "n3"})}
+    (noted,) = world.facts(facts.FabricNoted)
+    assert describe(noted) == "the network of the gang's nodes: 2 leaves; WARNING: slurmctld is away"
+
+
+def test_warnings_of_a_flat_network_are_named() -> None:
+    flat = fabric_of([], ["n0", "n1"], Tiers())
+    world = Scenario(2, 0, fabric=seen(flat, warnings=("the topology is taken as flat: it has a loop",)))
+    started(world)
+    (noted,) = world.facts(facts.FabricNoted)
+    assert describe(noted).endswith("nodes: flat; WARNING: the topology is taken as flat: it has a loop")
+
+
+def test_the_topology_is_that_of_the_jobs_partition() -> None:
+    world = Scenario(2, 0, fabric=seen(site("n0 n1"), site("n0", "n1")))
+    started(world)
+    gang, observed = world.gang, world.core.observed
+    assert len(fabric_of_gang(gang, observed).root.children) == 1
+    observed.gang("g").partition = "second"
+    assert len(fabric_of_gang(gang, observed).root.children) == 2
+    observed.gang("g").partition = "other"
+    assert len(fabric_of_gang(gang, observed).root.children) == 1
+
+
+def test_buddies_and_witnesses_are_in_other_racks_and_on_other_power_feeds() -> None:
+    """All nodes are on one leaf."""
+    details = [Node(f"n{number}", rack=f"r{number // 2}", power_feed=f"p{number // 4}") for number in range(8)]
+    world = Scenario(8, 0, fabric=seen(site(" ".join(f"n{number}" for number in range(8)), details=details)))
+    started(world)
+    feed = {f"n{number}": number // 4 for number in range(8)}
+    for seat in world.gang.seats:
+        assert feed[seat.node] != feed[seat.buddy]
+        assert {feed[peer] for peer in seat.watched_peers} == {1 - feed[seat.node]}
