@@ -16,6 +16,7 @@ from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
 from muster.launcher.allocation.request import Plan, Request, plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
+from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.types import Slurm, Unknown
 
 if TYPE_CHECKING:
@@ -40,16 +41,17 @@ class Allocation:
     """For the script: why, one line each."""
     reason: str = ""
     """For the user, in one line. Empty: nothing to say."""
+    strict: bool = False
+    """Whether Slurm is asked for all that the groups ask."""
 
 
-def asking(job: Job, options: Sequence[str]) -> tuple[NodeCluster, ...]:
-    """What the job's groups ask for. Empty if they ask for nothing, or the user has given the job a shape."""
-    if job.slurm.switches or _given((*job.slurm.options, *options), _OWN_SHAPE) is not None:
-        return ()
-    return _clusters(job)
+def has_own_shape(job: Job, options: Sequence[str]) -> bool:
+    """Whether the user has given the job a shape."""
+    return bool(job.slurm.switches) or _given((*job.slurm.options, *options), _OWN_SHAPE) is not None
 
 
-def _clusters(job: Job) -> tuple[NodeCluster, ...]:
+def asking(job: Job) -> tuple[NodeCluster, ...]:
+    """What the job's groups ask for. Empty if they ask for nothing."""
     return clusters_of(job.axes, job.placement, job.nodes, virtual_stages=job.parallelism.virtual_stages)
 
 
@@ -77,7 +79,7 @@ async def allocate(
     plan = question.plan(job, clusters)
     mode = job.placement.if_not_available
     if not plan.relaxed and mode != "shrink":
-        return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes)
+        return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes, strict=True)
     estimates = await question.estimates(job, plan.strict, *plan.relaxed)
     now = clock.wall()
     if mode == "shrink" and not isinstance(estimates[0], Unknown) and not starts_now(estimates[0], now):
@@ -85,10 +87,27 @@ async def allocate(
         if smaller:
             less, request = smaller
             reason = shrunken(less, job, estimates[0], now)
-            return Allocation(less, request.spares, request.options, (*plan.notes, reason), reason)
+            return Allocation(less, request.spares, request.options, (*plan.notes, reason), reason, strict=True)
     choice = choose(plan, estimates, mode, now)
-    notes = plan.notes if choice.request is plan.strict else (*plan.notes, choice.reason)
-    return Allocation(job, choice.request.spares, choice.request.options, notes, choice.reason)
+    strict = choice.request is plan.strict
+    notes = plan.notes if strict else (*plan.notes, choice.reason)
+    return Allocation(job, choice.request.spares, choice.request.options, notes, choice.reason, strict)
+
+
+def if_worse(allocation: Allocation, clusters: Sequence[NodeCluster], *, own_shape: bool) -> IfNotAvailable:
+    """What the job does if Slurm hands out nodes on which its groups lie wider than asked.
+
+    It takes them if they are what Slurm is asked for: if another try would bring nothing better.
+
+    Args:
+        allocation: what Slurm is asked for.
+        clusters: what the job's groups ask for.
+        own_shape: whether the user has given the job a shape.
+    """
+    required = any(cluster.required for cluster in clusters)
+    if not allocation.strict or not (allocation.options or own_shape or required):
+        return "relax"
+    return allocation.job.placement.if_not_available or ("wait" if required else "relax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +154,7 @@ async def _largest_that_starts_now(question: _Question, job: Job, *, shaped: boo
     while low < high:
         middle = (low + high) // 2
         smaller = jobs[middle]
-        strict = question.plan(smaller, _clusters(smaller) if shaped else ()).strict
+        strict = question.plan(smaller, asking(smaller) if shaped else ()).strict
         (estimate,) = await question.estimates(smaller, strict)
         if starts_now(estimate, clock.wall()):
             best, low = (smaller, strict), middle + 1

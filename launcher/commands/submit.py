@@ -27,6 +27,7 @@ from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec import spec
 from muster.launcher.spec.flags import add_options
+from muster.launcher.spec.placement import IfNotAvailable
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.launcher.submission.traffic import group_traffic
 from muster.slurm.client.backends.commands import CliSlurm
@@ -105,17 +106,33 @@ async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
         return submission
     from muster.launcher.allocation import ask  # most jobs don't need it
 
-    clusters = ask.asking(submission.job, submission.options)
-    if not clusters and submission.job.placement.if_not_available != "shrink":
+    job, clusters = submission.job, ask.asking(submission.job)
+    shrinks, own_shape = job.placement.if_not_available == "shrink", ask.has_own_shape(job, submission.options)
+    if not clusters and not shrinks:
         return submission
-    found = await ask.allocate(submission.job, clusters, submission.options, render(submission), slurm)
+    found = ask.Allocation(job, job.spares, strict=True)
+    if shrinks or not own_shape:
+        wanted = () if own_shape else clusters
+        found = await ask.allocate(job, wanted, submission.options, render(submission), slurm)
     if found.reason:
         print_note(f"muster: {found.reason}")
     wire = _wire(found.job, submission.options)
     wire.spares = found.spares
+    _add_choice(wire, found.job, ask.if_worse(found, clusters, own_shape=own_shape))
     return replace(
         submission, job=found.job, spec=wire, shape=found.options, shape_notes=tuple(map(plain, found.notes))
     )
+
+
+def _add_choice(wire: JobSpec, job: spec.Job, choice: IfNotAvailable) -> None:
+    """Tells the coordinator what follows if Slurm hands out worse nodes."""
+    if choice == "relax":
+        return
+    wire.if_worse, wire.retries = choice, job.placement.retries
+    if choice == "shrink":
+        from muster.launcher.allocation.shrink import smaller_jobs  # few jobs need it
+
+        wire.smaller.extend(smaller.nodes for smaller in smaller_jobs(job))
 
 
 def _agent_command() -> str:

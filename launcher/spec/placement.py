@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
+from muster.daemon.transport import job_limits
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import FailureDomain
 from muster.fabric.model.level import Level
@@ -81,6 +82,7 @@ _TEXT = PlainSerializer(str, return_type=str)
 PackingText = Annotated[Packing, PlainValidator(_read_packing), _TEXT, _schema(PACKED)]
 SpreadingText = Annotated[Spreading, PlainValidator(_read_spreading), _TEXT, _schema(SPREAD)]
 
+Retries = Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_PLACEMENT_RETRIES)]
 IfNotAvailable = Literal["wait", "relax", "shrink"]
 
 
@@ -103,7 +105,11 @@ class Placement(Table):
     """What two spares shall not share."""
 
     if_not_available: IfNotAvailable | None = None
-    """What to do if such nodes are not free at once. Default: wait for what is required, relax what is preferred."""
+    """What to do if such nodes are not free at once, or Slurm hands out others. Default: wait for what is required,
+    relax what is preferred.
+    """
+    retries: Retries = 3
+    """How often in a row other nodes are given back to wait again. Then the job starts, unless a group is required."""
 
     def packing(self, kind: GroupKind) -> Packing:
         """Where groups of `kind` shall fit in. Groups that average gradients of experts count as data groups."""

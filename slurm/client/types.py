@@ -117,6 +117,8 @@ class Job:
     held: bool = False
     dependency: str = ""
     work_dir: str = ""
+    switches: str = ""
+    """What the job asks of its leaf switches, as scontrol takes it: "2@0:05:00". Empty: nothing, or nobody knows."""
     unrecognised: tuple[str, ...] = ()
 
     @property

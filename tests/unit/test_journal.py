@@ -74,6 +74,7 @@ def _story() -> list[facts.Fact]:
         facts.PhaseChanged("g", Phase.REQUEUED, "no spare is left"),
         facts.JobRestarted("g", 7, 1),
         facts.PhaseChanged("g", Phase.GATHERING, ""),
+        facts.GangShrunk("g", 1, "a tensor group spans 2 leaves"),
         facts.GangEnded("g", Phase.FAILED, 95, "nobody came"),
         facts.JobEnded("g", "FAILED"),
         facts.GangRegistered("h", 8, 1000, "next", SPEC, "{}"),

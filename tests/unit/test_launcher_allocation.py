@@ -14,7 +14,7 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.launcher.__main__ import parser
-from muster.launcher.allocation.ask import allocate, asking, topology_of
+from muster.launcher.allocation.ask import allocate, asking, has_own_shape, topology_of
 from muster.launcher.allocation.choice import choose
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.request import Plan, Request, plan_request
@@ -57,15 +57,15 @@ def tensor(nodes: int, degree: int, packed: str = "leaf", spares: int = 0, pipel
 
 
 def plan(of: Job, topology: SlurmTopology, wait_s: int | None = 300) -> Plan:
-    return plan_request(asking(of, ()), of.nodes, of.spares, topology, wait_s)
+    return plan_request(asking(of), of.nodes, of.spares, topology, wait_s)
 
 
 def test_groups_within_a_node_ask_for_nothing() -> None:
-    assert asking(tensor(8, 8), ()) == ()
+    assert asking(tensor(8, 8)) == ()
 
 
 def test_groups_of_several_nodes_join_those_inside() -> None:
-    found = asking(tensor(8, 16, "require leaf", pipeline=2), ())
+    found = asking(tensor(8, 16, "require leaf", pipeline=2))
     assert found == (
         NodeCluster(GroupKind.TENSOR, 2, 4, Level.LEAF, True),
         NodeCluster(GroupKind.PIPELINE, 4, 2, Level.POD, False),
@@ -76,13 +76,13 @@ def test_groups_of_several_nodes_join_those_inside() -> None:
     "more", [["--switches=2"], ["--segment", "4"], ["-w", "n[0-7]"], ["-wn0"], ["--nodelist=n[0-7]"], ["-F", "list"]]
 )
 def test_a_shape_of_the_users_own_wins(more: list[str]) -> None:
-    assert asking(tensor(8, 16), ()) != ()
-    assert asking(tensor(8, 16), more) == ()
+    assert not has_own_shape(tensor(8, 16), ("--exclusive",))
+    assert has_own_shape(tensor(8, 16), more)
 
 
 def test_switches_of_job_toml_win() -> None:
-    assert asking(job(8, "[parallelism]\ntensor = 16", '[slurm]\nswitches = "2"'), ()) == ()
-    assert asking(job(8, "[parallelism]\ntensor = 16", '[slurm]\noptions = ["--segment=2"]'), ()) == ()
+    assert has_own_shape(job(8, "[parallelism]\ntensor = 16", '[slurm]\nswitches = "2"'), ())
+    assert has_own_shape(job(8, "[parallelism]\ntensor = 16", '[slurm]\noptions = ["--segment=2"]'), ())
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def sbatch_request(*options: str) -> JobRequest:
 
 async def test_an_idle_cluster_gives_what_is_asked_for() -> None:
     of = tensor(8, 16)
-    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster())
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster())
     assert found.options == ("--switches=2@0:05:00",)
     assert found.reason.startswith("asks for at most 2 leaf switches, starts ")
 
 
 async def test_a_fragmented_cluster_gives_a_preference_less() -> None:
     of = tensor(8, 16)
-    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster("n0", "n4", "n8", "n12"))
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster("n0", "n4", "n8", "n12"))
     assert found.options == ()
     assert found.reason.startswith("relaxes: at most 2 leaf switches would start ")
     assert found.notes[-1] == found.reason
@@ -260,7 +260,7 @@ async def test_a_fragmented_cluster_gives_a_preference_less() -> None:
 
 async def test_a_requirement_waits_on_a_fragmented_cluster() -> None:
     of = tensor(8, 16, "require leaf")
-    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster("n0", "n4", "n8", "n12"))
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster("n0", "n4", "n8", "n12"))
     assert found.options == ("--switches=2@0:05:00",)
     assert found.reason.startswith("waits: ")
 
@@ -268,7 +268,7 @@ async def test_a_requirement_waits_on_a_fragmented_cluster() -> None:
 async def test_without_an_answer_the_job_is_queued_as_it_is() -> None:
     of, slurm = tensor(8, 16, spares=1), cluster()
     slurm.unavailable_reason = "slurmctld is silent"
-    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", slurm)
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", slurm)
     assert (found.options, found.spares) == ((), 1)
     assert found.reason == "groups are not packed: Slurm does not answer: slurmctld is silent"
 
@@ -337,16 +337,43 @@ async def test_a_job_shrinks_to_the_copies_that_start_now(tmp_path: Path, capsys
     assert said.startswith("muster: shrinks to 3 of 8 data-parallel replicas, 6 of 16 nodes: they start now, all would")
 
 
+@pytest.mark.parametrize(
+    ("packed", "keys", "busy", "sent"),
+    [
+        ("prefer leaf", "", (), ("", 0, [])),
+        ("require leaf", "", (), ("wait", 3, [])),
+        ("prefer leaf", "if_not_available = 'wait'\nretries = 9", (), ("wait", 9, [])),
+        ("require leaf", "if_not_available = 'relax'", (), ("", 0, [])),
+        ("prefer leaf", "if_not_available = 'shrink'", (), ("shrink", 3, [2, 4, 6])),
+        # What the job takes on a fragmented cluster is what Slurm is asked for: nothing better comes of another try.
+        ("prefer leaf", "", ("n0", "n4", "n8", "n12"), ("", 0, [])),
+        # A leaf has 4 nodes: Slurm can't be asked for more.
+        ("prefer pod", "if_not_available = 'wait'", (), ("", 0, [])),
+        # The user's own request.
+        ("prefer leaf", "if_not_available = 'wait'\n[slurm]\nswitches = '2'", (), ("wait", 3, [])),
+        ("require leaf", "[slurm]\nswitches = '2'", (), ("wait", 3, [])),
+    ],
+)
+async def test_the_coordinator_knows_what_follows_if_slurm_hands_out_worse_nodes(
+    tmp_path: Path, packed: str, keys: str, busy: tuple[str, ...], sent: tuple[str, int, list[int]]
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 8\n[parallelism]\ntensor = 16\n[placement]\ntensor = '{packed}'\n{keys}\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    wire = (await with_shape(submission, cluster(*busy))).spec
+    assert (wire.if_worse, wire.retries, list(wire.smaller)) == sent
+
+
 @pytest.mark.parametrize(("nodes", "kept"), [(6, 6), (16, 12)])
 async def test_a_job_without_larger_groups_shrinks_too(nodes: int, kept: int) -> None:
     of = job(nodes, "[placement]", "if_not_available = 'shrink'")
-    found = await allocate(of, asking(of, ()), (), f"#SBATCH --nodes={nodes}\n", cluster("n0", "n4", "n8", "n12"))
+    found = await allocate(of, asking(of), (), f"#SBATCH --nodes={nodes}\n", cluster("n0", "n4", "n8", "n12"))
     assert (found.job.nodes, found.options) == (kept, ())
 
 
 async def test_a_job_of_one_copy_waits() -> None:
     of = job(16, "[parallelism]\ntensor = 128", "[placement]\nif_not_available = 'shrink'")
-    found = await allocate(of, asking(of, ()), (), "#!/bin/bash\n", cluster("n0"))
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster("n0"))
     assert found.job is of
 
 

@@ -233,6 +233,40 @@ async def test_requeue_moves_the_start_after_completing(commands: Commands, slur
     assert commands.lines()[-1].endswith("StartTime=now")
 
 
+SWITCHES = {"required_switches": 1, "maximum_switch_wait_time": 300}
+
+
+async def test_a_requeued_job_waits_for_its_switches_again(commands: Commands, slurm: CliSlurm) -> None:
+    for at, state in enumerate([["RUNNING"], ["PENDING"]], 1):
+        document = {"jobs": [{**JOB, **SWITCHES, "job_state": state}]}
+        (commands.folder / f"look{at}").write_text(json.dumps(document))
+    commands.have("squeue", f"cd {commands.folder}; cat look$(grep -c squeue said)")
+    commands.have("scontrol", "case $* in *Switches*) echo 'Job is no longer pending execution' >&2; exit 1;; esac")
+    await slurm.requeue(7, restarts=1)
+    assert [line for line in commands.lines() if line.startswith("scontrol")] == [
+        "scontrol requeue 7",
+        "scontrol update JobId=7 Switches=1@0:05:00",
+        "scontrol update JobId=7 StartTime=now",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "wait_s", "words"),
+    [(0, 0, ""), (2, 0, "2"), (2, 5, "2@0:01:00"), (1, 61, "1@0:02:00"), (3, 86400, "3@24:00:00")],
+)
+async def test_switches_as_scontrol_takes_them(
+    commands: Commands, slurm: CliSlurm, count: int, wait_s: int, words: str
+) -> None:
+    """scontrol reads a part of a minute as a minute."""
+    record = {**JOB, "required_switches": count, "maximum_switch_wait_time": wait_s}
+    commands.answer("squeue", {"jobs": [record]})
+    answer = await slurm.jobs([7])
+    assert isinstance(answer, dict)
+    job = answer[7]
+    assert isinstance(job, Job)
+    assert job.switches == words
+
+
 async def test_requeue_succeeds_when_the_job_starts_before_its_start_time_is_moved(
     commands: Commands, slurm: CliSlurm
 ) -> None:

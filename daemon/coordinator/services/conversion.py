@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from google.protobuf.json_format import MessageToJson
 
@@ -38,6 +39,7 @@ _MAXIMA = {
     "nodes": job_limits.MAX_NODES,
     "spares": job_limits.MAX_NODES,
     "pool_nodes": job_limits.MAX_NODES,
+    "retries": job_limits.MAX_PLACEMENT_RETRIES,
     "ranks_per_node": job_limits.MAX_RANKS_PER_NODE,
     "max_failures": job_limits.MAX_FAILURES,
     "gather_timeout_s": job_limits.MAX_GATHER_TIMEOUT_S,
@@ -154,6 +156,7 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         raise InvalidMessage(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
     _check_size(message)
     check_count("traffic", len(message.traffic), len(GroupKind))
+    check_count("smaller", len(message.smaller), message.nodes)
     found = events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
@@ -175,12 +178,25 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         pipeline=message.pipeline_parallel or 1,
         axis_order=message.parallel_order,
         traffic=tuple(map(_traffic, message.traffic)),
+        if_worse=_if_worse(message.if_worse),
+        retries=message.retries,
+        smaller=tuple(message.smaller),
     )
+    if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
+        raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
     try:
-        communication.axes_of(found)
+        for nodes in (found.nodes, *found.smaller):
+            communication.axes_of(replace(found, nodes=nodes))
     except ValueError as error:
         raise InvalidMessage(f"parallelism: {error}") from None
     return found
+
+
+def _if_worse(word: str) -> events.IfWorse:
+    try:
+        return events.IfWorse(word)
+    except ValueError:
+        raise InvalidMessage(f"if_worse = {word[:80]!r} must be empty, wait or shrink") from None
 
 
 def _traffic(message: common_pb2.GroupTraffic) -> events.GroupTraffic:

@@ -51,6 +51,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         replicas_disagree=gang.disagreement.reason if gang.disagreement is not None else "",
         not_finite=gang.not_finite,
         wider_groups=gang.wider_groups,
+        extra_communication_s=gang.extra_communication_s,
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))

@@ -22,6 +22,7 @@ from muster.slurm.client.parsing import error_messages, json_stream, records, st
 from muster.slurm.client.types import (
     DEFAULT_TIMEOUT_S,
     GONE,
+    Job,
     JobAnswers,
     NeverStarts,
     NodeAnswers,
@@ -148,6 +149,9 @@ class CliSlurm(Procedures):
 
     async def _requeue(self, job: int, timeout_s: float) -> None:
         await self._change(f"requeue job {job}", timeout_s, "scontrol", "requeue", str(job))
+
+    async def _switches(self, job: Job, timeout_s: float) -> str:
+        return job.switches
 
     async def _release(self, job: int, timeout_s: float) -> None:
         await self._change(f"release job {job}", timeout_s, "scontrol", "release", str(job))

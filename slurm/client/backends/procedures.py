@@ -10,11 +10,14 @@ steps comes from measurements on Slurm 26.05:
 - requeue: Slurm accepts excluded nodes as soon as it has accepted the requeue. When COMPLETING ends, Slurm sets the
   start time to 121 s later (cred_expire + 1). So the start time is set to now after COMPLETING. The job is never held
   during the procedure: if this process dies halfway, the job still starts.
+- requeue of a job with `--switches`: Slurm does not wait for the switches again, and starts the job on any nodes. The
+  same request, set once more, makes it wait again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -37,6 +40,7 @@ from muster.slurm.client.types import (
     updated_exclusions,
 )
 
+_log = logging.getLogger(__name__)
 _NO_BATCH_HOST: Final = "You cannot remove the batch host from a job when resizing"
 _HELD_BY_PEOPLE: Final = ("JobHeldUser", "JobHeldAdmin")
 """Slurm's job reasons for a hold that a person has set. Muster does not release such a job."""
@@ -80,6 +84,10 @@ class Procedures(ABC):
 
     @abstractmethod
     async def _release(self, job: int, timeout_s: float) -> None: ...
+
+    @abstractmethod
+    async def _switches(self, job: Job, timeout_s: float) -> str:
+        """What the job asks of its leaf switches, also if this backend's `_jobs` does not show it."""
 
     # Queries
 
@@ -188,6 +196,7 @@ class Procedures(ABC):
                 if error_messages.IS_PENDING not in error.message:  # Slurm or the user has already requeued the job
                     raise
         await self._exclude(current, exclude, admit, deadline)
+        await self._wait_for_switches_again(current, deadline)
         current = await self._wait_completed(operation, job, deadline)
         if current.state is not JobState.PENDING:
             return  # the job has already started
@@ -199,6 +208,16 @@ class Procedures(ABC):
             return  # the job has started since the last query
         if current.held and current.reason not in _HELD_BY_PEOPLE:
             await self._release(job, deadline.require(operation))
+
+    async def _wait_for_switches_again(self, job: Job, deadline: Deadline) -> None:
+        operation = f"have job {job.id} wait for its switches again"
+        switches = await self._switches(job, deadline.require(operation))
+        if not switches:
+            return
+        try:
+            await self._update_job(operation, job.id, {"Switches": switches}, deadline.require(operation))
+        except SlurmRefused as error:  # the job runs already, or this Slurm can't: it is requeued all the same
+            _log.warning("%s: %s", operation, error)
 
     async def _exclude(self, job: Job, exclude: Collection[str], admit: Collection[str], deadline: Deadline) -> None:
         new_exclusions = updated_exclusions(job.excluded, exclude, admit)

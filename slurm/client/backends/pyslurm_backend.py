@@ -81,8 +81,9 @@ class PyslurmSlurm(Procedures):
         return await self._cli._topologies(timeout_s)
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
-        if "" in changes.values():
-            await self._cli._update_job(operation, job, changes, timeout_s)  # pyslurm reads "" as "no change"
+        if "" in changes.values() or "Switches" in changes:
+            # pyslurm reads "" as "no change", and does not change switches.
+            await self._cli._update_job(operation, job, changes, timeout_s)
             return
         await self._commands.request(operation, timeout_s, "update_job", job=job, changes=dict(changes))
 
@@ -91,6 +92,10 @@ class PyslurmSlurm(Procedures):
 
     async def _requeue(self, job: int, timeout_s: float) -> None:
         await self._commands.request(f"requeue job {job}", timeout_s, "requeue", job=job)
+
+    async def _switches(self, job: Job, timeout_s: float) -> str:
+        found = (await self._cli._jobs([job.id], timeout_s))[job.id]  # pyslurm does not show them
+        return found.switches if isinstance(found, Job) else ""
 
     async def _release(self, job: int, timeout_s: float) -> None:
         await self._commands.request(f"release job {job}", timeout_s, "release", job=job)

@@ -94,6 +94,7 @@ def job(record: Record) -> Job:
         held=bool(record.get("hold", False)),
         dependency=_words(record.get("dependency")),
         work_dir=_words(record.get("current_working_directory")),
+        switches=_switches(record),
     )
 
 
@@ -119,6 +120,15 @@ def topology(lines: Iterable[str]) -> Topology:
             leaves |= dict.fromkeys(expand(words.get("Nodes", "")), name)
         parents |= dict.fromkeys(expand(words.get("Switches", "")), name)
     return Topology(leaves, parents)
+
+
+def _switches(record: Record) -> str:
+    """scontrol takes whole minutes, and reads a part of one as one."""
+    count, wait_s = _number(record.get("required_switches")), _number(record.get("maximum_switch_wait_time")) or 0
+    if not count:
+        return ""
+    minutes = -(-wait_s // 60)
+    return f"{count}@{minutes // 60}:{minutes % 60:02}:00" if minutes else str(count)
 
 
 def _number(value: Any) -> int | None:

@@ -350,6 +350,7 @@ class GangView(_message.Message):
     REPLICAS_DISAGREE_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     WIDER_GROUPS_FIELD_NUMBER: _builtins.int
+    EXTRA_COMMUNICATION_S_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -370,6 +371,8 @@ class GangView(_message.Message):
     """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
     wider_groups: _builtins.str
     """Which groups lie in more leaves or pods than the job asks, in words; empty: none."""
+    extra_communication_s: _builtins.float
+    """What that costs in each step, in predicted seconds."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -407,10 +410,11 @@ class GangView(_message.Message):
         replicas_disagree: _builtins.str = ...,
         not_finite: _builtins.str = ...,
         wider_groups: _builtins.str = ...,
+        extra_communication_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,6 +139,9 @@ class JobSpec(_message.Message):
     EXPERT_PARALLEL_FIELD_NUMBER: _builtins.int
     PARALLEL_ORDER_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    IF_WORSE_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    SMALLER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -191,6 +194,12 @@ class JobSpec(_message.Message):
     """Expert groups are cut out of the context axis and the data axis."""
     parallel_order: _builtins.str
     """The axes of parallelism, the one that varies fastest with the rank first: "tp-cp-ep-dp-pp"."""
+    if_worse: _builtins.str
+    """What to do before the start on nodes where groups would lie wider than `traffic` asks. "": start. "wait": give the
+    nodes back. "shrink": take one of the numbers of nodes in `smaller`; without such a one, wait.
+    """
+    retries: _builtins.int
+    """How often in a row the nodes are given back."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -212,6 +221,10 @@ class JobSpec(_message.Message):
         """What groups of ranks send, and where they are packed; at most one entry of each kind. Empty: the ranks are replicas and
         nothing else, or the launcher did not say.
         """
+
+    @_builtins.property
+    def smaller(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of nodes with fewer data-parallel replicas, ascending."""
 
     def __init__(
         self,
@@ -246,10 +259,13 @@ class JobSpec(_message.Message):
         expert_parallel: _builtins.int = ...,
         parallel_order: _builtins.str = ...,
         traffic: _abc.Iterable[Global___GroupTraffic] | None = ...,
+        if_worse: _builtins.str = ...,
+        retries: _builtins.int = ...,
+        smaller: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,8 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
+EXIT_NOT_PACKED = 92
+"""Exit code: Slurm gave no nodes on which the groups that [placement] requires are packed."""
 EXIT_NO_REQUEUE = 93
 """Exit code: the software fails again and again. The job is not requeued."""
 EXIT_NO_NODES = 94

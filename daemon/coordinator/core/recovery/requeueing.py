@@ -42,8 +42,9 @@ def too_few_nodes_reason(gang_turn: GangTurn) -> str:
     return f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].removal_reason})"
 
 
-def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
-    """Have Slurm put the job back into its queue, without nodes that are bad, and without `dead` nodes."""
+def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = (), *, given_back: bool = False) -> None:
+    """Have Slurm put the job back into its queue, without nodes that are bad, and without `dead` nodes. `given_back` as
+    in PhaseChanged."""
     gang = gang_turn.gang
     bad = _nodes_to_exclude(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
     if not gang_turn.job_requeued:
@@ -51,7 +52,7 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> Non
         admit = tuple(node for node in gang.excluded if node not in bad and _exclusion_is_over(gang_turn, node))
         gang_turn.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
     shared_pool.close_all(gang_turn, reason, joined=True)
-    gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, reason))
+    gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, reason, given_back=given_back))
 
 
 def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:

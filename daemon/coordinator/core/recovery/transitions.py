@@ -29,9 +29,15 @@ from muster.daemon.coordinator.core.recovery import (
     restore_plan,
     return_to_agreement,
     shared_pool,
+    worse_allocation,
 )
 from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import communicating_seats, note_fabric, wider_than_asked
+from muster.daemon.coordinator.core.state.communication import (
+    communicating_seats,
+    communication_times,
+    note_fabric,
+    wider_than_asked,
+)
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
@@ -157,6 +163,8 @@ def _recover(gang_turn: GangTurn) -> None:
         len(gang.seats) or gang.spec.nodes, gang.spec.fewest
     ):
         requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
+    elif not gang.seats and worse_allocation.respond(gang_turn):
+        return
     elif _store_opens(gang_turn):
         return  # seats are assigned once the store is open, not with each report until then
     elif ranked := _next_seats(gang_turn):
@@ -258,6 +266,10 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
         gang_turn.turn.record(noted)
     seats, spares = placement.assign_seats(fabric, ranked, [member.node for member in gang_turn.usable()])
+    wider, extra_s = wider_than_asked(gang.spec, ranked, fabric), 0.0
+    if wider:
+        times = communication_times(gang.spec, ranked, fabric)
+        wider, extra_s = f"{wider}; {times.words}", times.extra
     gang_turn.turn.record(
         facts.GenerationStarted(
             gang=gang.id,
@@ -274,7 +286,8 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
-            wider_groups=wider_than_asked(gang.spec, ranked, fabric),
+            wider_groups=wider,
+            extra_communication_s=extra_s,
         )
     )
 

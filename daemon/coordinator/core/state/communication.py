@@ -16,6 +16,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.record import FabricRecord, record_of
 from muster.fabric.placement.failure_domains import FailureDomains
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
+from muster.fabric.placement.packed_time import StepTimes, step_times
 from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.weights import Weight, usual_weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
@@ -156,6 +157,12 @@ def least_communication(
 ) -> tuple[str, ...]:
     """The node of each seat, by group rank. Arguments as for `rank_map.place`."""
     return place(fabric, groups, nodes, seats, dict(last_choices)).seats
+
+
+def communication_times(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> StepTimes:
+    """The predicted communication of a step, and what it would be if all groups were packed as the job asks. Arguments
+    as for `wider_than_asked`."""
+    return step_times(fabric, communicating_seats(spec), ranked)
 
 
 def wider_than_asked(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> str:

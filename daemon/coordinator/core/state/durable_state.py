@@ -334,6 +334,10 @@ class Gang:
     """Which groups of this generation lie in more leaves or pods than the job asks, in words; empty: none."""
     fabric: FabricRecord | None = None
     """The network of its nodes, as noted last; None: nothing is known but the leaves of members."""
+    extra_communication_s: float = 0.0
+    """What that costs in each step, in predicted seconds."""
+    runs_given_back: int = 0
+    """Runs of the job in a row that gave their nodes back, because groups would have lain wider than asked."""
 
     @property
     def final(self) -> bool:

@@ -33,6 +33,14 @@ class GroupTraffic:
     required: bool = False
 
 
+class IfWorse(StrEnum):
+    """What a gang does before it starts on nodes where its groups would lie wider than asked."""
+
+    START = ""
+    WAIT = "wait"
+    SHRINK = "shrink"
+
+
 @dataclass(frozen=True, slots=True)
 class GangSpec:
     """The part of a job spec that the core needs; `muster.v1.JobSpec` is the whole."""
@@ -65,6 +73,11 @@ class GangSpec:
     """The axes, the one that varies fastest first: "tp-cp-ep-dp-pp", which is the default."""
     traffic: tuple[GroupTraffic, ...] = ()
     """What groups of ranks send; empty: what is usual."""
+    if_worse: IfWorse = IfWorse.START
+    retries: int = 0
+    """How often in a row the gang gives back nodes on which its groups would lie wider than asked."""
+    smaller: tuple[int, ...] = ()
+    """Numbers of nodes with fewer data-parallel replicas, ascending: SHRINK takes one of them."""
 
     @property
     def fewest(self) -> int:

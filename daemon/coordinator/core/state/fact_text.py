@@ -217,6 +217,8 @@ def _of_gang(fact: facts.Fact) -> str:
             return f"the gang is {fact.phase}{_because(fact.reason)}"
         case facts.GangEnded():
             return f"the gang is {fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
+        case facts.GangShrunk():
+            return f"the gang shrinks to {fact.nodes} nodes{_because(fact.reason)}"
         case facts.StopPlanned():
             then = f"the ranks finish a step and exit, then the gang is {fact.next_phase}"
             return f"planned stop{_because(fact.reason)}; {then}"

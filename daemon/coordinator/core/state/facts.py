@@ -112,6 +112,8 @@ class PhaseChanged:
     reason: str
     next_phase: Phase | None = None
     """With DRAINING: the phase that follows once the checkpoint is durable."""
+    given_back: bool = False
+    """With REQUEUED: the run never started, because its groups would have lain wider than asked."""
 
 
 PREFLIGHT_CAUSE = "start"
@@ -210,6 +212,7 @@ class GenerationStarted:
     `crashed_on`: the node where ranks crashed the generation before, known now that all ranks have reported their end;
     None: the node that the fence names. `warning`: why the state may be wrong; empty if nothing speaks against it.
     `wider_groups`: which groups lie in more leaves or pods than the job asks, in words; empty: none.
+    `extra_communication_s`: what that costs in each step, in predicted seconds.
     """
 
     gang: str
@@ -227,6 +230,7 @@ class GenerationStarted:
     agreed_groups: tuple[int, ...] = ()
     warning: str = ""
     wider_groups: str = ""
+    extra_communication_s: float = 0.0
 
 
 @keeps_stored_names
@@ -270,6 +274,15 @@ class GangEnded:
     gang: str
     phase: Phase
     exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangShrunk:
+    """The gang goes on with fewer nodes that carry ranks, and as many more spares. No generation has started yet."""
+
+    gang: str
+    nodes: int
     reason: str
 
 
@@ -481,9 +494,9 @@ class ActionWithheld:
 
 Fact = (
     GangRegistered | MemberJoined | MemberRemoved | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
-    | FirstStep | FlushOrdered | FlushEnded | GangEnded | StopPlanned | SwapPlanned | JobRestarted | JobChanged
-    | JobEnded | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
-    | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
+    | FirstStep | FlushOrdered | FlushEnded | GangEnded | GangShrunk | StopPlanned | SwapPlanned | JobRestarted
+    | JobChanged | JobEnded | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered
+    | NodeJudged | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
 )  # fmt: skip

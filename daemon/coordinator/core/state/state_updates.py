@@ -3,7 +3,7 @@
 The same facts in the same order always give the same durable state: a restarted coordinator applies them again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
@@ -237,6 +237,9 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _enter_phase(gang, fact.phase, at)
             gang.reason, gang.phase_after_drain = fact.reason, fact.next_phase
             gang.order_serial += fact.phase is Phase.REQUEUED  # the agents are told to leave
+            gang.runs_given_back += fact.given_back
+        case facts.GangShrunk():
+            _shrink(gang, fact.nodes)
         case facts.GenerationFenced():
             _fence_generation(gang, fact, at)
         case facts.HangDetected():
@@ -388,6 +391,12 @@ def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> No
         gang.recoveries = [*gang.recoveries[1 - RECOVERIES_KEPT :], recovery]
 
 
+def _shrink(gang: Gang, nodes: int) -> None:
+    spec = gang.spec
+    spares = spec.spares + spec.nodes - nodes
+    gang.spec = replace(spec, nodes=nodes, spares=spares, min_nodes=min(spec.min_nodes, nodes))
+
+
 def _ran_long(gang: Gang, at: float) -> bool:
     """The script never declares a step, and the generation ran for long. Nothing else tells whether it made
     progress."""
@@ -399,7 +408,8 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     _enter_phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
     gang.swap = None
-    gang.not_finite, gang.wider_groups = "", fact.wider_groups
+    gang.not_finite, gang.runs_given_back = "", 0
+    gang.wider_groups, gang.extra_communication_s = fact.wider_groups, fact.extra_communication_s
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.rank_counts[fact.generation] = gang.ranks
