@@ -62,10 +62,54 @@ def test_a_group_that_is_torn_over_leaves_is_named_before_the_first_step(healthy
         status = healthy.exec(LOGIN, "muster", "status", str(job), user="alice").stdout
         assert f"wider than asked: {words}" in status
         lines = healthy.exec(LOGIN, "muster", "events", str(job), user="alice").stdout.splitlines()
-        named = next(at for at, line in enumerate(lines) if line.endswith(f"wider than [placement] asks: {words}"))
+        named = next(at for at, line in enumerate(lines) if f"wider than [placement] asks: {words}; predicted" in line)
         stepped = next(at for at, line in enumerate(lines) if "generation 1 finished its first step" in line)
         assert named < stepped
         training.cancel()
+
+
+def events(cluster: Cluster, job: int) -> str:
+    return cluster.exec(LOGIN, "muster", "events", str(job), user="alice").stdout
+
+
+def test_nodes_that_tear_a_group_go_back_and_the_job_gets_a_leaf(healthy: Cluster) -> None:
+    """Slurm gives up its wait for one leaf of three nodes. After the requeue it waits again, until a leaf is free."""
+    blockers = {}
+    for node in ("n0", "n5"):
+        words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--exclusive", f"--nodelist={node}")
+        blockers[node] = healthy.exec(LOGIN, *words, "--wrap", "sleep 1800", user="bob").stdout.strip()
+    wait_until(lambda: len(healthy.sh(LOGIN, "squeue -h -t R").splitlines()) == 2, 30, "the other jobs run")
+    settings = ("parallelism.tensor = 3", 'placement.if_not_available = "wait"', 'slurm.switches = "1@0:00:03"')
+    spec = TrainingSpec("given-back", nodes=3, spares=0, arguments=SLOW_STEPS, settings=settings)
+    with Training(healthy, spec) as training:
+        job = training.submit()
+        words = "the job gives these nodes back (1 of 3): requeue"
+        wait_until(lambda: words in events(healthy, job), 60, "the nodes go back")
+        healthy.exec(LOGIN, "scancel", blockers["n0"], user="bob")
+        training.wait_step(1)
+        assert {training.node_of(rank) for rank in range(3)} == {"n0", "n1", "n2"}
+        assert "(2 of 3)" not in events(healthy, job)
+        training.cancel()
+    healthy.exec(LOGIN, "scancel", blockers["n5"], user="bob")
+
+
+def test_a_required_group_that_is_torn_does_not_start(healthy: Cluster) -> None:
+    settings = (
+        "parallelism.tensor = 2",
+        'placement.tensor = "require leaf"',
+        "placement.retries = 1",
+        'slurm.options = ["--nodelist=n0,n9"]',
+    )
+    spec = TrainingSpec("required", nodes=2, spares=0, arguments=SLOW_STEPS, settings=settings)
+    with Training(healthy, spec) as training:
+        job = training.submit()
+        words = "tensor groups of 2 nodes: 1 of 1 spans 2 leaves, which [placement] requires"
+        wait_until(lambda: words in events(healthy, job), 60, "the job ends")
+        said = events(healthy, job)
+        assert "exit code 92" in said
+        assert "generation 1 starts" not in said
+        state = "squeue -h -t all -o '%T %c' -j"
+        wait_until(lambda: "FAILED" in healthy.sh(LOGIN, f"{state} {job}"), 30, "Slurm has the job as failed")
 
 
 @pytest.fixture
