@@ -29,7 +29,7 @@ class GroupKind(StrEnum):
     """The ranks that hold different stages of one model. Neighbours send activations to each other."""
 
 
-_OVER: dict[GroupKind, tuple[tuple[Axis, ...], bool]] = {
+GROUP_AXES: dict[GroupKind, tuple[tuple[Axis, ...], bool]] = {
     GroupKind.TENSOR: ((Axis.TENSOR,), False),
     GroupKind.CONTEXT: ((Axis.CONTEXT,), False),
     GroupKind.EXPERT: ((Axis.EXPERT,), True),
@@ -42,7 +42,7 @@ _OVER: dict[GroupKind, tuple[tuple[Axis, ...], bool]] = {
 
 def rank_groups(axes: Axes, kind: GroupKind) -> Groups:
     """All groups of `kind`. Groups and ranks are in the order of Megatron-LM. A group may have one rank only."""
-    over, expert_layers = _OVER[kind]
+    over, expert_layers = GROUP_AXES[kind]
     return groups_over(axes, over, expert_layers=expert_layers)
 
 
@@ -86,7 +86,7 @@ def fits_in_blocks(axes: Axes, kind: GroupKind, block: int) -> bool:
     The number of ranks must be a multiple of `block`. The groups on an axis with stride s and degree d fill blocks of
     s * d ranks, so s * d must divide `block`.
     """
-    over, expert_layers = _OVER[kind]
+    over, expert_layers = GROUP_AXES[kind]
     degrees = dict(axes.layout(expert_layers=expert_layers))
     spans = [axes.stride(axis, expert_layers=expert_layers) * degrees[axis] for axis in over if degrees[axis] > 1]
     return axes.world_size <= block or all(block % span == 0 for span in spans)

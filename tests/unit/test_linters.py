@@ -120,6 +120,7 @@ PLACEMENT = (
     "fabric/model",
     "fabric/placement",
     "fabric/sources/nesting.py",
+    "fabric/sources/node_reports.py",
     "fabric/sources/tiers.py",
 )
 """Where the core's seats come from."""
