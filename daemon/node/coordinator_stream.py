@@ -42,6 +42,7 @@ from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import ServerKey, Trust, explain
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
+from muster.v1.common_pb2 import Hardware
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class NodeStream:
 
     `on_rules` gets the rules of signals that the coordinator sends in its answer to hello. `own_verdict` gets all
     observations and answers. `clock_offset` gets the coordinator's time. `requested_check` gets the name of the check
-    that each order asks for.
+    that each order asks for. `hardware` returns what the node has. The coordinator gets the whole again when it has
+    changed.
     """
 
     def __init__(
@@ -98,7 +100,9 @@ class NodeStream:
         own_verdict: OwnVerdict | None = None,
         clock_offset: ClockOffset | None = None,
         requested_check: RequestedCheck | None = None,
+        hardware: Callable[[], Hardware] = Hardware,
     ) -> None:
+        self._hardware = hardware
         self._requested_check = requested_check or RequestedCheck("")
         self._own_verdict = own_verdict or OwnVerdict()
         self._clock_offset = clock_offset or ClockOffset()
@@ -122,6 +126,10 @@ class NodeStream:
         """Send an observation now, or as soon as the coordinator answers."""
         self._own_verdict.observe(observation)
         self._outbox.put(observation)
+
+    def hardware_changed(self) -> None:
+        """Look again at what the node has."""
+        self._outbox.changed.set()
 
     async def run(self) -> None:
         """Stay attached until cancelled."""
@@ -195,6 +203,7 @@ class NodeStream:
         """Yield what is sent: hello, then heartbeats at their times and signals as they come."""
         loop = asyncio.get_running_loop()
         state.unanswered.append(None)
+        told = hello.hello.hardware
         yield hello
         await state.welcomed.wait()  # gRPC shows a refusal only to a caller that is not writing
         next_heartbeat_at = loop.time()
@@ -202,6 +211,10 @@ class NodeStream:
             if observation := self._outbox.next_unsent():
                 state.unanswered.append(observation)
                 yield pb.NodeMessage(signal=observation.message())
+            elif (hardware := self._hardware()) != told:
+                told = hardware
+                state.unanswered.append(None)
+                yield pb.NodeMessage(hardware=hardware)
             elif addresses != self._addresses():
                 _log.info("the IP addresses of this node have changed: attaching again with the new ones")
                 return

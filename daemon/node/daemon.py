@@ -19,6 +19,7 @@ from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node import nvhcd_service
 from muster.daemon.node.clock_offset import ClockOffset
 from muster.daemon.node.coordinator_stream import NodeStream
+from muster.daemon.node.hardware_inventory import HardwareInventory
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
@@ -36,7 +37,6 @@ from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import node_pb2
-from muster.v1.memory_pb2 import GpuCounters
 
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
@@ -91,6 +91,8 @@ class NodeDaemon:
         self._reservation = PortReservation(settings.listen, stored, store)
         self._key = ServerKey() if settings.trust else None
         self._sensors = [make(settings.roots) for make in SENSORS]
+        self._nvml = next(sensor for sensor in self._sensors if isinstance(sensor, NvmlSensor))
+        self._hardware = HardwareInventory(settings.roots.host_root, self._nvml.gpus.current, self._hardware_changed)
         self._own_verdict = OwnVerdict()
         self._clock_offset = ClockOffset()
         self._requested_check = RequestedCheck(settings.check_python)
@@ -106,6 +108,7 @@ class NodeDaemon:
             own_verdict=self._own_verdict,
             clock_offset=self._clock_offset,
             requested_check=self._requested_check,
+            hardware=lambda: self._hardware.current,
         )
         self._windows = SignalWindows(self._stream.report)
 
@@ -135,6 +138,7 @@ class NodeDaemon:
             async with asyncio.TaskGroup() as tasks:
                 for sensor in self._sensors:
                     tasks.create_task(run_sensor(sensor, self._windows.report))
+                tasks.create_task(self._hardware.run())
                 tasks.create_task(self._stream.run())
                 tasks.create_task(self._requested_check.run())
                 tasks.create_task(self._reservation.run())
@@ -155,16 +159,18 @@ class NodeDaemon:
         service = None
         if path:
             service = MemoryService(
-                path, self._kept_memory, verdict=lambda: self._own_verdict.current().message(), counters=self._counters
+                path,
+                self._kept_memory,
+                verdict=lambda: self._own_verdict.current().message(),
+                counters=lambda: self._nvml.counters.message(clock.monotonic()),
+                hardware=lambda: self._hardware.current,
             )
         self._kept_memory.recover(stored, service.prolog_job() if service else None)
         self._kept_memory.release_expired(clock.monotonic())
         return service
 
-    def _counters(self) -> GpuCounters:
-        """The newest error counters of the GPUs. A thread of the memory service asks for them."""
-        sensor = next(sensor for sensor in self._sensors if isinstance(sensor, NvmlSensor))
-        return sensor.counters.message(clock.monotonic())
+    def _hardware_changed(self) -> None:
+        self._stream.hardware_changed()
 
     def _use_rules(self, messages: Iterable[node_pb2.SignalRule]) -> None:
         self._windows.use(map(SignalRule.from_message, messages))
@@ -186,6 +192,7 @@ class NodeDaemon:
             addresses=own_addresses(),
             public_key=self._key.public_key if self._key else b"",
             certified_by=self._key.certified_by if self._key else b"",
+            hardware=self._hardware.current,
         )
 
 

@@ -23,10 +23,11 @@ from pathlib import Path
 
 from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
 from muster.slurm.cluster.host import Process
-from muster.slurm.cluster.host_hardware import mend_hardware, set_link, set_memory_error
+from muster.slurm.cluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
 from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
 from muster.slurm.cluster.slow_rank import slow_rank, speed_up_ranks
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
+from muster.slurm.cluster.sysfs.pci_tree import PretendedHost, tar_of
 from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 from muster.slurm.image.nvml_stand_in import healthy_gpu
@@ -240,6 +241,16 @@ class Cluster:
         file = read_gpus(self, node, max(self.spec.gpus, gpu + 1))
         file.gpus[gpu] = healthy_gpu(gpu) if clear else with_memory_error(file.gpus[gpu])
         return write_gpus(self, node, file)
+
+    def give_hardware(self, node: str, host: PretendedHost) -> float:
+        """Lets the node have these sockets, GPUs and network adapters, besides the adapter that each node has.
+
+        The boot of a node, and its repair, take the files of /sys away. The GPUs stay.
+        """
+        self._touch(node)
+        read_gpus(self, node, 0)  # it fails where the image has no stand-in for NVIDIA's library
+        self.exec(node, "tar", "-x", "-C", HOST_ROOT, stdin=tar_of(host.files()))
+        return write_gpus(self, node, host.control_file())
 
     def link_down(self, node: str, clear: bool = False) -> float:
         """Lets the link of the node's InfiniBand port go down; `clear`: it is up again."""

@@ -23,8 +23,8 @@ MAX_GPUS = 16
 """How many GPUs the library can have."""
 LINKS = 18
 """NVLinks of an H100."""
-FABRIC_CLUSTER = "4a1c000000000000000000000000000f"
-"""The id of the NVLink fabric that the GPUs belong to: 16 bytes."""
+FABRIC_CLUSTER = "0" * 32
+"""The id of the NVLink fabric that the GPUs belong to: 16 bytes. The fabric of a single node has zeros."""
 _COMPILE_TIMEOUT_S = 60.0
 
 

@@ -1,10 +1,12 @@
 """The node daemon against a real gRPC server on loopback."""
 
 import asyncio
+import io
 import shutil
 import signal
 import socket
 import sys
+import tarfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from muster.daemon.hardware import hardware_client
+from muster.daemon.hardware.node_hardware import nvlink_domain_of
 from muster.daemon.host import clock
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream
@@ -28,12 +32,13 @@ from muster.daemon.preflight.check_result import Outcome
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.daemon.transport.server_limits import COORDINATOR
+from muster.slurm.cluster.sysfs.pci_tree import EIGHT_GPUS, tar_of
 from muster.slurm.hooks import healthcheck
 from muster.slurm.hooks.node_verdict import Hook
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
-from muster.v1.common_pb2 import CheckOutcome, PingRequest
+from muster.v1.common_pb2 import CheckOutcome, Hardware, PingRequest
 
 FAST = StreamTimeouts(hello_timeout_s=20.0, answer_timeout_s=20.0, first_backoff_s=0.01, max_backoff_s=0.05)
 IMPATIENT = StreamTimeouts(hello_timeout_s=0.5, answer_timeout_s=0.2, first_backoff_s=0.01, max_backoff_s=0.05)
@@ -144,6 +149,7 @@ def _attachment(
     on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
     own_verdict: OwnVerdict | None = None,
     requested_check: RequestedCheck | None = None,
+    hardware: Callable[[], Hardware] = Hardware,
 ) -> NodeStream:
     return NodeStream(
         f"127.0.0.1:{coordinator.port}",
@@ -156,6 +162,7 @@ def _attachment(
         on_rules=on_rules,
         own_verdict=own_verdict,
         requested_check=requested_check,
+        hardware=hardware,
     )
 
 
@@ -174,6 +181,23 @@ async def test_hello_first_then_heartbeats(coordinator: Coordinator, credentials
         assert [(await coordinator.next("heartbeat")).heartbeat.seq for _ in range(3)] == [1, 2, 3]
     async with asyncio.timeout(120):
         assert await coordinator.ended.get()
+
+
+async def test_what_the_node_has_is_sent_again_when_it_changes(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    now = [Hardware(), Hardware(numa_nodes=[0]), Hardware(numa_nodes=[0, 1])]
+    stream = _attachment(coordinator, credentials, hardware=lambda: now[0])
+    async with Running(stream):
+        assert not (await coordinator.next("hello")).hello.HasField("hardware")
+        await coordinator.next("heartbeat")
+        for _ in range(2):
+            now.pop(0)
+            stream.hardware_changed()
+            assert (await coordinator.next("hardware")).hardware == now[0]
+        stream.hardware_changed()  # without a change
+        stream.report(_seen(1))
+        assert (await coordinator.heard.get()).WhichOneof("body") == "signal"
 
 
 async def test_a_node_whose_addresses_change_attaches_again(
@@ -527,6 +551,28 @@ async def test_a_gpu_that_throttles_is_reported_by_the_coordinators_rule(
     assert "GPU 2 (NVIDIA H100 80GB HBM3" in raised.text
     assert "hardware thermal slowdown; for " in raised.text
     assert (over.kind, over.code, over.device) == ("gpu-throttle-over", 64, "0000:3b:00")
+
+
+async def test_the_daemon_tells_its_hardware_to_the_coordinator_and_to_agents(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, nvml_library: Path
+) -> None:
+    library = Path(shutil.copy(nvml_library, tmp_path))
+    driver = Path(f"{library}{CONTROL_SUFFIX}")
+    host = replace(EIGHT_GPUS, cluster="4a1c000000000000000000000000000f", clique=3)
+    with tarfile.open(fileobj=io.BytesIO(tar_of(host.files()))) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    host.control_file().write(driver)
+    settings = replace(_settings(coordinator, credentials, tmp_path, ":0"), memory=tmp_path / "memory.sock")
+    settings = replace(settings, roots=replace(settings.roots, nvidia_driver=driver, nvml=str(library)))
+    async with Running(NodeDaemon(settings)):
+        while len((told := (await coordinator.next("hardware")).hardware).gpus) < 8:
+            pass
+        answer = await asyncio.to_thread(hardware_client.ask, str(settings.memory))
+    assert answer == told
+    assert [list(gpu.nearest_adapters) for gpu in told.gpus] == [[f"mlx5_{index // 2}"] for index in range(8)]
+    assert nvlink_domain_of(told) == f"{host.cluster}.3"
+    with pytest.raises(hardware_client.HardwareUnknown, match="absent"):
+        hardware_client.ask(str(tmp_path / "absent.sock"))
 
 
 async def test_a_driver_that_hangs_holds_up_neither_heartbeats_nor_the_kernel_log(

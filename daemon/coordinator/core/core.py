@@ -30,8 +30,14 @@ CANCELLED = "Job is cancelled"
 CORRELATED_FAULTS = ""
 """Key of the deadline of undecided correlated faults, which belongs to no gang."""
 
-_WITHOUT_CONSEQUENCE = events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat | events.NodeDisconnected
-"""Events that only renew a last contact, or end a stream that decides nothing."""
+_WITHOUT_CONSEQUENCE = (
+    events.AgentHeartbeat
+    | events.BatchHeartbeat
+    | events.NodeHeartbeat
+    | events.NodeDisconnected
+    | events.NodeHardwareReported
+)
+"""Events that only renew a last contact, end a stream that decides nothing, or say what a later decision looks at."""
 _ABOUT_A_NODE = (
     events.AgentAttached
     | events.AgentDisconnected
@@ -146,6 +152,7 @@ class Core:
                 | events.SlurmNodeChanged()
                 | events.DrainRequested()
                 | events.NodeCheckReported()
+                | events.NodeHardwareReported()
             ):
                 with_node = self.index.gangs_of(event.node)
                 health_changed = any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts)
@@ -271,6 +278,7 @@ def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
             event.peer_address,
             event.batch_host,
             event.leaf,
+            event.nvlink_domain,
         )
     )
 

@@ -11,12 +11,14 @@ from google.protobuf.json_format import MessageToJson
 
 from muster.daemon.coordinator.core.state import communication, events
 from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
+from muster.daemon.hardware.node_hardware import InvalidHardware, report_of
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.site_config import split_address
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
 from muster.fabric.placement.weights import Weight
+from muster.fabric.sources.node_reports import NodeReport
 from muster.slurm.client import names
 from muster.v1 import agent_pb2, common_pb2, node_pb2
 
@@ -265,7 +267,7 @@ def check_hello(message: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:
     words = [("incarnation", message.incarnation)]
     if isinstance(message, agent_pb2.AgentHello):
         check_name(names.check_gang, message.gang_id)
-        words.append(("peer_address", message.peer_address))
+        words += [("peer_address", message.peer_address), ("nvlink_domain", message.nvlink_domain)]
     else:
         check_count("addresses", len(message.addresses), job_limits.MAX_ADDRESSES)
         words += [("boot_id", message.boot_id), ("probe_address", message.probe_address)]
@@ -313,6 +315,18 @@ def signal(message: node_pb2.Signal) -> node_pb2.Signal:
         text=cut(message.text, job_limits.MAX_SIGNAL_CHARS),
         observed_s=message.observed_s,
     )
+
+
+def node_report(message: common_pb2.Hardware) -> NodeReport:
+    """What a node has, as its daemon reports it.
+
+    Raises:
+        InvalidMessage: no node has that.
+    """
+    try:
+        return report_of(message)
+    except InvalidHardware as error:
+        raise InvalidMessage(f"hardware: {error}") from None
 
 
 def signal_rule(rule: SignalRule) -> node_pb2.SignalRule:
@@ -371,6 +385,7 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         hang_place=_hang_place(message.hang_place) if message.HasField("hang_place") else None,
         idle_quarters=message.idle_quarters if message.HasField("idle_quarters") else None,
         entered_collectives=message.entered_collectives if message.HasField("entered_collectives") else None,
+        gpu=message.gpu if message.HasField("gpu") else None,
     )
 
 

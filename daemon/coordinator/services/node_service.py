@@ -122,6 +122,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self, hello: pb.NodeHello, certificate: bytes, messages: AsyncIterator[pb.NodeMessage], context: _Context
     ) -> None:
         self._engine.post(_attached(hello, current_caller().address))
+        self._post_hardware(hello.node, hello)
         first = pb.NodeOrder(certificate=certificate, rules=self._rules, unfit=self._unfit)
         await self._answer(context, hello.node, first)
         async for message in read_messages(messages, self._stream_limits):
@@ -166,11 +167,22 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             self._engine.post(events.NodeHeartbeat(node))
             self._post_check(node, message.heartbeat)
             return message.heartbeat.seq
+        self._post_hardware(node, message)
         if message.HasField("signal"):
             event = self._signal_event(node, conversion.signal(message.signal))
             if event.signal_action != "over" or not self._ends_too_many(event):
                 self._engine.post(event)
         return 0
+
+    def _post_hardware(self, node: str, message: pb.NodeHello | pb.NodeMessage) -> None:
+        """Post what the node has, if the message says it. A report that no node can send is logged and left out: the
+        node's signals count for more."""
+        if not message.HasField("hardware"):
+            return
+        try:
+            self._engine.post(events.NodeHardwareReported(node, conversion.node_report(message.hardware)))
+        except conversion.InvalidMessage as error:
+            _log.warning("the daemon of %s: %s", node, error)
 
     def _ends_too_many(self, event: events.NodeSignalled) -> bool:
         """Whether the node says too often that a signal is over. Each end lets the signal begin again, which writes

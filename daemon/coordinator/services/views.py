@@ -21,6 +21,8 @@ from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.services import conversion
+from muster.fabric.groups.axes import Axes
+from muster.fabric.groups.rank_place import axes_of_world, coordinates
 from muster.v1 import api_pb2, common_pb2
 
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
@@ -77,6 +79,7 @@ def node_view(
         ),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
         failures=lemons.failures(state, name, now),
+        nvlink_domain=seen.report.nvlink_domain if seen and seen.report else "",
     )
     if node.check and (readable_jobs is None or node.checked_in_job in readable_jobs):
         view.node_check.CopyFrom(conversion.node_check_message(node.check))
@@ -158,14 +161,33 @@ def _all_run(gang: Gang, seen: ObservedGang, node: str) -> bool:
 
 def _ranks(gang: Gang, seen: ObservedGang) -> list[api_pb2.RankView]:
     views = []
+    axes = axes_of_world(
+        len(gang.seats) * gang.spec.ranks_per_node,
+        tensor=gang.spec.tensor,
+        context=gang.spec.context,
+        expert=gang.spec.expert,
+        pipeline=gang.spec.pipeline,
+        order=gang.spec.axis_order,
+    )
     slow_ranks = seen.blocks.paces.slow_ranks if seen.blocks.generation == gang.generation else {}
     stragglers = {rank: slow.slower_by for rank, slow in slow_ranks.items() if slow.named}
     for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
         states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.generation}
         first = seat.group_rank * gang.spec.ranks_per_node
         for rank in range(first, first + gang.spec.ranks_per_node):
-            views.append(_rank(rank, seat.node, states.get(rank), stragglers.get(rank, 0.0)))
+            view = _rank(rank, seat.node, states.get(rank), stragglers.get(rank, 0.0))
+            _add_place(view, rank - first, gang.members.get(seat.node), axes)
+            views.append(view)
     return views
+
+
+def _add_place(view: api_pb2.RankView, local_rank: int, member: Member | None, axes: Axes | None) -> None:
+    """Where the rank is: on its node, in the network, on the axes of parallelism."""
+    view.local_rank = local_rank
+    if member is not None:
+        view.leaf, view.nvlink_domain = member.leaf, member.nvlink_domain
+    for axis, place in coordinates(axes, view.rank).items() if axes else ():
+        view.coordinates[axis.word] = place
 
 
 def _rank(rank: int, node: str, state: RankState | None, slower_by: float) -> api_pb2.RankView:
@@ -180,6 +202,7 @@ def _rank(rank: int, node: str, state: RankState | None, slower_by: float) -> ap
         step=state.step,
         declared_phase=state.declared if state.exit_code is None else "",
         slower_by=slower_by,
+        gpu=state.gpu,
     )
 
 

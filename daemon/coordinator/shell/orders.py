@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.communication import pods_of
 from muster.daemon.coordinator.core.state.durable_state import Flush, Gang, Member, PoolRequest
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -121,10 +122,14 @@ def _member_messages(gang: Gang, staying: Collection[str]) -> list[common_pb2.Me
     seats = {seat.node: seat for seat in (*gang.spares, *gang.seats)}
     # A member that stays for its memory is listed, too: the agents that fetch from it need its address.
     removed = [gang.members[node] for node in sorted(staying)]
-    return [_member_message(member, seats.get(member.node)) for member in (*gang.present(), *removed)]
+    pods = pods_of(gang)
+    return [
+        _member_message(member, seats.get(member.node), pods.get(member.node, ""))
+        for member in (*gang.present(), *removed)
+    ]
 
 
-def _member_message(member: Member, seat: facts.Seat | None) -> common_pb2.Member:
+def _member_message(member: Member, seat: facts.Seat | None, pod: str) -> common_pb2.Member:
     if member.removed:
         seat = None
     return common_pb2.Member(
@@ -135,6 +140,8 @@ def _member_message(member: Member, seat: facts.Seat | None) -> common_pb2.Membe
         group_rank=seat.group_rank if seat else -1,
         buddy=seat.buddy if seat else "",
         neighbours=seat.watched_peers if seat else (),
+        pod=pod,
+        nvlink_domain=member.nvlink_domain,
     )
 
 

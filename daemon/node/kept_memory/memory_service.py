@@ -25,6 +25,7 @@ from muster.daemon.host import clock, packets
 from muster.daemon.host.kept_memory_client import MAX_FDS
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.retention import JobOwner
+from muster.v1.common_pb2 import Hardware
 from muster.v1.memory_pb2 import GpuCounters, KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class MemoryService:
         root: uids that may speak as Slurm's prolog.
         verdict: returns what is known of this node; any user may ask.
         counters: returns the error counters of the GPUs; any user may ask.
+        hardware: returns what hardware the node has; any user may ask.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class MemoryService:
         root: Collection[int] = (0, os.getuid()),
         verdict: Callable[[], NodeVerdict] = lambda: NodeVerdict(fit=True, verdict="FIT"),
         counters: Callable[[], GpuCounters] = GpuCounters,
+        hardware: Callable[[], Hardware] = Hardware,
     ) -> None:
         self._path = path
         self._counters = counters
+        self._hardware = hardware
         self._verdict = verdict
         self._prolog = path.with_suffix(".prolog")
         self._store = store
@@ -124,6 +128,8 @@ class MemoryService:
                 answer.verdict.memory_kept = uid in self._root and self._store.keeps(request.ask_verdict.slurm_job_id)
             elif kind == "ask_counters":
                 answer.counters.CopyFrom(self._counters())
+            elif kind == "ask_hardware":
+                answer.hardware.CopyFrom(self._hardware())
             _send(connection, answer)
         finally:
             for fd in fds:

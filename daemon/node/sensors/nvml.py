@@ -17,6 +17,7 @@ from typing import Protocol
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.node.nvml.gpu_counters import GpuCounters
+from muster.daemon.node.nvml.gpu_identities import GpuIdentities
 from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
 from muster.daemon.node.sensors.gpu_conditions import HANG, GpuConditions
 from muster.daemon.node.sensors.gpu_samples import describe
@@ -93,7 +94,7 @@ class NvmlSensor:
         self._conditions = GpuConditions()
         self.counters = GpuCounters()
         self._gres = NodeGres(paths.node, paths.slurm_conf)
-        self._inventory = FabricInventory()
+        self.gpus = GpuIdentities()
         self._retries = Retries()
         self._unreadable = UnreadableGpus(now)
         self._ended = LastingProblem(_log, "GPUs are read", now)
@@ -108,6 +109,7 @@ class NvmlSensor:
 
     async def _rest(self, wait_s: float) -> float:
         self.counters.forget()
+        self.gpus.forget()
         await self._reader.close()
         return wait_s
 
@@ -134,7 +136,7 @@ class NvmlSensor:
         for device in ("", *(gpu.device for gpu in readings.gpus if gpu.device)):
             self._retries.worked(device)
             report(Sample(HANG, 0, device, 0.0, now, "NVML answers"))
-        self._inventory.note(readings.gpus)
+        self.gpus.note(readings.gpus, readings.count)
         for sample in self._conditions.samples(readings, now, self._gres.gpus()):
             report(sample)
 
@@ -170,20 +172,3 @@ class UnreadableGpus:
 
     def _problem(self, index: int) -> LastingProblem:
         return self._problems.setdefault(index, LastingProblem(_log, f"GPU {index} is read again", self._now))
-
-
-class FabricInventory:
-    """Which NVLink fabric each GPU belongs to. The log has it at the first reading and when it changes."""
-
-    def __init__(self) -> None:
-        self.fabrics: dict[str, tuple[str, int]] = {}
-        """The cluster's id and the clique, by device."""
-
-    def note(self, gpus: list[GpuReading]) -> None:
-        """Take in the GPUs of one answer."""
-        for gpu in gpus:
-            if gpu.fabric and gpu.fabric[0]:
-                _, _, cluster, clique, _ = gpu.fabric
-                if self.fabrics.get(gpu.device) != (cluster, clique):
-                    self.fabrics[gpu.device] = (cluster, clique)
-                    _log.info("GPU %d (%s): NVLink fabric %s, clique %d", gpu.index, gpu.uuid, cluster, clique)

@@ -136,6 +136,7 @@ class AgentHello(_message.Message):
     POOL_SERIAL_FIELD_NUMBER: _builtins.int
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     CERTIFIED_BY_FIELD_NUMBER: _builtins.int
+    NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -155,6 +156,8 @@ class AgentHello(_message.Message):
     """Which authority issued the certificate that this agent has for that key (its subject key identifier). The same
     authority then issues no other one. Empty: the agent has no certificate, or is due for a new one.
     """
+    nvlink_domain: _builtins.str
+    """The NVLink domain of several nodes that the node's GPUs belong to, as the node's daemon has said; empty: none."""
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec:
         """Registers the gang if `muster submit` could not reach the coordinator."""
@@ -173,10 +176,11 @@ class AgentHello(_message.Message):
         pool_serial: _builtins.int = ...,
         public_key: _builtins.bytes = ...,
         certified_by: _builtins.bytes = ...,
+        nvlink_domain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "certified_by", b"certified_by", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "certified_by", b"certified_by", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "nvlink_domain", b"nvlink_domain", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -317,6 +321,7 @@ class RankStatus(_message.Message):
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     IDLE_QUARTERS_FIELD_NUMBER: _builtins.int
     ENTERED_COLLECTIVES_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     generation: _builtins.int
@@ -345,6 +350,8 @@ class RankStatus(_message.Message):
     """With `stacks_generation` of the rank's generation, in a data-parallel job: how many collectives of the default
     process group the rank has entered. Absent: nobody counts them.
     """
+    gpu: _builtins.int
+    """The GPU that LOCAL_RANK selects, as nvidia-smi counts. Absent: not known, or the rank has several."""
     @_builtins.property
     def block_times(self) -> Global___BlockTimes:
         """The newest measured steps of the rank in this generation; absent: nothing was measured."""
@@ -376,19 +383,24 @@ class RankStatus(_message.Message):
         not_finite: Global___NotFinite | None = ...,
         idle_quarters: _builtins.int | None = ...,
         entered_collectives: _builtins.int | None = ...,
+        gpu: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "entered_collectives", b"entered_collectives", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "not_finite", b"not_finite", "silent_s", b"silent_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_gpu", b"_gpu", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "entered_collectives", b"entered_collectives", "gpu", b"gpu", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "not_finite", b"not_finite", "silent_s", b"silent_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "declared_phase", b"declared_phase", "entered_collectives", b"entered_collectives", "exit_code", b"exit_code", "generation", b"generation", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "local_rank", b"local_rank", "not_finite", b"not_finite", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "silent_s", b"silent_s", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_gpu", b"_gpu", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "declared_phase", b"declared_phase", "entered_collectives", b"entered_collectives", "exit_code", b"exit_code", "generation", b"generation", "gpu", b"gpu", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "local_rank", b"local_rank", "not_finite", b"not_finite", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "silent_s", b"silent_s", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__entered_collectives: _TypeAlias = _typing.Literal["entered_collectives"]  # noqa: Y015
     _WhichOneofArgType__entered_collectives: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives"]  # noqa: Y015
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
     _WhichOneofReturnType__idle_quarters: _TypeAlias = _typing.Literal["idle_quarters"]  # noqa: Y015
     _WhichOneofArgType__idle_quarters: _TypeAlias = _typing.Literal["_idle_quarters", b"_idle_quarters"]  # noqa: Y015
     _WhichOneofReturnType__silent_s: _TypeAlias = _typing.Literal["silent_s"]  # noqa: Y015
     _WhichOneofArgType__silent_s: _TypeAlias = _typing.Literal["_silent_s", b"_silent_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__entered_collectives) -> _WhichOneofReturnType__entered_collectives | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_quarters) -> _WhichOneofReturnType__idle_quarters | None: ...
     @_typing.overload

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/api.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"Z\n\x0fRegisterRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12 \n\x04spec\x18\x03 \x01(\x0b\x32\x12.muster.v1.JobSpec\"\x0f\n\rRegisterReply\";\n\x07GangRef\x12\x16\n\x0cslurm_job_id\x18\x01 \x01(\rH\x00\x12\x11\n\x07gang_id\x18\x02 \x01(\tH\x00\x42\x05\n\x03ref\"N\n\x08\x42\x61tchRef\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x1b\n\x13slurm_restart_count\x18\x03 \x01(\r\"\x81\x01\n\x08RankView\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x16\n\x0e\x64\x65\x63lared_phase\x18\x06 \x01(\t\x12\x11\n\tslower_by\x18\x64 \x01(\x01\"\xba\x02\n\x08NodeView\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0c\n\x04leaf\x18\x05 \x01(\t\x12\x16\n\x0e\x61gent_attached\x18\x06 \x01(\x08\x12\x18\n\x10musterd_attached\x18\x07 \x01(\x08\x12\x13\n\x0bheard_s_ago\x18\x08 \x01(\x01\x12\x0c\n\x04warm\x18\t \x01(\r\x12\x15\n\rslurm_job_ids\x18\n \x03(\r\x12\x10\n\x08\x66\x61ilures\x18n \x01(\r\x12\r\n\x05lemon\x18o \x01(\x08\x12)\n\nnode_check\x18\xe6\x01 \x01(\x0b\x32\x14.muster.v1.NodeCheck\x12\x12\n\tchecked_s\x18\xe7\x01 \x01(\x01\x12\x17\n\x0e\x63hecked_in_job\x18\xe8\x01 \x01(\r\"\xf6\x01\n\x0cRecoveryView\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x11\n\tnodes_out\x18\x04 \x03(\t\x12\x10\n\x08nodes_in\x18\x05 \x03(\t\x12\x13\n\x0bsuspected_s\x18\x06 \x01(\x01\x12\x12\n\ndetected_s\x18\x07 \x01(\x01\x12\x10\n\x08\x66\x65nced_s\x18\x08 \x01(\x01\x12\x11\n\tstarted_s\x18\t \x01(\x01\x12\x14\n\x0c\x66irst_step_s\x18\n \x01(\x01\x12\x13\n\x0bstep_before\x18\x0b \x01(\x04\x12\x15\n\rstep_restored\x18\x0c \x01(\x04\"L\n\rExclusionView\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\"\x8e\x04\n\x08GangView\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rslurm_job_ids\x18\x03 \x03(\r\x12\x11\n\towner_uid\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12%\n\tcommitted\x18\x08 \x01(\x0b\x32\x12.muster.v1.Version\x12\"\n\x05ranks\x18\t \x03(\x0b\x32\x13.muster.v1.RankView\x12\"\n\x05nodes\x18\n \x03(\x0b\x32\x13.muster.v1.NodeView\x12+\n\nrecoveries\x18\x0b \x03(\x0b\x32\x17.muster.v1.RecoveryView\x12\r\n\x05\x66inal\x18\x0c \x01(\x08\x12\x11\n\texit_code\x18\r \x01(\x11\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x0f\n\x07run_dir\x18\x0f \x01(\t\x12\x13\n\x0bwaiting_for\x18\x10 \x01(\t\x12,\n\nexclusions\x18n \x03(\x0b\x32\x18.muster.v1.ExclusionView\x12\x1a\n\x11replicas_disagree\x18\xdc\x01 \x01(\t\x12\x13\n\nnot_finite\x18\xdd\x01 \x01(\t\x12\x15\n\x0cwider_groups\x18\xde\x01 \x01(\t\x12\x1e\n\x15\x65xtra_communication_s\x18\xdf\x01 \x01(\x01\"\r\n\x0bListRequest\"/\n\tListReply\x12\"\n\x05gangs\x18\x01 \x03(\x0b\x32\x13.muster.v1.GangView\"P\n\rEventsRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"z\n\x0b\x45ventRecord\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0f\n\x07gang_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0c\n\x04json\x18\x06 \x01(\t\x12\x10\n\x08sentinel\x18\x07 \x01(\x08\"\x1b\n\x0b\x43\x61ncelReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1c\n\nFlushReply\x12\x0e\n\x06serial\x18\x01 \x01(\x04\",\n\x0c\x44rainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\nDrainReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"M\n\x0bSwapRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\tSwapReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tplanned_s\x18\x03 \x01(\x01\"G\n\nNodesReply\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.muster.v1.NodeView\x12\x15\n\rslurm_unknown\x18\x02 \x01(\t2\xec\x04\n\x06Muster\x12@\n\x08Register\x12\x1a.muster.v1.RegisterRequest\x1a\x18.muster.v1.RegisterReply\x12\x33\n\x08\x44\x65scribe\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView\x12\x32\n\x06\x41ttend\x12\x13.muster.v1.BatchRef\x1a\x13.muster.v1.GangView\x12\x32\n\x05Watch\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView0\x01\x12\x34\n\x04List\x12\x16.muster.v1.ListRequest\x1a\x14.muster.v1.ListReply\x12<\n\x06\x45vents\x12\x18.muster.v1.EventsRequest\x1a\x16.muster.v1.EventRecord0\x01\x12\x34\n\x06\x43\x61ncel\x12\x12.muster.v1.GangRef\x1a\x16.muster.v1.CancelReply\x12\x32\n\x05\x46lush\x12\x12.muster.v1.GangRef\x1a\x15.muster.v1.FlushReply\x12\x36\n\x05Nodes\x12\x16.muster.v1.ListRequest\x1a\x15.muster.v1.NodesReply\x12\x34\n\x04Swap\x12\x16.muster.v1.SwapRequest\x1a\x14.muster.v1.SwapReply\x12\x37\n\x05\x44rain\x12\x17.muster.v1.DrainRequest\x1a\x15.muster.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/api.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"Z\n\x0fRegisterRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12 \n\x04spec\x18\x03 \x01(\x0b\x32\x12.muster.v1.JobSpec\"\x0f\n\rRegisterReply\";\n\x07GangRef\x12\x16\n\x0cslurm_job_id\x18\x01 \x01(\rH\x00\x12\x11\n\x07gang_id\x18\x02 \x01(\tH\x00\x42\x05\n\x03ref\"N\n\x08\x42\x61tchRef\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x1b\n\x13slurm_restart_count\x18\x03 \x01(\r\"\xc8\x02\n\x08RankView\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x16\n\x0e\x64\x65\x63lared_phase\x18\x06 \x01(\t\x12\x11\n\tslower_by\x18\x64 \x01(\x01\x12\x13\n\nlocal_rank\x18\x8c\x01 \x01(\r\x12\x11\n\x03gpu\x18\x8d\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x04leaf\x18\x8e\x01 \x01(\t\x12\x16\n\rnvlink_domain\x18\x8f\x01 \x01(\t\x12:\n\x0b\x63oordinates\x18\x90\x01 \x03(\x0b\x32$.muster.v1.RankView.CoordinatesEntry\x1a\x32\n\x10\x43oordinatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\x06\n\x04_gpu\"\xd2\x02\n\x08NodeView\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0c\n\x04leaf\x18\x05 \x01(\t\x12\x16\n\x0e\x61gent_attached\x18\x06 \x01(\x08\x12\x18\n\x10musterd_attached\x18\x07 \x01(\x08\x12\x13\n\x0bheard_s_ago\x18\x08 \x01(\x01\x12\x0c\n\x04warm\x18\t \x01(\r\x12\x15\n\rslurm_job_ids\x18\n \x03(\r\x12\x10\n\x08\x66\x61ilures\x18n \x01(\r\x12\r\n\x05lemon\x18o \x01(\x08\x12)\n\nnode_check\x18\xe6\x01 \x01(\x0b\x32\x14.muster.v1.NodeCheck\x12\x12\n\tchecked_s\x18\xe7\x01 \x01(\x01\x12\x17\n\x0e\x63hecked_in_job\x18\xe8\x01 \x01(\r\x12\x16\n\rnvlink_domain\x18\xf0\x01 \x01(\t\"\xf6\x01\n\x0cRecoveryView\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x11\n\tnodes_out\x18\x04 \x03(\t\x12\x10\n\x08nodes_in\x18\x05 \x03(\t\x12\x13\n\x0bsuspected_s\x18\x06 \x01(\x01\x12\x12\n\ndetected_s\x18\x07 \x01(\x01\x12\x10\n\x08\x66\x65nced_s\x18\x08 \x01(\x01\x12\x11\n\tstarted_s\x18\t \x01(\x01\x12\x14\n\x0c\x66irst_step_s\x18\n \x01(\x01\x12\x13\n\x0bstep_before\x18\x0b \x01(\x04\x12\x15\n\rstep_restored\x18\x0c \x01(\x04\"L\n\rExclusionView\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\"\x8e\x04\n\x08GangView\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rslurm_job_ids\x18\x03 \x03(\r\x12\x11\n\towner_uid\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12%\n\tcommitted\x18\x08 \x01(\x0b\x32\x12.muster.v1.Version\x12\"\n\x05ranks\x18\t \x03(\x0b\x32\x13.muster.v1.RankView\x12\"\n\x05nodes\x18\n \x03(\x0b\x32\x13.muster.v1.NodeView\x12+\n\nrecoveries\x18\x0b \x03(\x0b\x32\x17.muster.v1.RecoveryView\x12\r\n\x05\x66inal\x18\x0c \x01(\x08\x12\x11\n\texit_code\x18\r \x01(\x11\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x0f\n\x07run_dir\x18\x0f \x01(\t\x12\x13\n\x0bwaiting_for\x18\x10 \x01(\t\x12,\n\nexclusions\x18n \x03(\x0b\x32\x18.muster.v1.ExclusionView\x12\x1a\n\x11replicas_disagree\x18\xdc\x01 \x01(\t\x12\x13\n\nnot_finite\x18\xdd\x01 \x01(\t\x12\x15\n\x0cwider_groups\x18\xde\x01 \x01(\t\x12\x1e\n\x15\x65xtra_communication_s\x18\xdf\x01 \x01(\x01\"\r\n\x0bListRequest\"/\n\tListReply\x12\"\n\x05gangs\x18\x01 \x03(\x0b\x32\x13.muster.v1.GangView\"P\n\rEventsRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"z\n\x0b\x45ventRecord\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0f\n\x07gang_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0c\n\x04json\x18\x06 \x01(\t\x12\x10\n\x08sentinel\x18\x07 \x01(\x08\"\x1b\n\x0b\x43\x61ncelReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1c\n\nFlushReply\x12\x0e\n\x06serial\x18\x01 \x01(\x04\",\n\x0c\x44rainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\nDrainReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"M\n\x0bSwapRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\tSwapReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tplanned_s\x18\x03 \x01(\x01\"G\n\nNodesReply\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.muster.v1.NodeView\x12\x15\n\rslurm_unknown\x18\x02 \x01(\t2\xec\x04\n\x06Muster\x12@\n\x08Register\x12\x1a.muster.v1.RegisterRequest\x1a\x18.muster.v1.RegisterReply\x12\x33\n\x08\x44\x65scribe\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView\x12\x32\n\x06\x41ttend\x12\x13.muster.v1.BatchRef\x1a\x13.muster.v1.GangView\x12\x32\n\x05Watch\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView0\x01\x12\x34\n\x04List\x12\x16.muster.v1.ListRequest\x1a\x14.muster.v1.ListReply\x12<\n\x06\x45vents\x12\x18.muster.v1.EventsRequest\x1a\x16.muster.v1.EventRecord0\x01\x12\x34\n\x06\x43\x61ncel\x12\x12.muster.v1.GangRef\x1a\x16.muster.v1.CancelReply\x12\x32\n\x05\x46lush\x12\x12.muster.v1.GangRef\x1a\x15.muster.v1.FlushReply\x12\x36\n\x05Nodes\x12\x16.muster.v1.ListRequest\x1a\x15.muster.v1.NodesReply\x12\x34\n\x04Swap\x12\x16.muster.v1.SwapRequest\x1a\x14.muster.v1.SwapReply\x12\x37\n\x05\x44rain\x12\x17.muster.v1.DrainRequest\x1a\x15.muster.v1.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.api_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_RANKVIEW_COORDINATESENTRY']._loaded_options = None
+  _globals['_RANKVIEW_COORDINATESENTRY']._serialized_options = b'8\001'
   _globals['_REGISTERREQUEST']._serialized_start=58
   _globals['_REGISTERREQUEST']._serialized_end=148
   _globals['_REGISTERREPLY']._serialized_start=150
@@ -41,37 +43,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHREF']._serialized_start=228
   _globals['_BATCHREF']._serialized_end=306
   _globals['_RANKVIEW']._serialized_start=309
-  _globals['_RANKVIEW']._serialized_end=438
-  _globals['_NODEVIEW']._serialized_start=441
-  _globals['_NODEVIEW']._serialized_end=755
-  _globals['_RECOVERYVIEW']._serialized_start=758
-  _globals['_RECOVERYVIEW']._serialized_end=1004
-  _globals['_EXCLUSIONVIEW']._serialized_start=1006
-  _globals['_EXCLUSIONVIEW']._serialized_end=1082
-  _globals['_GANGVIEW']._serialized_start=1085
-  _globals['_GANGVIEW']._serialized_end=1611
-  _globals['_LISTREQUEST']._serialized_start=1613
-  _globals['_LISTREQUEST']._serialized_end=1626
-  _globals['_LISTREPLY']._serialized_start=1628
-  _globals['_LISTREPLY']._serialized_end=1675
-  _globals['_EVENTSREQUEST']._serialized_start=1677
-  _globals['_EVENTSREQUEST']._serialized_end=1757
-  _globals['_EVENTRECORD']._serialized_start=1759
-  _globals['_EVENTRECORD']._serialized_end=1881
-  _globals['_CANCELREPLY']._serialized_start=1883
-  _globals['_CANCELREPLY']._serialized_end=1910
-  _globals['_FLUSHREPLY']._serialized_start=1912
-  _globals['_FLUSHREPLY']._serialized_end=1940
-  _globals['_DRAINREQUEST']._serialized_start=1942
-  _globals['_DRAINREQUEST']._serialized_end=1986
-  _globals['_DRAINREPLY']._serialized_start=1988
-  _globals['_DRAINREPLY']._serialized_end=2028
-  _globals['_SWAPREQUEST']._serialized_start=2030
-  _globals['_SWAPREQUEST']._serialized_end=2107
-  _globals['_SWAPREPLY']._serialized_start=2109
-  _globals['_SWAPREPLY']._serialized_end=2173
-  _globals['_NODESREPLY']._serialized_start=2175
-  _globals['_NODESREPLY']._serialized_end=2246
-  _globals['_MUSTER']._serialized_start=2249
-  _globals['_MUSTER']._serialized_end=2869
+  _globals['_RANKVIEW']._serialized_end=637
+  _globals['_RANKVIEW_COORDINATESENTRY']._serialized_start=579
+  _globals['_RANKVIEW_COORDINATESENTRY']._serialized_end=629
+  _globals['_NODEVIEW']._serialized_start=640
+  _globals['_NODEVIEW']._serialized_end=978
+  _globals['_RECOVERYVIEW']._serialized_start=981
+  _globals['_RECOVERYVIEW']._serialized_end=1227
+  _globals['_EXCLUSIONVIEW']._serialized_start=1229
+  _globals['_EXCLUSIONVIEW']._serialized_end=1305
+  _globals['_GANGVIEW']._serialized_start=1308
+  _globals['_GANGVIEW']._serialized_end=1834
+  _globals['_LISTREQUEST']._serialized_start=1836
+  _globals['_LISTREQUEST']._serialized_end=1849
+  _globals['_LISTREPLY']._serialized_start=1851
+  _globals['_LISTREPLY']._serialized_end=1898
+  _globals['_EVENTSREQUEST']._serialized_start=1900
+  _globals['_EVENTSREQUEST']._serialized_end=1980
+  _globals['_EVENTRECORD']._serialized_start=1982
+  _globals['_EVENTRECORD']._serialized_end=2104
+  _globals['_CANCELREPLY']._serialized_start=2106
+  _globals['_CANCELREPLY']._serialized_end=2133
+  _globals['_FLUSHREPLY']._serialized_start=2135
+  _globals['_FLUSHREPLY']._serialized_end=2163
+  _globals['_DRAINREQUEST']._serialized_start=2165
+  _globals['_DRAINREQUEST']._serialized_end=2209
+  _globals['_DRAINREPLY']._serialized_start=2211
+  _globals['_DRAINREPLY']._serialized_end=2251
+  _globals['_SWAPREQUEST']._serialized_start=2253
+  _globals['_SWAPREQUEST']._serialized_end=2330
+  _globals['_SWAPREPLY']._serialized_start=2332
+  _globals['_SWAPREPLY']._serialized_end=2396
+  _globals['_NODESREPLY']._serialized_start=2398
+  _globals['_NODESREPLY']._serialized_end=2469
+  _globals['_MUSTER']._serialized_start=2472
+  _globals['_MUSTER']._serialized_end=3092
 # @@protoc_insertion_point(module_scope)

@@ -118,6 +118,26 @@ Global___BatchRef: _TypeAlias = BatchRef  # noqa: Y015
 class RankView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CoordinatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RANK_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -125,6 +145,11 @@ class RankView(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DECLARED_PHASE_FIELD_NUMBER: _builtins.int
     SLOWER_BY_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
+    COORDINATES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     node: _builtins.str
     state: _builtins.str
@@ -137,6 +162,18 @@ class RankView(_message.Message):
     """A straggler: how much longer than the median of all ranks it computes in each step, as a share (0.3: 30 % longer).
     0: it keeps pace, or nothing is measured.
     """
+    local_rank: _builtins.int
+    gpu: _builtins.int
+    """As nvidia-smi counts, once the rank's agent has reported it. Absent: not known, or the rank has several GPUs."""
+    leaf: _builtins.str
+    """The leaf switch and the NVLink domain of its node; empty: none."""
+    nvlink_domain: _builtins.str
+    @_builtins.property
+    def coordinates(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The place of the rank on each axis of parallelism: "tensor", "context", "data", "pipeline", and "expert" if there
+        are experts.
+        """
+
     def __init__(
         self,
         *,
@@ -147,12 +184,19 @@ class RankView(_message.Message):
         step: _builtins.int = ...,
         declared_phase: _builtins.str = ...,
         slower_by: _builtins.float = ...,
+        local_rank: _builtins.int = ...,
+        gpu: _builtins.int | None = ...,
+        leaf: _builtins.str = ...,
+        nvlink_domain: _builtins.str = ...,
+        coordinates: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "node", b"node", "rank", b"rank", "slower_by", b"slower_by", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "coordinates", b"coordinates", "declared_phase", b"declared_phase", "exit_code", b"exit_code", "gpu", b"gpu", "leaf", b"leaf", "local_rank", b"local_rank", "node", b"node", "nvlink_domain", b"nvlink_domain", "rank", b"rank", "slower_by", b"slower_by", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
 
 Global___RankView: _TypeAlias = RankView  # noqa: Y015
 
@@ -175,6 +219,7 @@ class NodeView(_message.Message):
     NODE_CHECK_FIELD_NUMBER: _builtins.int
     CHECKED_S_FIELD_NUMBER: _builtins.int
     CHECKED_IN_JOB_FIELD_NUMBER: _builtins.int
+    NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST or RETURNING. In a NodesReply also UNHEARD: Slurm has
@@ -197,6 +242,8 @@ class NodeView(_message.Message):
     checked_s: _builtins.float
     """When that was (seconds since the epoch), and in which job; 0: by the daemon, before Muster resumed the node."""
     checked_in_job: _builtins.int
+    nvlink_domain: _builtins.str
+    """The NVLink domain of several nodes, as the node's daemon has reported it; empty: none."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
@@ -225,10 +272,11 @@ class NodeView(_message.Message):
         node_check: _common_pb2.NodeCheck | None = ...,
         checked_s: _builtins.float = ...,
         checked_in_job: _builtins.int = ...,
+        nvlink_domain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

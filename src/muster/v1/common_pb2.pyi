@@ -56,6 +56,36 @@ CHECK_OUTCOME_SILENT: CheckOutcome.ValueType  # 6
 """The check did not end within its deadline."""
 Global___CheckOutcome: _TypeAlias = CheckOutcome  # noqa: Y015
 
+class _Nearness:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NearnessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Nearness.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NEARNESS_UNSPECIFIED: _Nearness.ValueType  # 0
+    NEARNESS_SWITCH: _Nearness.ValueType  # 1
+    """Below the same port of the CPU: what they send each other passes a PCI switch, and no CPU."""
+    NEARNESS_ROOT: _Nearness.ValueType  # 2
+    """At the same root complex."""
+    NEARNESS_NUMA_NODE: _Nearness.ValueType  # 3
+    """At the same NUMA node."""
+    NEARNESS_NODE: _Nearness.ValueType  # 4
+    """Further apart."""
+
+class Nearness(_Nearness, metaclass=_NearnessEnumTypeWrapper):
+    """How near a GPU and a network adapter are on the PCI bus."""
+
+NEARNESS_UNSPECIFIED: Nearness.ValueType  # 0
+NEARNESS_SWITCH: Nearness.ValueType  # 1
+"""Below the same port of the CPU: what they send each other passes a PCI switch, and no CPU."""
+NEARNESS_ROOT: Nearness.ValueType  # 2
+"""At the same root complex."""
+NEARNESS_NUMA_NODE: Nearness.ValueType  # 3
+"""At the same NUMA node."""
+NEARNESS_NODE: Nearness.ValueType  # 4
+"""Further apart."""
+Global___Nearness: _TypeAlias = Nearness  # noqa: Y015
+
 @_typing.final
 class Version(_message.Message):
     """A state of the training run: the ranks' state after `step` finished optimizer steps, as written by generation
@@ -356,6 +386,133 @@ class NodeCheck(_message.Message):
 Global___NodeCheck: _TypeAlias = NodeCheck  # noqa: Y015
 
 @_typing.final
+class Gpu(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    PCI_ADDRESS_FIELD_NUMBER: _builtins.int
+    NUMA_NODE_FIELD_NUMBER: _builtins.int
+    NVLINK_CLUSTER_FIELD_NUMBER: _builtins.int
+    NVLINK_CLIQUE_FIELD_NUMBER: _builtins.int
+    NEAREST_ADAPTERS_FIELD_NUMBER: _builtins.int
+    NEARNESS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """As nvidia-smi counts: in the order of PCI addresses."""
+    uuid: _builtins.str
+    pci_address: _builtins.str
+    """"0000:1b:00.0" """
+    numa_node: _builtins.int
+    """Absent: not known."""
+    nvlink_cluster: _builtins.str
+    """The NVLink domain of several nodes: the cluster's id in hexadecimal, and the clique. Empty: there is none."""
+    nvlink_clique: _builtins.int
+    nearness: Global___Nearness.ValueType
+    @_builtins.property
+    def nearest_adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The adapters for RDMA that are nearest, by `infiniband_device`; several if they are equally near."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        uuid: _builtins.str = ...,
+        pci_address: _builtins.str = ...,
+        numa_node: _builtins.int | None = ...,
+        nvlink_cluster: _builtins.str = ...,
+        nvlink_clique: _builtins.int = ...,
+        nearest_adapters: _abc.Iterable[_builtins.str] | None = ...,
+        nearness: Global___Nearness.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "index", b"index", "nearest_adapters", b"nearest_adapters", "nearness", b"nearness", "numa_node", b"numa_node", "nvlink_clique", b"nvlink_clique", "nvlink_cluster", b"nvlink_cluster", "pci_address", b"pci_address", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
+    _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__numa_node) -> _WhichOneofReturnType__numa_node | None: ...
+
+Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PCI_ADDRESS_FIELD_NUMBER: _builtins.int
+    NUMA_NODE_FIELD_NUMBER: _builtins.int
+    GBIT_PER_S_FIELD_NUMBER: _builtins.int
+    INFINIBAND_DEVICE_FIELD_NUMBER: _builtins.int
+    LINK_LAYER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Of the network interface; empty: it has none."""
+    pci_address: _builtins.str
+    """"0000:18:00.0" """
+    numa_node: _builtins.int
+    """Absent: not known."""
+    gbit_per_s: _builtins.float
+    """Of all ports together, as negotiated; 0: not known."""
+    infiniband_device: _builtins.str
+    """As NCCL_IB_HCA names it; empty: no RDMA."""
+    link_layer: _builtins.str
+    """"InfiniBand" or "Ethernet" (RoCE); empty: no RDMA."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pci_address: _builtins.str = ...,
+        numa_node: _builtins.int | None = ...,
+        gbit_per_s: _builtins.float = ...,
+        infiniband_device: _builtins.str = ...,
+        link_layer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "gbit_per_s", b"gbit_per_s", "infiniband_device", b"infiniband_device", "link_layer", b"link_layer", "name", b"name", "numa_node", b"numa_node", "pci_address", b"pci_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
+    _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__numa_node) -> _WhichOneofReturnType__numa_node | None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class Hardware(_message.Message):
+    """What a node's daemon sees of the node's GPUs and network adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMA_NODES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numa_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers of the NUMA nodes: a socket is one, or several."""
+
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]:
+        """By index, 64 at most."""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """By PCI address, 64 at most."""
+
+    def __init__(
+        self,
+        *,
+        numa_nodes: _abc.Iterable[_builtins.int] | None = ...,
+        gpus: _abc.Iterable[Global___Gpu] | None = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "gpus", b"gpus", "numa_nodes", b"numa_nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hardware: _TypeAlias = Hardware  # noqa: Y015
+
+@_typing.final
 class Member(_message.Message):
     """One agent, as the gang knows it."""
 
@@ -368,6 +525,8 @@ class Member(_message.Message):
     GROUP_RANK_FIELD_NUMBER: _builtins.int
     BUDDY_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
+    NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     peer_address: _builtins.str
     """host:port of the agent's PeerService."""
@@ -379,6 +538,10 @@ class Member(_message.Message):
     """The position among the nodes that run ranks; -1 for a spare."""
     buddy: _builtins.str
     """The node that holds the replica of this node's shards; empty for a spare."""
+    pod: _builtins.str
+    """The switch above the leaf, or the aggregated Slurm block; empty if there is none."""
+    nvlink_domain: _builtins.str
+    """The NVLink domain of several nodes (AgentHello.nvlink_domain); empty if there is none."""
     @_builtins.property
     def neighbours(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The peers that this node pings (about 4, peers in other failure domains first)."""
@@ -393,10 +556,12 @@ class Member(_message.Message):
         group_rank: _builtins.int = ...,
         buddy: _builtins.str = ...,
         neighbours: _abc.Iterable[_builtins.str] | None = ...,
+        pod: _builtins.str = ...,
+        nvlink_domain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buddy", b"buddy", "group_rank", b"group_rank", "incarnation", b"incarnation", "leaf", b"leaf", "neighbours", b"neighbours", "node", b"node", "peer_address", b"peer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buddy", b"buddy", "group_rank", b"group_rank", "incarnation", b"incarnation", "leaf", b"leaf", "neighbours", b"neighbours", "node", b"node", "nvlink_domain", b"nvlink_domain", "peer_address", b"peer_address", "pod", b"pod"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 from muster.v1 import peer_pb2 as muster_dot_v1_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/memory.proto\x12\tmuster.v1\x1a\x14muster/v1/peer.proto\"3\n\nKeptShards\x12%\n\x06shards\x18\x01 \x03(\x0b\x32\x15.muster.v1.ShardOffer\"G\n\nKeepMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x1d\n\nTakeMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\"\r\n\x0bTakenMemory\"/\n\nFreeMemory\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\"\"\n\nAskVerdict\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\"b\n\x0bNodeVerdict\x12\x0b\n\x03\x66it\x18\x01 \x01(\x08\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0bmemory_kept\x18\x04 \x01(\x08\x12\x10\n\x08own_word\x18\x05 \x01(\x08\"\r\n\x0b\x41skCounters\"G\n\x0bGpuCounters\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12)\n\x04gpus\x18\x02 \x03(\x0b\x32\x1b.muster.v1.GpuCounterValues\"\x8a\x01\n\x10GpuCounterValues\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x37\n\x06values\x18\x02 \x03(\x0b\x32\'.muster.v1.GpuCounterValues.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x93\x02\n\rMemoryRequest\x12%\n\x04keep\x18\x01 \x01(\x0b\x32\x15.muster.v1.KeepMemoryH\x00\x12%\n\x04take\x18\x02 \x01(\x0b\x32\x15.muster.v1.TakeMemoryH\x00\x12%\n\x04\x66ree\x18\x03 \x01(\x0b\x32\x15.muster.v1.FreeMemoryH\x00\x12\'\n\x05taken\x18\x04 \x01(\x0b\x32\x16.muster.v1.TakenMemoryH\x00\x12,\n\x0b\x61sk_verdict\x18n \x01(\x0b\x32\x15.muster.v1.AskVerdictH\x00\x12.\n\x0c\x61sk_counters\x18o \x01(\x0b\x32\x16.muster.v1.AskCountersH\x00\x42\x06\n\x04\x62ody\"\x95\x01\n\x0cMemoryAnswer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\r\n\x05\x66reed\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\'\n\x07verdict\x18n \x01(\x0b\x32\x16.muster.v1.NodeVerdict\x12(\n\x08\x63ounters\x18o \x01(\x0b\x32\x16.muster.v1.GpuCounters\"u\n\nKeptMemory\x12\x0b\n\x03uid\x18\x01 \x01(\r\x12\x0f\n\x07gang_id\x18\x02 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x03 \x01(\r\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x0e\n\x06memfds\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/memory.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\x1a\x14muster/v1/peer.proto\"3\n\nKeptShards\x12%\n\x06shards\x18\x01 \x03(\x0b\x32\x15.muster.v1.ShardOffer\"G\n\nKeepMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x1d\n\nTakeMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\"\r\n\x0bTakenMemory\"/\n\nFreeMemory\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\r\"\"\n\nAskVerdict\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\"b\n\x0bNodeVerdict\x12\x0b\n\x03\x66it\x18\x01 \x01(\x08\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0bmemory_kept\x18\x04 \x01(\x08\x12\x10\n\x08own_word\x18\x05 \x01(\x08\"\r\n\x0b\x41skCounters\"G\n\x0bGpuCounters\x12\r\n\x05\x61ge_s\x18\x01 \x01(\x01\x12)\n\x04gpus\x18\x02 \x03(\x0b\x32\x1b.muster.v1.GpuCounterValues\"\x8a\x01\n\x10GpuCounterValues\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x37\n\x06values\x18\x02 \x03(\x0b\x32\'.muster.v1.GpuCounterValues.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\r\n\x0b\x41skHardware\"\xc4\x02\n\rMemoryRequest\x12%\n\x04keep\x18\x01 \x01(\x0b\x32\x15.muster.v1.KeepMemoryH\x00\x12%\n\x04take\x18\x02 \x01(\x0b\x32\x15.muster.v1.TakeMemoryH\x00\x12%\n\x04\x66ree\x18\x03 \x01(\x0b\x32\x15.muster.v1.FreeMemoryH\x00\x12\'\n\x05taken\x18\x04 \x01(\x0b\x32\x16.muster.v1.TakenMemoryH\x00\x12,\n\x0b\x61sk_verdict\x18n \x01(\x0b\x32\x15.muster.v1.AskVerdictH\x00\x12.\n\x0c\x61sk_counters\x18o \x01(\x0b\x32\x16.muster.v1.AskCountersH\x00\x12/\n\x0c\x61sk_hardware\x18\x82\x01 \x01(\x0b\x32\x16.muster.v1.AskHardwareH\x00\x42\x06\n\x04\x62ody\"\xbd\x01\n\x0cMemoryAnswer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\r\n\x05\x66reed\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\'\n\x07verdict\x18n \x01(\x0b\x32\x16.muster.v1.NodeVerdict\x12(\n\x08\x63ounters\x18o \x01(\x0b\x32\x16.muster.v1.GpuCounters\x12&\n\x08hardware\x18\x82\x01 \x01(\x0b\x32\x13.muster.v1.Hardware\"u\n\nKeptMemory\x12\x0b\n\x03uid\x18\x01 \x01(\r\x12\x0f\n\x07gang_id\x18\x02 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x03 \x01(\r\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x0e\n\x06memfds\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +35,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GPUCOUNTERVALUES_VALUESENTRY']._loaded_options = None
   _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_KEPTSHARDS']._serialized_start=59
-  _globals['_KEPTSHARDS']._serialized_end=110
-  _globals['_KEEPMEMORY']._serialized_start=112
-  _globals['_KEEPMEMORY']._serialized_end=183
-  _globals['_TAKEMEMORY']._serialized_start=185
-  _globals['_TAKEMEMORY']._serialized_end=214
-  _globals['_TAKENMEMORY']._serialized_start=216
-  _globals['_TAKENMEMORY']._serialized_end=229
-  _globals['_FREEMEMORY']._serialized_start=231
-  _globals['_FREEMEMORY']._serialized_end=278
-  _globals['_ASKVERDICT']._serialized_start=280
-  _globals['_ASKVERDICT']._serialized_end=314
-  _globals['_NODEVERDICT']._serialized_start=316
-  _globals['_NODEVERDICT']._serialized_end=414
-  _globals['_ASKCOUNTERS']._serialized_start=416
-  _globals['_ASKCOUNTERS']._serialized_end=429
-  _globals['_GPUCOUNTERS']._serialized_start=431
-  _globals['_GPUCOUNTERS']._serialized_end=502
-  _globals['_GPUCOUNTERVALUES']._serialized_start=505
-  _globals['_GPUCOUNTERVALUES']._serialized_end=643
-  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_start=598
-  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_end=643
-  _globals['_MEMORYREQUEST']._serialized_start=646
-  _globals['_MEMORYREQUEST']._serialized_end=921
-  _globals['_MEMORYANSWER']._serialized_start=924
-  _globals['_MEMORYANSWER']._serialized_end=1073
-  _globals['_KEPTMEMORY']._serialized_start=1075
-  _globals['_KEPTMEMORY']._serialized_end=1192
+  _globals['_KEPTSHARDS']._serialized_start=83
+  _globals['_KEPTSHARDS']._serialized_end=134
+  _globals['_KEEPMEMORY']._serialized_start=136
+  _globals['_KEEPMEMORY']._serialized_end=207
+  _globals['_TAKEMEMORY']._serialized_start=209
+  _globals['_TAKEMEMORY']._serialized_end=238
+  _globals['_TAKENMEMORY']._serialized_start=240
+  _globals['_TAKENMEMORY']._serialized_end=253
+  _globals['_FREEMEMORY']._serialized_start=255
+  _globals['_FREEMEMORY']._serialized_end=302
+  _globals['_ASKVERDICT']._serialized_start=304
+  _globals['_ASKVERDICT']._serialized_end=338
+  _globals['_NODEVERDICT']._serialized_start=340
+  _globals['_NODEVERDICT']._serialized_end=438
+  _globals['_ASKCOUNTERS']._serialized_start=440
+  _globals['_ASKCOUNTERS']._serialized_end=453
+  _globals['_GPUCOUNTERS']._serialized_start=455
+  _globals['_GPUCOUNTERS']._serialized_end=526
+  _globals['_GPUCOUNTERVALUES']._serialized_start=529
+  _globals['_GPUCOUNTERVALUES']._serialized_end=667
+  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_start=622
+  _globals['_GPUCOUNTERVALUES_VALUESENTRY']._serialized_end=667
+  _globals['_ASKHARDWARE']._serialized_start=669
+  _globals['_ASKHARDWARE']._serialized_end=682
+  _globals['_MEMORYREQUEST']._serialized_start=685
+  _globals['_MEMORYREQUEST']._serialized_end=1009
+  _globals['_MEMORYANSWER']._serialized_start=1012
+  _globals['_MEMORYANSWER']._serialized_end=1201
+  _globals['_KEPTMEMORY']._serialized_start=1203
+  _globals['_KEPTMEMORY']._serialized_end=1320
 # @@protoc_insertion_point(module_scope)

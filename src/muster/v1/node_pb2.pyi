@@ -31,6 +31,7 @@ class NodeHello(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     CERTIFIED_BY_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     """/proc/sys/kernel/random/boot_id: distinguishes a reboot from a restart of the daemon."""
@@ -50,6 +51,10 @@ class NodeHello(_message.Message):
         from one of them.
         """
 
+    @_builtins.property
+    def hardware(self) -> _common_pb2.Hardware:
+        """What the daemon has seen of the hardware so far; absent: nothing yet."""
+
     def __init__(
         self,
         *,
@@ -61,10 +66,11 @@ class NodeHello(_message.Message):
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         public_key: _builtins.bytes = ...,
         certified_by: _builtins.bytes = ...,
+        hardware: _common_pb2.Hardware | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "certified_by", b"certified_by", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "certified_by", b"certified_by", "hardware", b"hardware", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,24 +279,30 @@ class NodeMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def signal(self) -> Global___Signal: ...
+    @_builtins.property
+    def hardware(self) -> _common_pb2.Hardware:
+        """The whole of what the node has, when it is not what the daemon has said before."""
+
     def __init__(
         self,
         *,
         hello: Global___NodeHello | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         signal: Global___Signal | None = ...,
+        hardware: _common_pb2.Hardware | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "signal", b"signal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hardware", b"hardware", "heartbeat", b"heartbeat", "hello", b"hello", "signal", b"signal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "signal", b"signal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hardware", b"hardware", "heartbeat", b"heartbeat", "hello", b"hello", "signal", b"signal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "signal"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "signal", "hardware"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

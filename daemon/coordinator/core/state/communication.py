@@ -4,7 +4,7 @@ whether groups lie as near together as the job asks."""
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.events import GangSpec, TopologySeen
 from muster.daemon.coordinator.core.state.facts import FabricNoted
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
@@ -20,6 +20,7 @@ from muster.fabric.placement.packed_time import StepTimes, step_times
 from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.weights import Weight, usual_weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.node_reports import NodeReport, refine
 from muster.fabric.sources.tiers import Tiers
 
 LastChoices = frozenset[tuple[str, int]]
@@ -68,13 +69,28 @@ def _levels(spec: GangSpec, *, required: bool) -> Mapping[GroupKind, Level]:
     return {kind: level for kind, level in found.items() if level is not Level.ANY}
 
 
+def with_nvlink_domains(fabric: Fabric, members: Iterable[Member]) -> Fabric:
+    """`fabric` with the NVLink domains of several nodes that the nodes of these members have reported."""
+    domains = tuple(sorted((member.node, member.nvlink_domain) for member in members if member.nvlink_domain))
+    return _refined(fabric, domains) if domains else fabric
+
+
+@lru_cache(maxsize=16)
+def _refined(fabric: Fabric, domains: tuple[tuple[str, str], ...]) -> Fabric:
+    return refine(fabric, {node: NodeReport(nvlink_domain=domain) for node, domain in domains}).fabric
+
+
 def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
     """The fabric of the gang's nodes, removed ones too.
 
     It is the part of what Slurm and the site say now. Until they have said it, it is what the journal holds of the
     gang; and if that is nothing, the leaf switches that the members had when they attached. Nodes of which nothing is
-    known are attached to the root.
+    known are attached to the root. NVLink domains are those that the nodes had reported when they attached.
     """
+    return with_nvlink_domains(_fabric_of_switches(gang, observed), gang.members.values())
+
+
+def _fabric_of_switches(gang: Gang, observed: ObservedState) -> Fabric:
     nodes = frozenset(gang.members).union(seat.node for seat in gang.seats)
     if (site := _topology_of(gang, observed)) is not None:
         return _part(site.fabric, nodes)
@@ -111,6 +127,13 @@ def fabric_of_leaves(places: tuple[tuple[str, str], ...]) -> Fabric:
     return fabric_of(
         [NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()], [n for n, _ in places], Tiers()
     )
+
+
+def pods_of(gang: Gang) -> dict[str, str]:
+    """The name of the pod that each node is in, as far as the noted fabric has pods with names."""
+    if gang.fabric is None:
+        return {}
+    return {node: pod.name for pod in gang.fabric.fabric.domains(Level.POD) for node in pod.nodes}
 
 
 def note_fabric(gang: Gang, observed: ObservedState, fabric: Fabric) -> FabricNoted | None:

@@ -96,6 +96,8 @@ class Member:
     released: bool = False
     check: NodeCheck | None = None
     """What its node check has found; None: it has not ended."""
+    nvlink_domain: str = ""
+    """The NVLink domain of several nodes that it is in; empty: there is none, or nobody knows."""
 
     @property
     def failed_check(self) -> bool:

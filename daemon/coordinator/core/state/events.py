@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.sources.node_reports import NodeReport
 
 
 class Silence(StrEnum):
@@ -173,6 +174,8 @@ class RankState:
     """Quarters of the gang's `hang_after_idle_s`, in a row, in which the rank was idle; None: it is not measured."""
     entered_collectives: int | None = None
     """How many collectives the rank had entered when its generation hung; None: nobody counts them."""
+    gpu: int | None = None
+    """The GPU that LOCAL_RANK selects, as nvidia-smi counts; None: it is not known, or the rank has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +282,8 @@ class AgentAttached:
     """The name of its leaf switch, as Slurm says when it attaches; empty: there is none, or it is not known."""
     status: AgentStatus
     pool: int = 0
+    nvlink_domain: str = ""
+    """The NVLink domain of several nodes that the node's GPUs are in; empty: there is none, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +443,14 @@ class NodeHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeHardwareReported:
+    """A node's daemon says what the node has: when it attaches, and when that has changed."""
+
+    node: str
+    report: NodeReport
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """An operator wants the node to be drained. `reason`: the operator's words."""
 
@@ -529,7 +542,7 @@ GangEvent = (
 )  # fmt: skip
 NodeEvent = (
     NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged | DrainRequested
-    | NodeCheckReported
+    | NodeCheckReported | NodeHardwareReported
 )  # fmt: skip
 Event = GangEvent | NodeEvent | FabricSeen | Tick
 

@@ -57,6 +57,7 @@ class MemberJoined:
     peer_address: str
     batch_host: bool
     leaf: str
+    nvlink_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
 from muster.daemon.coordinator.core.state.step_pace import StepPace
+from muster.fabric.sources.node_reports import NodeReport
 
 COORDINATOR = "coordinator"
 """The coordinator as a witness of a closed connection (ObservedGang.closed_by)."""
@@ -165,7 +166,8 @@ class ObservedGang:
 class ObservedNode:
     """One node's daemon. `heard_at`: when its stream last brought something. `answered_at`: when it last answered a
     probe. `unanswered_at`: when a probe last met no process. `down`: Slurm has the node DOWN. `in_slurm`: Slurm has
-    said what it has of the node. `drain`: Slurm starts nothing more there."""
+    said what it has of the node. `drain`: Slurm starts nothing more there. `report`: the hardware that its daemon has
+    reported; None: it has not."""
 
     attached: bool = False
     incarnation: str = ""
@@ -175,6 +177,7 @@ class ObservedNode:
     down: bool = False
     in_slurm: bool = False
     drain: events.SlurmDrain | None = None
+    report: NodeReport | None = None
 
 
 @dataclass(slots=True)
@@ -247,6 +250,8 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             _observe_job(observed.gang(event.gang), event, now)
         case events.PoolJobChanged():
             observed.gang(event.gang).held_nodes[event.job] = frozenset(event.nodes)
+        case events.NodeHardwareReported():
+            observed.node(event.node).report = event.report
         case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
             _observe_node(observed.node(event.node), event, now)
         case events.FabricSeen():

@@ -310,6 +310,7 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
         fact.peer_address,
         fact.batch_host,
         fact.leaf,
+        nvlink_domain=fact.nvlink_domain,
     )
     for request in gang.pool.values():
         if request.job == fact.job:

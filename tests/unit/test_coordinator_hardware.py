@@ -1,0 +1,119 @@
+"""What nodes report of their hardware, in the coordinator: kept, shown, told to agents, and used for placement."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest_asyncio
+
+from muster.daemon.coordinator.core.state.communication import fabric_of_leaves, with_nvlink_domains
+from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.services.views import gang_view
+from muster.daemon.coordinator.shell.orders import Orders
+from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.transport.channel import credential_metadata, open_channel
+from muster.fabric.model.level import Level
+from muster.fabric.model.node import Nic
+from muster.fabric.sources.node_reports import NodeReport
+from muster.v1 import node_pb2, node_pb2_grpc
+from muster.v1.common_pb2 import Adapter, Gpu, Hardware
+
+HARDWARE = Hardware(
+    numa_nodes=[0, 1],
+    gpus=[
+        Gpu(index=at, numa_node=at, nvlink_cluster="4a1c", nvlink_clique=7, nearest_adapters=["mlx5_0"])
+        for at in range(2)
+    ],
+    adapters=[Adapter(infiniband_device="mlx5_0")],
+)
+REPORT = NodeReport(2, (0, 1), (Nic("mlx5_0", (0, 1)),), "4a1c.7")
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
+    yield made
+    await made.close()
+
+
+async def attached(channel: grpc.aio.Channel, node: str, hardware: Hardware | None) -> Any:
+    """A call that the daemon of a node has opened."""
+    hello = node_pb2.NodeHello(node=node, boot_id="b", incarnation="i", hardware=hardware)
+    message = node_pb2.NodeMessage(hello=hello)
+    metadata = await credential_metadata(channel, "/muster.v1.NodeService/Attach", message)
+    stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+    call = stub.Attach(metadata=metadata)
+    await call.write(message)
+    await call.read()
+    return call
+
+
+async def answered(call: Any, hardware: Hardware) -> node_pb2.NodeOrder:
+    await call.write(node_pb2.NodeMessage(hardware=hardware))
+    order = await call.read()
+    assert isinstance(order, node_pb2.NodeOrder)
+    return order
+
+
+def seen(world: ScriptedWorld, node: str) -> NodeReport | None:
+    assert world.coordinator
+    return world.coordinator.engine.core.observed.node(node).report
+
+
+async def test_what_a_node_has_comes_with_hello_and_again_when_it_changes(world: ScriptedWorld) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await attached(channel, "n1", HARDWARE)
+        assert seen(world, "n1") == REPORT
+        await answered(call, Hardware())
+        assert seen(world, "n1") == NodeReport()
+        await attached(channel, "n2", None)
+        assert seen(world, "n2") is None
+
+
+async def test_a_report_that_no_node_has_changes_nothing_and_ends_no_stream(world: ScriptedWorld) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await attached(channel, "n1", HARDWARE)
+        for _ in range(2):
+            assert (await answered(call, Hardware(gpus=[Gpu(uuid="x" * 99)]))).heartbeat_s
+        assert seen(world, "n1") == REPORT
+
+
+async def test_a_node_s_domain_is_in_orders_and_views_and_ranks_have_their_place(world: ScriptedWorld) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        for node in ("n1", "n2"):
+            await attached(channel, node, HARDWARE)
+        await world.start_agents(NODES)
+        await world.wait_for_duty("RUN 1", ["n1", "n2"])
+        assert world.coordinator
+        core = world.coordinator.engine.core
+        view = gang_view(core.state, core.observed, world.gang, 0.0)
+    assert {node: member.nvlink_domain for node, member in world.gang.members.items()} == {
+        "n1": "4a1c.7",
+        "n2": "4a1c.7",
+        "n3": "",
+    }
+    order = Orders(world.gang).for_node("n1")
+    assert {member.node: member.nvlink_domain for member in order.members}["n2"] == "4a1c.7"
+    assert [(rank.rank, rank.local_rank, rank.nvlink_domain) for rank in view.ranks] == [
+        (0, 0, "4a1c.7"),
+        (1, 0, "4a1c.7"),
+    ]
+    assert [dict(rank.coordinates) for rank in view.ranks] == [
+        {"tensor": 0, "context": 0, "data": at, "pipeline": 0} for at in range(2)
+    ]
+    assert {node.node: node.nvlink_domain for node in view.nodes}["n2"] == "4a1c.7"
+
+
+def test_members_of_one_nvlink_domain_are_nearer_than_a_leaf() -> None:
+    def member(node: str, domain: str) -> Member:
+        return Member(node, 1, "i", f"{node}:9", batch_host=False, leaf="s0", nvlink_domain=domain)
+
+    members = [member("n1", "c.1"), member("n2", "c.1"), member("n3", "")]
+    leaves = fabric_of_leaves(tuple((one.node, one.leaf) for one in members))
+    fabric = with_nvlink_domains(leaves, members)
+    assert fabric.level_between("n1", "n2") is Level.NVLINK
+    assert fabric.level_between("n1", "n3") is Level.LEAF
