@@ -27,11 +27,13 @@ from muster.daemon.agent.failure_detector.peers import (
     make_agent_server,
 )
 from muster.daemon.agent.memory_handover import MemoryHandover
+from muster.daemon.agent.own_hardware import OwnHardware
 from muster.daemon.agent.own_node_check import OwnNodeCheck
 from muster.daemon.agent.pool_jobs import PoolRequests
 from muster.daemon.agent.rank_statuses import RankStatuses, RankStore
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness
+from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
@@ -111,8 +113,13 @@ class Agent:
         self._ranks_with_steps: frozenset[int] = frozenset()
         self._pool = make_pool(self._status_changed)
         self._stacks = StackDumps(settings.job.run_dir, settings.job.gang)
+        self._facts = OwnHardware(settings.hardware_socket, settings.environ)
         self._supervisor = RankSupervisor(
-            settings.job, self._checkpoints.rank_socket, self._ranks_changed, lambda: self._node_check.pids
+            settings.job,
+            self._checkpoints.rank_socket,
+            self._ranks_changed,
+            lambda: self._node_check.pids,
+            places=RankPlaces(identity.node, settings.spec, settings.environ, lambda: self._facts.current),
         )
         job, preflight = settings.job.zygote_spec, settings.spec.preflight
         self._node_check = OwnNodeCheck(preflight, job, self._status_changed, self._supervisor.broken_import)
@@ -164,6 +171,7 @@ class Agent:
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)
+        await self._facts.refresh()
         self._stream = self._attach(port)
         self._spawn(self._stream.run())
         self._spawn(self._peer_monitor.run())
@@ -206,6 +214,8 @@ class Agent:
         self._order = order
         self._handover.confirm()
         self._newest_generation = max(self._newest_generation, order.generation)
+        if order.duty == Duty.DUTY_FENCE and (previous is None or previous.duty != order.duty):
+            self._spawn(self._facts.refresh(), vital=False)
         self._peer_monitor.apply_order(order)
         self._checkpoints.apply_order(order)
         if order.HasField("flush") and order.flush.serial > max(self._flush_serial, self._last_flush[0]):
@@ -372,6 +382,7 @@ class Agent:
             pool_serial=settings.pool_serial,
             public_key=self._key.public_key if self._key else b"",
             certified_by=self._key.certified_by if self._key else b"",
+            nvlink_domain=self._facts.nvlink_domain,
         )
 
     def _use_certificate(self, message: Certificate) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
@@ -42,5 +43,9 @@ class AgentSettings:
     """Whether the pieces of shards go over TLS, too. Their digests always do."""
     ports: PortRange | None = None
     """The site's ports for agents, if `listen` has port 0; None: any free ones."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The environment that Slurm gave to this agent."""
+    hardware_socket: str = ""
+    """The socket on which this node's musterd says what hardware the node has; empty: ask nobody."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

@@ -141,6 +141,8 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         pool_serial=pool_serial,
         # A pool job is never requeued.
         memory_socket="" if pool_serial else options.memory,
+        environ=dict(os.environ),
+        hardware_socket=options.memory,
         failure=durable_dir_check.find_problem(spec.durable_dir, os.environ.get(durable_dir_check.TOKEN_VARIABLE, "")),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import LOGIN, ClusterSpec
+from muster.slurm.cluster.sysfs.pci_tree import CROSSED
 from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
@@ -17,9 +19,10 @@ pytestmark = pytest.mark.cluster
 
 TELL = (
     "import json, os, socket, time\n"
-    "names = ('RANK', 'SLURM_PROCID', 'SLURM_NODEID', 'SLURM_NTASKS', 'SLURM_JOB_NODELIST', 'MUSTER_LEAF')\n"
-    "told = {name: os.environ.get(name) for name in names}\n"
+    "starts = ('RANK', 'SLURM_', 'MUSTER_', 'CUDA_', 'NCCL_')\n"
+    "told = {name: text for name, text in os.environ.items() if name.startswith(starts)}\n"
     "told['node'] = socket.gethostname()\n"
+    "told['hosts'] = open(os.environ['MUSTER_HOSTFILE']).read()\n"
     "path = f\"{os.environ['MUSTER_RUN_DIR']}/told-{os.environ['MUSTER_GENERATION']}-{os.environ['RANK']}\"\n"
     "open(path + '.new', 'w').write(json.dumps(told))\n"
     "os.rename(path + '.new', path)\n"
@@ -110,6 +113,70 @@ def test_a_required_group_that_is_torn_does_not_start(healthy: Cluster) -> None:
         assert "generation 1 starts" not in said
         state = "squeue -h -t all -o '%T %c' -j"
         wait_until(lambda: "FAILED" in healthy.sh(LOGIN, f"{state} {job}"), 30, "Slurm has the job as failed")
+
+
+@pytest.fixture
+def with_gpus(healthy: Cluster) -> Iterator[Cluster]:
+    """The shared cluster, with four GPUs on each node in Slurm."""
+    spec = healthy.spec
+    healthy.reconfigure(dataclasses.replace(spec, gpus=4))
+    yield healthy
+    healthy.reconfigure(spec)
+
+
+def test_ranks_are_told_their_gpu_adapters_groups_and_nodes_at_the_start_and_after_a_swap(with_gpus: Cluster) -> None:
+    cluster, nodes = with_gpus, ("n0", "n1", "n2")
+    for node in nodes:
+        cluster.give_hardware(node, dataclasses.replace(CROSSED, cluster=f"{0x4A1C:032x}", clique=9))
+    wait_until(lambda: all(hardware_of(cluster, node) for node in nodes), 60, "musterd has seen the hardware")
+    folder = cluster.shared / "placed"
+    job_toml = "\n".join(
+        (
+            'name = "placed"',
+            "nodes = 2",
+            "ranks_per_node = 4",
+            "spares = 1",
+            f"command = {json.dumps(['python3', '-c', TELL])}",
+            'run_dir = "/shared/placed"',
+            "preload = []",
+            "parallelism.tensor = 4",
+            f'slurm.options = ["--nodelist={",".join(nodes)}", "--gres=gpu:4"]',
+        )
+    )
+    cluster.sh(LOGIN, f"mkdir -p /shared/placed; cat >/shared/placed/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
+    job = cluster.exec(LOGIN, "muster", "submit", "/shared/placed/job.toml", user="alice").stdout.strip()
+    lost = ""
+    for generation in (1, 2):
+        ranks = wait_told(folder, generation, 8)
+        assert lost not in {rank["node"] for rank in ranks}
+        assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,2,1,3"}
+        assert {rank["NCCL_IB_HCA"] for rank in ranks} == {"=mlx5_0,mlx5_1"}
+        assert [rank["MUSTER_NEAREST_ADAPTERS"] for rank in ranks] == ["mlx5_0", "mlx5_0", "mlx5_1", "mlx5_1"] * 2
+        assert {rank["MUSTER_NVLINK_DOMAIN"] for rank in ranks} == {f"{0x4A1C:032x}.9"}
+        levels = [json.loads(rank["MUSTER_GROUP_LEVELS"]) for rank in ranks]
+        assert levels == [{"tensor": "node", "data": "nvlink"}] * 8
+        assert {rank["hosts"] for rank in ranks} == {"".join(f"{rank['node']}\n" for rank in ranks)}
+        shown = json.loads(cluster.exec(LOGIN, "muster", "status", job, "--json", user="alice").stdout)["ranks"]
+        assert [rank["node"] for rank in shown] == [rank["node"] for rank in ranks]
+        assert [int(rank["gpu"]) for rank in shown] == [0, 2, 1, 3] * 2
+        assert [rank.get("local_rank", 0) for rank in shown] == [0, 1, 2, 3] * 2
+        assert {rank["leaf"] for rank in shown} == {"s0"}
+        assert [rank["coordinates"]["tensor"] for rank in shown] == [0, 1, 2, 3] * 2
+        assert [rank["coordinates"]["data"] for rank in shown] == [0] * 4 + [1] * 4
+        lost = ranks[0]["node"]
+        if generation == 1:
+            cluster.kmsg(lost, FATAL_XID_LINE)
+    cluster.exec(LOGIN, "muster", "cancel", job, user="alice")
+
+
+def hardware_of(cluster: Cluster, node: str) -> bool:
+    """Whether the node's musterd has seen its GPUs and their adapters."""
+    ask = (
+        "from muster.daemon.hardware import hardware_client as client; "
+        "hardware = client.ask('/run/muster/memory.sock'); "
+        "print(sum(bool(gpu.nearest_adapters) for gpu in hardware.gpus))"
+    )
+    return cluster.exec(node, "python3", "-c", ask, check=False).stdout.strip() == "4"
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ def test_as_torchrun_sets_it() -> None:
         "MUSTER_GENERATION": "3",
         "MUSTER_RUN_DIR": "/run",
         "MUSTER_LEAF": "s1",
+        "MUSTER_NVLINK_DOMAIN": "",
+        "MUSTER_GROUP_LEVELS": "{}",
+        "MUSTER_HOSTFILE": "",
     }
 
 

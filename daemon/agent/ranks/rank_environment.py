@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from muster.daemon.agent.ranks import slurm_environment
-from muster.daemon.agent.ranks.slurm_environment import SlurmPosition
+from muster.daemon.agent.ranks.place import slurm_environment
+from muster.daemon.agent.ranks.place.slurm_environment import SlurmPosition
 
 # torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -29,7 +30,11 @@ _AGENT_VARIABLES = frozenset(
 class RankPosition:
     """A rank's numbers in its generation.
 
-    `nodes`: the nodes that carry ranks, by group rank. `leaf`: the leaf switch of its node; empty if none is known.
+    nodes: the nodes that carry ranks, by group rank.
+    leaf, nvlink_domain: the leaf switch and the NVLink domain of its node; empty if none is known.
+    group_levels: the tightest level of the network that holds each of its groups, by the kind of the group.
+    host_file: the path of the rank map; empty: there is none.
+    devices: the variables that tell its GPU and its network adapters.
     """
 
     rank: int
@@ -42,6 +47,10 @@ class RankPosition:
     master_port: int
     generation: int
     leaf: str = ""
+    nvlink_domain: str = ""
+    group_levels: Mapping[str, str] = field(default_factory=dict)
+    host_file: str = ""
+    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,10 @@ def environment_of_rank(
         "MUSTER_GENERATION": str(place.generation),
         "MUSTER_RUN_DIR": run_dir,
         "MUSTER_LEAF": place.leaf,
+        "MUSTER_NVLINK_DOMAIN": place.nvlink_domain,
+        "MUSTER_GROUP_LEVELS": json.dumps(place.group_levels),
+        "MUSTER_HOSTFILE": place.host_file,
+        **place.devices,
         **_store(base, store),
     }
 

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 from muster.daemon.agent.ranks import rank_environment
+from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_process import RankId, RankProcess
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
 from muster.daemon.host import packets, process_tree
 from muster.v1.agent_pb2 import Order, RankStatus
-from muster.v1.common_pb2 import Member
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class RankSupervisor:
     """All processes of one gang on one node.
 
     failure: an error that no order can correct, for the user; empty: none.
-    `other_children`: pids of children of this process that no rank has left behind.
+    `other_children`: pids of children of this process that no rank has left behind. `places`: what ranks are told of
+    their place.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class RankSupervisor:
         rank_socket: RankSocket,
         changed: Callable[[], None],
         other_children: Callable[[], set[int]] = set,
+        places: RankPlaces | None = None,
     ) -> None:
+        self._places = places or RankPlaces(job.node)
         self._other_children = other_children
         self._job = job
         self._rank_socket = rank_socket
@@ -99,7 +102,11 @@ class RankSupervisor:
 
     def statuses(self, steps: dict[int, int]) -> Iterator[RankStatus]:
         """The ranks' statuses. `steps`: the newest declared step of each rank."""
-        return (rank.status(steps.get(rank.id.rank)) for rank in self._ranks.values())
+        for rank in self._ranks.values():
+            status = rank.status(steps.get(rank.id.rank))
+            if (gpu := self._places.gpu_of(rank.id.rank)) is not None:
+                status.gpu = gpu
+            yield status
 
     def pids(self, generation: int) -> dict[int, int]:
         """The pid of each running rank of this generation."""
@@ -137,13 +144,16 @@ class RankSupervisor:
 
     def start_ranks(self, step: StartRanks, order: Order) -> None:
         """Start ranks. They count as alive from now on."""
-        for rank, local_rank in step.places:
-            started = RankProcess(RankId(rank, local_rank, step.generation), self._changed)
+        ids = [RankId(rank, local_rank, step.generation) for rank, local_rank in step.places]
+        positions = self._places.positions(ids, order)
+        for identity in ids:
+            rank, local_rank = identity.rank, identity.local_rank
+            started = RankProcess(identity, self._changed)
             self._ranks[rank] = started
             if local_rank >= len(self._zygotes):
                 started.fail_start(f"the order places local rank {local_rank} on a node of {len(self._zygotes)}")
                 continue
-            zygote, place = self._zygotes[local_rank], self._position(started, order)
+            zygote, place = self._zygotes[local_rank], positions[rank]
             if zygote.ready.is_set():
                 self._fork_rank(zygote, started, place)
             else:
@@ -184,25 +194,9 @@ class RankSupervisor:
         handles = [zygote.handle for zygote in self._zygotes if zygote.handle is not None]
         await asyncio.gather(*(handle.stop() for handle in handles))
         await self._end_orphans()
+        self._places.close()
 
     # --- ranks -------------------------------------------------------------------------------------------------------
-
-    def _position(self, rank: RankProcess, order: Order) -> rank_environment.RankPosition:
-        here = sum(place.node == self._job.node for place in order.places)
-        by_rank = sorted(order.places, key=lambda place: place.rank)
-        own = next((member for member in order.members if member.node == self._job.node), Member())
-        return rank_environment.RankPosition(
-            rank=rank.id.rank,
-            local_rank=rank.id.local_rank,
-            world_size=order.world_size,
-            local_world_size=here,
-            group_rank=max(own.group_rank, 0),
-            nodes=tuple(dict.fromkeys(place.node for place in by_rank)),
-            master_addr=order.master_addr,
-            master_port=order.master_port,
-            generation=rank.id.generation,
-            leaf=own.leaf,
-        )
 
     async def _fork_when_ready(
         self, zygote: _LocalZygote, rank: RankProcess, place: rank_environment.RankPosition

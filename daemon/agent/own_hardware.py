@@ -1,0 +1,54 @@
+"""What hardware this agent's node has, as the node's musterd says, and what NCCL's files set. Without musterd, nothing
+is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from muster.daemon.agent.ranks.place.node_facts import NodeFacts, read_nccl_files
+from muster.daemon.hardware import hardware_client
+from muster.daemon.hardware.node_hardware import nvlink_domain_of
+from muster.v1.common_pb2 import Hardware
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 2.0
+"""Seconds for which ranks and the agent's start may wait for an answer. A home on shared storage may hang."""
+
+
+class OwnHardware:
+    """Asks musterd at the socket `socket`; empty: ask nobody. `ask` blocks; it is called in a thread.
+
+    `environ`: the environment that Slurm gave to the agent. It says where NCCL's files are.
+    """
+
+    def __init__(
+        self, socket: str, environ: Mapping[str, str], ask: Callable[[str], Hardware] = hardware_client.ask
+    ) -> None:
+        self._socket = socket
+        self._environ = environ
+        self._ask = ask
+        self.current = NodeFacts()
+        """What was said last."""
+
+    @property
+    def nvlink_domain(self) -> str:
+        """The NVLink domain of several nodes that all GPUs of the node are in; empty: none."""
+        return nvlink_domain_of(self.current.hardware)
+
+    async def refresh(self) -> None:
+        """Ask again. If musterd does not answer, what it said before stays."""
+        if not self._socket:
+            return
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                self.current = await asyncio.to_thread(self._read)
+        except hardware_client.HardwareUnknown as error:
+            log.info("the hardware of this node is not known: %s", error)
+        except TimeoutError:
+            log.warning("the hardware of this node is not known: no answer for %g s", DEADLINE_S)
+
+    def _read(self) -> NodeFacts:
+        return NodeFacts(self._ask(self._socket), read_nccl_files(self._environ))
