@@ -1,6 +1,6 @@
 """`muster topo`: draws the network as Slurm has it, as a tree, with the state of each node and the jobs on it.
 
-It asks Slurm's controller, and needs no coordinator.
+It asks Slurm's controller, and needs no coordinator. If there is one, it knows the NVLink domains that nodes report.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from muster.fabric.sources.node_reports import NodeReport, refine
 from muster.fabric.sources.slurm_topology import Reading, SlurmTopology
+from muster.fabric.sources.tiers import Tiers
 from muster.launcher.command import Command, print_note, word_painter
 from muster.launcher.errors import WrongInput
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
+from muster.launcher.node_reports import ask_reports
 from muster.launcher.output import svg
 from muster.launcher.output.fabric_tree import FabricPicture, JobUse, NodeUse, to_dict, tree_lines
 from muster.slurm.client.backends.commands import CliSlurm
@@ -36,7 +39,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    pictures = await load(CliSlurm(), options.fabric, options.topology)
+    pictures = await load(CliSlurm(), options.fabric, options.topology, await ask_reports(options))
     for picture in pictures:
         if options.json:
             print(json.dumps(to_dict(picture)))
@@ -52,11 +55,15 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(_arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run)
+_NO_REPORTS: Mapping[str, NodeReport] = {}
 
 
-async def load(slurm: Slurm, file: Path, only: str | None = None) -> list[FabricPicture]:
-    """All topologies that Slurm has, or the one named `only`, with what runs on them. `file` is the site's fabric.toml.
+async def load(
+    slurm: Slurm, file: Path, only: str | None = None, reports: Mapping[str, NodeReport] = _NO_REPORTS
+) -> list[FabricPicture]:
+    """All topologies that Slurm has, or the one named `only`, with what runs on them. `file` is the site's fabric.toml,
+    `reports` what nodes say of themselves.
 
     Raises:
         Unavailable: Slurm does not answer.
@@ -74,10 +81,15 @@ async def load(slurm: Slurm, file: Path, only: str | None = None) -> list[Fabric
     site = load_site_fabric(file, present)
     alone = len(topologies) == 1
     return [
-        _picture(topology, fabric_of(topology, present, site, alone=alone), uses)
+        _picture(topology, _refined(fabric_of(topology, present, site, alone=alone), reports, site.tiers), uses)
         for topology in topologies
         if only is None or topology.name == only
     ]
+
+
+def _refined(read: Reading, reports: Mapping[str, NodeReport], tiers: Tiers) -> Reading:
+    refined = refine(read.fabric, reports, tiers)
+    return Reading(refined.fabric, (*read.warnings, *refined.warnings))
 
 
 def _picture(topology: SlurmTopology, read: Reading, uses: Mapping[str, NodeUse]) -> FabricPicture:

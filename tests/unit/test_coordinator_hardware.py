@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.model.level import Level
 from muster.fabric.model.node import Nic
 from muster.fabric.sources.node_reports import NodeReport
+from muster.launcher.node_reports import ask_reports
 from muster.v1 import node_pb2, node_pb2_grpc
 from muster.v1.common_pb2 import Adapter, Gpu, Hardware
 
@@ -117,3 +119,12 @@ def test_members_of_one_nvlink_domain_are_nearer_than_a_leaf() -> None:
     fabric = with_nvlink_domains(leaves, members)
     assert fabric.level_between("n1", "n2") is Level.NVLINK
     assert fabric.level_between("n1", "n3") is Level.LEAF
+
+
+async def test_commands_can_ask_which_domains_nodes_report(world: ScriptedWorld) -> None:
+    secret = f"secret:{world.folder.parent}/secret"
+    options = argparse.Namespace(coordinator=world.address, auth=secret, connections=None, config=None)
+    async with open_channel(world.address, world.credentials) as channel:
+        await attached(channel, "n1", HARDWARE)
+        await attached(channel, "n2", Hardware())
+        assert await ask_reports(options) == {"n1": NodeReport(nvlink_domain="4a1c.7")}

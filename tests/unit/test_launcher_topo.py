@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
 
+from muster.fabric.model.level import Level
+from muster.fabric.sources.node_reports import NodeReport
 from muster.launcher.__main__ import main
+from muster.launcher.commands.topo import load
+from muster.launcher.output.fabric_tree import tree_lines
+from muster.slurm.client.backends.commands import CliSlurm
 
 TREE = """\
 SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[0-3]
@@ -226,3 +232,26 @@ def test_slurm_knows_how_many_gpus_a_node_has(controller: Controller, capsys: py
     assert topo(controller, "--json", "--fabric", str(file)) == 0
     leaf = json.loads(capsys.readouterr().out)["root"]["domains"][0]
     assert [(node["gpus"], node["rack"]) for node in leaf["nodes"]] == [(8, "r1"), (4, ""), (8, ""), (8, "")]
+
+
+def test_the_nvlink_domains_that_nodes_report_are_drawn(controller: Controller) -> None:
+    controller.write()
+    reports = {"n0": NodeReport(nvlink_domain="c.1"), "n1": NodeReport(nvlink_domain="c.1")}
+    (picture,) = asyncio.run(load(CliSlurm(), controller.folder / "fabric.toml", None, reports))
+    assert [sorted(domain.nodes) for domain in picture.fabric.domains(Level.NVLINK)] == [["n0", "n1"]]
+    assert any("c.1" in line for line in tree_lines(picture, str))
+    crossing = dict.fromkeys(("n3", "n4"), NodeReport(nvlink_domain="c.2"))
+    (picture,) = asyncio.run(load(CliSlurm(), controller.folder / "fabric.toml", None, crossing))
+    assert picture.warnings[0].startswith("the NVLink domain of n3, n4 is left out")
+
+
+def test_without_an_answer_of_the_coordinator_the_network_is_drawn_with_a_note(
+    controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = controller.folder / "secret"
+    secret.write_text("x" * 64)
+    secret.chmod(0o600)
+    assert topo(controller, "--coordinator", "127.0.0.1:1", "--auth", f"secret:{secret}") == 0
+    seen = capsys.readouterr()
+    assert "s0" in seen.out
+    assert "muster: the NVLink domains that nodes report are not shown: the coordinator at 127.0.0.1:1" in seen.err
