@@ -47,6 +47,7 @@ from muster.v1.agent_pb2 import (
     FlushOrder,
     Order,
     ReplicaDisagreement,
+    ReplicaTransfer,
     ShardStatus,
 )
 
@@ -161,6 +162,10 @@ class CheckpointService:
     def disagreement(self) -> ReplicaDisagreement | None:
         """On the commit leader: the first version of this generation on which replicas disagree; None: none."""
         return self._commit_protocol.disagreement
+
+    def transfers(self) -> list[ReplicaTransfer]:
+        """What copies of shards to other nodes have reached."""
+        return self._commit_protocol.transfer_rates.newest()
 
     def is_digesting(self, rank: int, generation: int) -> bool:
         """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""

@@ -129,6 +129,9 @@ class _PeerService(peer_pb2_grpc.PeerServiceServicer):
     def Link(self, request_iterator: Any, context: Any) -> AsyncIterator[peer_pb2.LinkPong]:
         raise NotImplementedError("pings are no part of the checkpoint service")
 
+    async def OpenSink(self, request: peer_pb2.SinkRequest, context: Any) -> peer_pb2.SinkReply:
+        raise NotImplementedError("measurements are no part of the checkpoint service")
+
     async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
         self.sent_bytes += sum(len(piece.data) for piece in request.pieces)
         return await self.checkpoint_service.Offer(request, context)

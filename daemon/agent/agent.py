@@ -26,6 +26,7 @@ from muster.daemon.agent.failure_detector.peers import (
     ShardService,
     make_agent_server,
 )
+from muster.daemon.agent.link_meter import LinkMeter
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.own_hardware import OwnHardware
 from muster.daemon.agent.own_node_check import OwnNodeCheck
@@ -41,6 +42,7 @@ from muster.daemon.transport import call_binding
 from muster.daemon.transport.identity import IdentityUnavailable
 from muster.daemon.transport.reachability import Probed, Reachability, probe
 from muster.daemon.transport.server_limits import agent_limits
+from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import ServerKey
 from muster.v1.agent_pb2 import (
     AgentHello,
@@ -49,10 +51,12 @@ from muster.v1.agent_pb2 import (
     Certificate,
     Duty,
     FlushOrder,
+    MeasureOrder,
     Order,
     ProbeOrder,
     ProbeResult,
     ReplicaDisagreement,
+    ReplicaTransfer,
     ShardStatus,
     Silence,
 )
@@ -85,6 +89,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def shards(self) -> list[ShardStatus]: ...
     def committed(self) -> Version | None: ...
     def disagreement(self) -> ReplicaDisagreement | None: ...
+    def transfers(self) -> list[ReplicaTransfer]: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
     async def close(self) -> None: ...
@@ -146,7 +151,11 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._service = PeerService(settings.identity, self._checkpoints, lambda: self._order)
+        listen_host = split_address(settings.listen)[0]
+        self._link_meter = LinkMeter(identity.gang, identity.node, listen_host, settings.ports)
+        self._service = PeerService(
+            settings.identity, self._checkpoints, lambda: self._order, self._link_meter.open_sink
+        )
         self._peer_monitor = PeerMonitor(
             settings.identity,
             self._channels.open_link,
@@ -352,6 +361,7 @@ class Agent:
             stacks_generation=self._stacks.generation,
             disagreement=self._checkpoints.disagreement(),
             node_check=self._node_check.status,
+            transfers=self._checkpoints.transfers(),
         )
 
     def _attach(self, port: int) -> AgentStream:
@@ -364,6 +374,7 @@ class Agent:
             certificate=self._use_certificate,
             order=self._handle_order,
             probe=self._handle_probe,
+            measure=self._handle_measure,
             dismissed=self._dismissed,
         )
         return AgentStream(settings.coordinator, settings.credentials, handlers, settings.trust)
@@ -435,6 +446,13 @@ class Agent:
             step=max(self._checkpoints.progress().values(), default=0),
         )
         self._send(AgentMessage(probe_result=result))
+
+    def _handle_measure(self, order: MeasureOrder) -> None:
+        self._spawn(self._measure(order), vital=False)
+
+    async def _measure(self, order: MeasureOrder) -> None:
+        measured = await self._link_meter.measure(order, self._channels.stub_for)
+        self._send(AgentMessage(link_measurement=measured))
 
     def _send(self, message: AgentMessage) -> None:
         if self._stream is not None:

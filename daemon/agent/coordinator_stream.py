@@ -1,5 +1,5 @@
-"""The agent's stream to the coordinator: hello, then complete statuses up, orders and probes down. It is reopened
-whenever it ends.
+"""The agent's stream to the coordinator: hello, then complete statuses up, orders, probes and measurements down.
+It is reopened whenever it ends.
 
 Training never waits for the stream. Without a coordinator the ranks continue; the agent reports the changes when it
 attaches again.
@@ -40,6 +40,7 @@ from muster.v1.agent_pb2 import (
     AgentStatus,
     Certificate,
     CoordinatorMessage,
+    MeasureOrder,
     Order,
     ProbeOrder,
 )
@@ -72,7 +73,7 @@ class StreamHandlers:
     status: returns the agent's whole status.
     attached: a new stream is open. Its coordinator may not know what was sent before.
     certificate_due: a new certificate is due, so the stream is to be reopened.
-    certificate, order, probe, dismissed: a message of this kind has arrived.
+    certificate, order, probe, measure, dismissed: a message of this kind has arrived.
     """
 
     hello: Callable[[], AgentHello]
@@ -82,6 +83,7 @@ class StreamHandlers:
     certificate: Callable[[Certificate], None]
     order: Callable[[Order], None]
     probe: Callable[[ProbeOrder], None]
+    measure: Callable[[MeasureOrder], None]
     dismissed: Callable[[str], None]
 
 
@@ -252,6 +254,8 @@ class AgentStream:
                 self._handlers.order(message.order)
             case "probe":
                 self._handlers.probe(message.probe)
+            case "measure":
+                self._handlers.measure(message.measure)
             case "pong":
                 self._on_pong(message.pong.seq)
             case "dismissed":

@@ -13,6 +13,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.diagnosis.diagnosis_service import DiagnosisService
+from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
@@ -37,7 +39,16 @@ from muster.daemon.transport.server_limits import StreamLimits, UserLimits
 from muster.daemon.transport.tls import CertificateFiles, Trust
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
-from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
+from muster.v1 import (
+    agent_pb2,
+    agent_pb2_grpc,
+    api_pb2,
+    api_pb2_grpc,
+    diagnosis_pb2,
+    diagnosis_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+)
 
 GRACE_S = 0.2
 """Seconds that calls under way get to end when the coordinator stops."""
@@ -110,6 +121,7 @@ class Coordinator:
             confirm_leadership=settings.confirm_leadership,
             shedding=settings.shedding,
         )
+        self._recorder = RunRecorder(self.engine, settings.state_dir)
         self._watch = SlurmWatch(
             settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
         )
@@ -160,12 +172,14 @@ class Coordinator:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
         await stop_server(self._server, GRACE_S)
+        await asyncio.to_thread(self._recorder.close)
         self._journal.close()
 
     async def _watch_slurm(self) -> None:
         resolve, hosts = self._settings.resolve, self._settings.rights.management_hosts
         names = () if self._settings.certificate_files else (self._plain_names.run(resolve),)
-        await asyncio.gather(self._watch.run(), self.roster.run(), self.fabric.run(), hosts.run(resolve), *names)
+        watches = (self._watch.run(), self.roster.run(), self.fabric.run(), self._recorder.run(), hosts.run(resolve))
+        await asyncio.gather(*watches, *names)
 
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
@@ -197,18 +211,17 @@ class Coordinator:
             ),
             server,
         )
-        api_pb2_grpc.add_MusterServicer_to_server(
-            MusterService(
-                engine,
-                lookup,
-                self.roster,
-                settings.rights,
-                settings.stream_limits,
-                user_limits=settings.user_limits,
-                login_names=settings.login_names,
-            ),
-            server,
+        api = MusterService(
+            engine,
+            lookup,
+            self.roster,
+            settings.rights,
+            settings.stream_limits,
+            user_limits=settings.user_limits,
+            login_names=settings.login_names,
         )
+        api_pb2_grpc.add_MusterServicer_to_server(api, server)
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisService(engine, api, self._recorder), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server
@@ -234,5 +247,10 @@ def _open_journal(folder: Path, lease_term: int) -> tuple[Journal, DurableState]
 
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in ((agent_pb2, "AgentService"), (node_pb2, "NodeService"), (api_pb2, "Muster"))
+    for module, name in (
+        (agent_pb2, "AgentService"),
+        (node_pb2, "NodeService"),
+        (api_pb2, "Muster"),
+        (diagnosis_pb2, "Diagnosis"),
+    )
 )

@@ -78,6 +78,9 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     ("/muster.v1.Muster/Drain",                   (_WHO,    _NO,   _NO,   _NO,    _NO,   _YES,     _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
     ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
+    # As Describe: to measure a link takes half a second of it, and shows no more than the job's own traffic does.
+    ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO)),
     ("/muster.v1.NodeService/Attach",             (_WHO,    _NO,   _NO,   _NO,    _YES,  _NO,      _NO)),
     # Between the agents of one gang.
@@ -87,6 +90,7 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     ("/muster.v1.PeerService/Fetch",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     ("/muster.v1.PeerService/Stored",             (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     ("/muster.v1.PeerService/Committed",          (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
+    ("/muster.v1.PeerService/OpenSink",           (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     # Of agents and of musterd: the reply only says that the process is alive.
     ("/muster.v1.ProbeService/Ping",              (_WHO,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES)),
     # Load balancers and tools such as grpcurl have no credential. These methods reveal nothing about any job.

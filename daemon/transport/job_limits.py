@@ -41,6 +41,8 @@ MAX_SHARDS_PER_NODE = 8 * MAX_RANKS_PER_NODE
 """Shards in one status: two slots and two replicas for each rank, and as many again while replicas are rebuilt."""
 MAX_POOL_ANSWERS = 10_000
 """Slurm's answers to one agent's pool requests."""
+MAX_TRANSFERS = 64
+"""Copies of shards to other nodes that one agent reports. It reports one for each of 8 buddies at most."""
 MAX_ADDRESSES = 256
 """IP addresses that one node reports."""
 MAX_KEPT_GANGS = 256

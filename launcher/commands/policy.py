@@ -33,13 +33,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    from muster.launcher.commands import policy_actions  # only here: it imports the policy and the node daemon's parser
+    from muster.launcher.policy import actions  # only here: it imports the policy and the node daemon's parser
 
     if options.action == "check":
-        return policy_actions.check(options.file)
+        return actions.check(options.file)
     if options.action == "explain":
-        return policy_actions.explain_text(options.text, options.policy)
-    return policy_actions.replay_log(options.log, options.policy)
+        return actions.explain_text(options.text, options.policy)
+    return actions.replay_log(options.log, options.policy)
 
 
 COMMAND = Command(_arguments, _run, remote=False)

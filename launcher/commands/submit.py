@@ -26,6 +26,7 @@ from muster.launcher.command import Command, connect, load_site, print_note
 from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec import spec
+from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.launcher.submission.script import Submission, node_options, render
@@ -93,6 +94,7 @@ def _wire(job: spec.Job, options: Sequence[str]) -> JobSpec:
     wire = job.to_proto(work_dir=os.getcwd())
     wire.node_options.extend(node_options(job, options))
     wire.traffic.extend(group_traffic(job))
+    wire.estimate_tables = write_tables(job)
     return wire
 
 

@@ -40,6 +40,7 @@ def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -
         certificate=nothing,
         order=nothing,
         probe=nothing,
+        measure=nothing,
         dismissed=nothing,
     )
     return AgentStream(address, credentials, handlers)

@@ -39,6 +39,8 @@ from muster.v1 import (
     api_pb2_grpc,
     common_pb2,
     common_pb2_grpc,
+    diagnosis_pb2,
+    diagnosis_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
     peer_pb2,
@@ -161,6 +163,21 @@ async def _nodes(call: Call) -> bool:
     return any(node.slurm_job_ids for node in nodes)
 
 
+async def _measurements(call: Call) -> bool:
+    stub: Any = diagnosis_pb2_grpc.DiagnosisStub(call.channel)
+    return bool((await stub.Measurements(JOB)).gang.gang_id == "g1")
+
+
+async def _measure_link(call: Call) -> bool:
+    stub: Any = diagnosis_pb2_grpc.DiagnosisStub(call.channel)
+    try:
+        await stub.MeasureLink(diagnosis_pb2.MeasureLinkRequest(gang=JOB, from_node="n1", to_node="n2"))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # the caller may, and this job has no agents yet
+            raise
+    return True
+
+
 async def _attach_agent(call: Call) -> bool:
     hello = agent_pb2.AgentHello(
         gang_id="g1", slurm_job_id=call.job, node="n1", incarnation="i", peer_address="127.0.0.1:1", spec=spec()
@@ -213,6 +230,11 @@ async def _stored(call: Call) -> bool:
 async def _committed(call: Call) -> bool:
     await call.peer.Committed(peer_pb2.CommitNotice(gang_id=call.gang, node="n2", version=VERSION))
     return True
+
+
+async def _open_sink(call: Call) -> bool:
+    reply = await call.peer.OpenSink(peer_pb2.SinkRequest(gang_id=call.gang, node="n2"))
+    return bool(reply.refused == "n1 takes in no transfers")
 
 
 async def _ping(call: Call) -> bool:
@@ -315,6 +337,8 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     f"{MUSTER}Swap": (_coordinator, _swap),
     f"{MUSTER}Drain": (_coordinator, _drain),
     f"{MUSTER}Nodes": (_coordinator, _nodes),
+    "/muster.v1.Diagnosis/Measurements": (_coordinator, _measurements),
+    "/muster.v1.Diagnosis/MeasureLink": (_coordinator, _measure_link),
     "/muster.v1.AgentService/Attach": (_coordinator, _attach_agent),
     "/muster.v1.NodeService/Attach": (_coordinator, _attach_node),
     f"{PEER}Link": (_agent, _link),
@@ -323,6 +347,7 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     f"{PEER}Fetch": (_agent, _fetch),
     f"{PEER}Stored": (_agent, _stored),
     f"{PEER}Committed": (_agent, _committed),
+    f"{PEER}OpenSink": (_agent, _open_sink),
     "/muster.v1.ProbeService/Ping": (_probed, _ping),
     f"{HEALTH}Check": (_coordinator, _check_health),
     f"{HEALTH}List": (_coordinator, _list_health),

@@ -84,6 +84,7 @@ BOUNDARIES = {
         ("sqlite3", "sqlite_utils"),
         {
             "daemon/coordinator/journal/journal.py": "the journal",
+            "daemon/coordinator/diagnosis/past_generations.py": "a history that no decision needs",
             "daemon/coordinator/journal/history.py": "pages of the journal",
         },
     ),

@@ -23,6 +23,7 @@ from muster.checkpoint.store.commit.commit_tracker import CommitDecision, Commit
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.replication.dial import Dial, at_port
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
+from muster.checkpoint.store.replication.transfer_rates import TransferRates
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
 
@@ -83,6 +84,7 @@ class CommitProtocol:
         """On the commit leader: the first version of this generation on which replicas disagree."""
         self.committed = NO_VERSION
         self.fenced_generation = 0
+        self.transfer_rates = TransferRates()
         self.order = Order()
         self.local_ranks: frozenset[int] = frozenset()
         self.skipped = NO_VERSION
@@ -227,7 +229,12 @@ class CommitProtocol:
         buddy = next((member.buddy for member in self.order.members if member.node == self._node), "")
         if buddy and buddy != self._node:
             sent = await replicate(
-                self._gang_id, self._node, shard, self._stub(buddy), lambda port: self._plain_stub(buddy, port)
+                self._gang_id,
+                self._node,
+                shard,
+                self._stub(buddy),
+                lambda port: self._plain_stub(buddy, port),
+                lambda size, seconds: self.transfer_rates.note(buddy, size, seconds),
             )
             log.debug("rank %d's shard of %s has a replica, %d bytes sent", shard.rank, shard.version, sent)
 

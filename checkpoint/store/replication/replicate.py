@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.replication import transfer
+from muster.daemon.host import clock
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -29,9 +30,11 @@ async def replicate(
     shard: Shard,
     stub: "PeerServiceAsyncStub",
     plain_stub: Callable[[int], "PeerServiceAsyncStub"],
+    note_sent: Callable[[int, float], None],
 ) -> int:
     """Bring a replica of `shard` to the buddy behind `stub`. `plain_stub` reaches the buddy at another port, in plain
-    text: the pieces go there if the buddy asks for it.
+    text: the pieces go there if the buddy asks for it. `note_sent` is told the bytes of pieces that a call has carried,
+    and its seconds.
 
     Returns:
         How many bytes of pieces were sent.
@@ -50,7 +53,11 @@ async def replicate(
             return inline_bytes
         offer = transfer.make_offer(gang_id, node, shard)
         receiver = plain_stub(need.plain_port) if need.plain_port else stub
+        started = clock.monotonic()
         stored = await receiver.Put(transfer.shard_messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
+        seconds = clock.monotonic() - started
     if stored.refused:
         raise ReplicaRefused(stored.refused)
-    return inline_bytes + sum(shard.pieces[n].length for n in need.missing)
+    sent = sum(shard.pieces[n].length for n in need.missing)
+    note_sent(sent, seconds)
+    return inline_bytes + sent

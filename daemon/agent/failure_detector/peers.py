@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
 
 _Context = Any
+OpenSink = Callable[[], Awaitable[peer_pb2.SinkReply]]
+"""Awaits one transfer that measures a link, or says why not."""
 _REPORT_ANSWERED_S = 10.0
 _PLAIN_METHODS = frozenset({"/muster.v1.PeerService/Put", "/muster.v1.PeerService/Fetch"})
 
@@ -151,12 +153,19 @@ class PeerChannels:
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
     """Answers the other agents of the gang. `order` returns the newest order, or None before the first."""
 
-    def __init__(self, identity: AgentIdentity, shards: ShardService, order: Callable[[], Order | None]) -> None:
+    def __init__(
+        self,
+        identity: AgentIdentity,
+        shards: ShardService,
+        order: Callable[[], Order | None],
+        open_sink: OpenSink | None = None,
+    ) -> None:
         self.plain_port = 0
         """The port on which this agent takes and gives pieces of shards in plain text; 0: pieces go over TLS, too."""
         self._identity = identity
         self._shards = shards
         self._order = order
+        self._open_sink = open_sink
         self._answered_at: dict[str, float] = {}
 
     async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
@@ -218,6 +227,12 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
         await self._check_gang(request.gang_id, context)
         return await self._shards.Committed(request, context)
+
+    async def OpenSink(self, request: peer_pb2.SinkRequest, context: _Context) -> peer_pb2.SinkReply:
+        await self._check_gang(request.gang_id, context)
+        if self._open_sink is None:
+            return peer_pb2.SinkReply(refused=f"{self._identity.node} takes in no transfers")
+        return await self._open_sink()
 
     async def _of_this_gang(self, messages: Any, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
         async for message in messages:

@@ -317,7 +317,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def _event(self, stream: AgentStream, message: pb.AgentMessage) -> events.Event | None:
         match message.WhichOneof("body"):
             case "status":
-                status = conversion.status(message.status, self._members(stream.gang))
+                members = self._members(stream.gang)
+                status = conversion.status(message.status, members)
+                self._engine.links.note_transfers(stream.gang, stream.node, message.status.transfers, members)
                 return events.AgentReported(stream.gang, stream.node, stream.incarnation, status)
             case "ping":
                 return events.AgentHeartbeat(stream.gang, stream.node)
@@ -332,6 +334,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 return events.ProbeAnswered(
                     stream.gang, result.probe_id, stream.node, result.node, silence, result.step
                 )
+            case "link_measurement":
+                self._engine.links.note_measurement(stream.gang, stream.node, message.link_measurement)
+                return None
             case _:
                 return None  # a message of a newer agent, or a second hello
 

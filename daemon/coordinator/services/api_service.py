@@ -121,12 +121,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:
         """See api.proto."""
-        return self._view(self._find(request))
+        return self._view(self.find(request))
 
     @unary_handler
     async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
         """See api.proto."""
-        gang = self._find(pb.GangRef(gang_id=request.gang_id))
+        gang = self.find(pb.GangRef(gang_id=request.gang_id))
         if not gang.run_is_over(request.slurm_job_id, request.slurm_restart_count):
             self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
@@ -136,7 +136,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @stream_handler
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
         """See api.proto. A view in which only ages differ is not sent."""
-        gang = self._find(request)
+        gang = self.find(request)
         self._check_may_watch(Shedding.NEW_WATCHERS)
 
         def view() -> pb.GangView:
@@ -297,8 +297,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise permission_denied(refused)
         return [gang for gang in self._engine.core.state.gangs.values() if self._allows(gang.owner_uid)]
 
-    def _find(self, ref: pb.GangRef) -> Gang:
-        """The gang that `ref` names (the newest one of a job), if the caller may call this method for it."""
+    def find(self, ref: pb.GangRef) -> Gang:
+        """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
+
+        Raises:
+            RpcAbort: there is no such gang, or the caller has no right to it.
+        """
         gang = self._known(ref)
         if gang is None:
             self._check_id(ref)
@@ -308,9 +312,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     async def _find_for_request(self, ref: pb.GangRef) -> tuple[Gang, str]:
         """The gang that `ref` names, and the login name of the caller, who requests something of the gang."""
-        self._find(ref)  # nobody's name is looked up who has no right to the call
+        self.find(ref)  # nobody's name is looked up who has no right to the call
         by = await self._login_names(current_caller().uid)
-        return self._find(ref), by
+        return self.find(ref), by
 
     def _check_id(self, ref: pb.GangRef) -> None:
         """Check that the id of an unknown gang is not another user's: `muster submit` asks before it calls sbatch."""

@@ -62,6 +62,7 @@ _MAX_ENTRIES = {
     "heard_ms": job_limits.MAX_NODES,
     "answered_ms": job_limits.MAX_NODES,
     "pool": job_limits.MAX_POOL_ANSWERS,
+    "transfers": job_limits.MAX_TRANSFERS,
 }
 
 

@@ -1,8 +1,8 @@
 """The open streams of agents: which agents are attached, and which messages wait to be sent to them.
 
 A stream's outbox is bounded, whether the agent reads or not. It holds one order, the newest, because an order replaces
-all orders before it; one pong, the newest, because a pong answers all pings before it; and one probe order for each
-node, because a new round of probes replaces the one before.
+all orders before it; one pong, the newest, because a pong answers all pings before it; one probe order for each node,
+because a new round of probes replaces the one before; and one order to measure a link, because a job has one at a time.
 
 A gang has one agent on each node. If a second process claims to be that agent, messages from the first one decide: a
 live agent sends a message at least every 5 s.
@@ -42,13 +42,17 @@ class AgentStream:
     last_order: pb.CoordinatorMessage | None = None
     _order: pb.CoordinatorMessage | None = None
     _pong: pb.CoordinatorMessage | None = None
+    _measure: pb.CoordinatorMessage | None = None
     _probes: dict[str, pb.CoordinatorMessage] = field(default_factory=dict)
     _outbox_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _heard_or_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
     def put(self, message: pb.CoordinatorMessage) -> None:
-        """Send `message`: an order, a probe order or a pong. It replaces an older one that waits (see the module)."""
+        """Send `message`: an order, a probe order, a pong or an order to measure.
+
+        It replaces an older one that waits (see the module).
+        """
         match message.WhichOneof("body"):
             case "order":
                 self._order = self.last_order = message
@@ -56,6 +60,8 @@ class AgentStream:
                 self._pong = message
             case "probe":
                 self._put_probe(message)
+            case "measure":
+                self._measure = message
             case kind:
                 raise ValueError(f"{kind} is no message for an outbox")
         self._outbox_changed.set()
@@ -88,7 +94,7 @@ class AgentStream:
         return self.heard_at > before and not self._closed
 
     async def next_message(self) -> pb.CoordinatorMessage | None:
-        """Wait for the next message to send: an order, then probe orders, then a pong.
+        """Wait for the next message to send: an order, then probe orders, then a pong, then a measurement.
 
         Returns: None: the stream was closed and the outbox is empty.
         """
@@ -100,6 +106,9 @@ class AgentStream:
                 return self._probes.pop(next(iter(self._probes)))
             if self._pong is not None:
                 message, self._pong = self._pong, None
+                return message
+            if self._measure is not None:
+                message, self._measure = self._measure, None
                 return message
             if self._closed:
                 return None

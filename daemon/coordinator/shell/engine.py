@@ -27,6 +27,7 @@ from muster.daemon.coordinator.journal.timed_journal import TimedJournal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.event_processing import process_event
+from muster.daemon.coordinator.shell.link_rates import LinkRates
 from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.shell.probes import Prober
@@ -78,6 +79,9 @@ class Engine:
         self.core = Core(state, self.clock.now(), self.limits)
         self.journal = journal
         self.streams = AgentStreams()
+        self.links = LinkRates()
+        self.on_facts: Callable[[Sequence[facts.Fact]], None] = lambda decided: None
+        """Is told what was decided, once it is carried out. It must not raise."""
         call_later = asyncio.get_running_loop().call_later
         self._orders = OrderDispatcher(self.core.state, journal.term, self.streams.of_gang, call_later)
         self.journal_subscribers = JournalSubscribers()
@@ -189,6 +193,7 @@ class Engine:
     def send_orders(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor."""
         self._orders.send_changes(decided)
+        self.on_facts(decided)
 
     def close_streams(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor. Without this, the stream of a cut link would stay open for ever."""
@@ -198,6 +203,7 @@ class Engine:
             elif isinstance(fact, facts.JobEnded):
                 for stream in [*self.streams.of_gang(fact.gang)]:
                     self.streams.drop(fact.gang, stream.node)
+                self.links.forget(fact.gang)
 
     def start_slurm_calls(self) -> None:
         """See event_processing.Executor."""

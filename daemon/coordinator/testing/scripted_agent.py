@@ -59,6 +59,9 @@ class ScriptedAgent:
         self.dismissed = ""
         self.ignored_probes: set[str] = set()
         self.unreachable: dict[str, pb.Silence.ValueType] = {}
+        self.measured: list[pb.MeasureOrder] = []
+        self.link: pb.LinkMeasurement | None = None
+        """What this agent answers to an order to measure, but for the number; None: nothing."""
         self._credentials = credentials
         self.certificate = pb.Certificate()
         self._trust = trust
@@ -198,6 +201,8 @@ class ScriptedAgent:
                 await self._obey(message.order)
             case "probe":
                 await self._probe(message.probe)
+            case "measure":
+                await self._measure(message.measure)
             case "certificate":
                 self.certificate = message.certificate
                 if self._key:
@@ -248,6 +253,13 @@ class ScriptedAgent:
         if silence is not None:
             result.silence = silence
         await self._write(pb.AgentMessage(probe_result=result))
+
+    async def _measure(self, order: pb.MeasureOrder) -> None:
+        self.measured.append(order)
+        if self.link:
+            answer = pb.LinkMeasurement(number=order.number)
+            answer.MergeFrom(self.link)
+            await self._write(pb.AgentMessage(link_measurement=answer))
 
 
 class _Probes(common_pb2_grpc.ProbeServiceServicer):

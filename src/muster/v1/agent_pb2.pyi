@@ -515,6 +515,37 @@ class ReplicaDisagreement(_message.Message):
 Global___ReplicaDisagreement: _TypeAlias = ReplicaDisagreement  # noqa: Y015
 
 @_typing.final
+class ReplicaTransfer(_message.Message):
+    """What the newest copy of a shard to another node has reached. Small ones, which say little of a link, are left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    bytes: _builtins.int
+    seconds: _builtins.float
+    number: _builtins.int
+    """Counts the transfers to this node: an equal number is the same transfer."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "node", b"node", "number", b"number", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaTransfer: _TypeAlias = ReplicaTransfer  # noqa: Y015
+
+@_typing.final
 class AgentStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -577,6 +608,7 @@ class AgentStatus(_message.Message):
     STACKS_GENERATION_FIELD_NUMBER: _builtins.int
     DISAGREEMENT_FIELD_NUMBER: _builtins.int
     NODE_CHECK_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -631,6 +663,10 @@ class AgentStatus(_message.Message):
     def node_check(self) -> _common_pb2.NodeCheck:
         """The node check that this agent has started (JobSpec.preflight); absent: none."""
 
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaTransfer]:
+        """One for each node that this agent has copied shards to."""
+
     def __init__(
         self,
         *,
@@ -653,10 +689,11 @@ class AgentStatus(_message.Message):
         stacks_generation: _builtins.int = ...,
         disagreement: Global___ReplicaDisagreement | None = ...,
         node_check: _common_pb2.NodeCheck | None = ...,
+        transfers: _abc.Iterable[Global___ReplicaTransfer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -726,6 +763,37 @@ class ProbeResult(_message.Message):
 Global___ProbeResult: _TypeAlias = ProbeResult  # noqa: Y015
 
 @_typing.final
+class LinkMeasurement(_message.Message):
+    """What came of a MeasureOrder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    bytes: _builtins.int
+    seconds: _builtins.float
+    error: _builtins.str
+    """Why nothing was measured; empty: it was."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "number", b"number", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkMeasurement: _TypeAlias = LinkMeasurement  # noqa: Y015
+
+@_typing.final
 class AgentPing(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -753,6 +821,7 @@ class AgentMessage(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     ACCUSATION_FIELD_NUMBER: _builtins.int
     PROBE_RESULT_FIELD_NUMBER: _builtins.int
+    LINK_MEASUREMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -763,6 +832,8 @@ class AgentMessage(_message.Message):
     def accusation(self) -> Global___Accusation: ...
     @_builtins.property
     def probe_result(self) -> Global___ProbeResult: ...
+    @_builtins.property
+    def link_measurement(self) -> Global___LinkMeasurement: ...
     def __init__(
         self,
         *,
@@ -771,12 +842,13 @@ class AgentMessage(_message.Message):
         ping: Global___AgentPing | None = ...,
         accusation: Global___Accusation | None = ...,
         probe_result: Global___ProbeResult | None = ...,
+        link_measurement: Global___LinkMeasurement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accusation", b"accusation", "body", b"body", "hello", b"hello", "ping", b"ping", "probe_result", b"probe_result", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accusation", b"accusation", "body", b"body", "hello", b"hello", "link_measurement", b"link_measurement", "ping", b"ping", "probe_result", b"probe_result", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accusation", b"accusation", "body", b"body", "hello", b"hello", "ping", b"ping", "probe_result", b"probe_result", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accusation", b"accusation", "body", b"body", "hello", b"hello", "link_measurement", b"link_measurement", "ping", b"ping", "probe_result", b"probe_result", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "status", "ping", "accusation", "probe_result"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "status", "ping", "accusation", "probe_result", "link_measurement"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1063,6 +1135,33 @@ class ProbeOrder(_message.Message):
 Global___ProbeOrder: _TypeAlias = ProbeOrder  # noqa: Y015
 
 @_typing.final
+class MeasureOrder(_message.Message):
+    """Send to another agent of the gang for a moment, because a user asks how fast the link is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    node: _builtins.str
+    peer_address: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        node: _builtins.str = ...,
+        peer_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "number", b"number", "peer_address", b"peer_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureOrder: _TypeAlias = MeasureOrder  # noqa: Y015
+
+@_typing.final
 class CoordinatorMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1072,6 +1171,7 @@ class CoordinatorMessage(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     DISMISSED_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     dismissed: _builtins.str
     """The coordinator will never have an order for this agent: exit. The reason in words."""
@@ -1085,6 +1185,8 @@ class CoordinatorMessage(_message.Message):
 
     @_builtins.property
     def certificate(self) -> Global___Certificate: ...
+    @_builtins.property
+    def measure(self) -> Global___MeasureOrder: ...
     def __init__(
         self,
         *,
@@ -1094,12 +1196,13 @@ class CoordinatorMessage(_message.Message):
         pong: Global___AgentPing | None = ...,
         dismissed: _builtins.str = ...,
         certificate: Global___Certificate | None = ...,
+        measure: Global___MeasureOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "order", b"order", "pong", b"pong", "probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "measure", b"measure", "order", b"order", "pong", b"pong", "probe", b"probe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "order", b"order", "pong", b"pong", "probe", b"probe", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "measure", b"measure", "order", b"order", "pong", b"pong", "probe", b"probe", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["order", "probe", "pong", "dismissed", "certificate"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["order", "probe", "pong", "dismissed", "certificate", "measure"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

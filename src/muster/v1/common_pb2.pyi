@@ -172,6 +172,7 @@ class JobSpec(_message.Message):
     IF_WORSE_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     SMALLER_FIELD_NUMBER: _builtins.int
+    ESTIMATE_TABLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -230,6 +231,10 @@ class JobSpec(_message.Message):
     """
     retries: _builtins.int
     """How often in a row the nodes are given back."""
+    estimate_tables: _builtins.str
+    """The tables of job.toml that estimates need, as JSON, for `muster diagnose`. The coordinator does not read it. Empty:
+    the launcher did not say.
+    """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -292,10 +297,11 @@ class JobSpec(_message.Message):
         if_worse: _builtins.str = ...,
         retries: _builtins.int = ...,
         smaller: _abc.Iterable[_builtins.int] | None = ...,
+        estimate_tables: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -393,3 +393,55 @@ class PeerAck(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeerAck: _TypeAlias = PeerAck  # noqa: Y015
+
+@_typing.final
+class SinkRequest(_message.Message):
+    """Asks the receiver to take in bytes that mean nothing, for a moment: the coordinator has ordered to measure the link."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GANG_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    gang_id: _builtins.str
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        gang_id: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkRequest: _TypeAlias = SinkRequest  # noqa: Y015
+
+@_typing.final
+class SinkReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """The port of the receiver's host that takes one connection for a few seconds."""
+    token: _builtins.bytes
+    """The connection must begin with these 16 bytes."""
+    refused: _builtins.str
+    """The reason why there is none; empty: accepted."""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "refused", b"refused", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SinkReply: _TypeAlias = SinkReply  # noqa: Y015

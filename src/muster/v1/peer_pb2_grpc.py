@@ -64,6 +64,11 @@ class PeerServiceStub:
                 request_serializer=muster_dot_v1_dot_peer__pb2.CommitNotice.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_peer__pb2.PeerAck.FromString,
                 _registered_method=True)
+        self.OpenSink = channel.unary_unary(
+                '/muster.v1.PeerService/OpenSink',
+                request_serializer=muster_dot_v1_dot_peer__pb2.SinkRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_peer__pb2.SinkReply.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -106,6 +111,12 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenSink(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -138,6 +149,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Committed,
                     request_deserializer=muster_dot_v1_dot_peer__pb2.CommitNotice.FromString,
                     response_serializer=muster_dot_v1_dot_peer__pb2.PeerAck.SerializeToString,
+            ),
+            'OpenSink': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSink,
+                    request_deserializer=muster_dot_v1_dot_peer__pb2.SinkRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_peer__pb2.SinkReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -302,6 +318,33 @@ class PeerService:
             '/muster.v1.PeerService/Committed',
             muster_dot_v1_dot_peer__pb2.CommitNotice.SerializeToString,
             muster_dot_v1_dot_peer__pb2.PeerAck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.PeerService/OpenSink',
+            muster_dot_v1_dot_peer__pb2.SinkRequest.SerializeToString,
+            muster_dot_v1_dot_peer__pb2.SinkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,7 @@ class PeerServiceStub:
     Fetch: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardData]
     Stored: _grpc.UnaryUnaryMultiCallable[_peer_pb2.StoredReport, _peer_pb2.PeerAck]
     Committed: _grpc.UnaryUnaryMultiCallable[_peer_pb2.CommitNotice, _peer_pb2.PeerAck]
+    OpenSink: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SinkRequest, _peer_pb2.SinkReply]
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -49,6 +50,7 @@ class PeerServiceAsyncStub(PeerServiceStub):
     Fetch: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardData]  # type: ignore[assignment]
     Stored: _aio.UnaryUnaryMultiCallable[_peer_pb2.StoredReport, _peer_pb2.PeerAck]  # type: ignore[assignment]
     Committed: _aio.UnaryUnaryMultiCallable[_peer_pb2.CommitNotice, _peer_pb2.PeerAck]  # type: ignore[assignment]
+    OpenSink: _aio.UnaryUnaryMultiCallable[_peer_pb2.SinkRequest, _peer_pb2.SinkReply]  # type: ignore[assignment]
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -93,5 +95,12 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _peer_pb2.CommitNotice,
         context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.PeerAck, _abc.Awaitable[_peer_pb2.PeerAck]]: ...
+
+    @_abc_1.abstractmethod
+    def OpenSink(
+        self,
+        request: _peer_pb2.SinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.SinkReply, _abc.Awaitable[_peer_pb2.SinkReply]]: ...
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

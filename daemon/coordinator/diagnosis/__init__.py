@@ -1,0 +1,5 @@
+"""What was measured of jobs, for `muster diagnose`: step times, links, and generations that have ended.
+
+Nothing here decides, and nothing is journaled. A store that can't be written costs the history, not the coordinator.
+Only `daemon/coordinator` imports this room.
+"""

@@ -1,0 +1,61 @@
+"""What the statuses of a gang's agents say of its running generation: the time of a step, and its parts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
+
+FEWEST_STEPS = 8
+"""Steps after which a generation is worth keeping: its first ones are slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """The step of one rank in seconds, as medians over its newest blocks."""
+
+    rank: int
+    compute_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """The steps of a generation. `steps`: how many it has finished. `step_s`: 0 if it is not known."""
+
+    ranks: tuple[RankStep, ...]
+    steps: int
+    step_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """The median of all ranks; 0: not measured."""
+        return median(one.compute_s for one in self.ranks) if self.ranks else 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """The median of all ranks; 0: not measured."""
+        return median(one.wait_s for one in self.ranks) if self.ranks else 0.0
+
+
+def measured_steps(gang: Gang, seen: ObservedGang) -> MeasuredSteps:
+    """The steps of the gang's newest generation."""
+    ranks = tuple(sorted(_ranks(gang, seen), key=lambda one: one.rank))
+    generation, step = seen.last_step
+    if generation != gang.generation:
+        return MeasuredSteps(ranks, 0, 0.0)
+    restored = gang.recoveries[-1].step_restored if gang.recoveries else 0
+    # All ranks of a synchronous job show the same step time, so its parts give it. Gaps between reports are coarser.
+    of_parts = median(one.compute_s + one.wait_s for one in ranks) if ranks else 0.0
+    return MeasuredSteps(ranks, max(0, step - restored), of_parts or seen.pace.median_step_s)
+
+
+def _ranks(gang: Gang, seen: ObservedGang) -> Iterator[RankStep]:
+    for seat in gang.seats:
+        for rank in seen.status(seat.node).ranks:
+            times = rank.block_times
+            if rank.generation == gang.generation and times is not None and times.compute_us:
+                yield RankStep(rank.rank, median(times.compute_us) / 1e6, median(times.wait_us) / 1e6)

@@ -1,0 +1,124 @@
+"""The store of generations that have ended: a small SQLite file beside the journal, for comparisons with earlier runs.
+
+It is no part of the durable state: the coordinator never decides by it, and works without it. A file that is damaged is
+replaced by a new one. The newest `KEPT_OF_NAME` generations of each job name of a user are kept, and `KEPT` in all. Its
+methods block, and are called from one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from sqlite_utils import Database
+from sqlite_utils.db import Table
+
+FILE = "past-generations.db"
+KEPT_OF_NAME = 100
+KEPT = 20_000
+"""Rows of some 300 bytes: 6 MB."""
+_TABLE = "generations"
+
+
+class PastGenerationsError(Exception):
+    """The site's fault: the file can't be read or written. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastGeneration:
+    """One generation. Times are seconds since the epoch; durations are seconds, 0 if they are not known.
+
+    `settings`: a digest of what makes two runs comparable. `step_s`: the newest median of steps; `best_step_s`: the
+    least one, which was noted at `best_at`. `compute_s`, `wait_s`: medians of all ranks.
+    """
+
+    gang: str
+    generation: int
+    job: int
+    owner_uid: int
+    name: str
+    settings: str
+    started_at: float
+    ended_at: float
+    steps: int
+    step_s: float
+    compute_s: float
+    wait_s: float
+    best_step_s: float
+    best_at: float
+    nodes: tuple[str, ...]
+
+
+class PastGenerations:
+    """The store in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def note(self, one: PastGeneration) -> None:
+        """Keeps a generation. Of the same generation, the newest note counts, with the best step of all notes.
+
+        Raises:
+            PastGenerationsError: the file can't be written.
+        """
+        with self._opened() as table:
+            before = list(table.rows_where("gang = ? and generation = ?", (one.gang, one.generation)))
+            row = {**asdict(one), "nodes": json.dumps(one.nodes)}
+            if before and 0 < before[0]["best_step_s"] <= one.best_step_s:
+                row |= {key: before[0][key] for key in ("best_step_s", "best_at")}
+            table.upsert(row, pk=("gang", "generation"))
+            self._forget_oldest(table, one)
+
+    def of_job(self, owner_uid: int, name: str) -> list[PastGeneration]:
+        """The generations of a user's jobs of that name, the newest first.
+
+        Raises:
+            PastGenerationsError: the file can't be read.
+        """
+        with self._opened() as table:
+            rows = table.rows_where("owner_uid = ? and name = ?", (owner_uid, name), order_by="ended_at desc")
+            return [PastGeneration(**{**row, "nodes": tuple(json.loads(row["nodes"]))}) for row in rows]
+
+    @staticmethod
+    def _forget_oldest(table: Table, one: PastGeneration) -> None:
+        newest = "select rowid from generations {} order by ended_at desc limit ?"
+        of_name = newest.format("where owner_uid = ? and name = ?")
+        same = (one.owner_uid, one.name)
+        table.delete_where(f"owner_uid = ? and name = ? and rowid not in ({of_name})", (*same, *same, KEPT_OF_NAME))
+        if table.count > KEPT:
+            table.delete_where(f"rowid not in ({newest.format('')})", (KEPT,))
+
+    @contextmanager
+    def _opened(self) -> Iterator[Table]:
+        """The table, in one transaction."""
+        try:
+            try:
+                database = self._open()
+            except sqlite3.DatabaseError:  # damaged: a history is worth no operator's time
+                self._path.rename(self._path.with_suffix(".damaged"))
+                database = self._open()
+            try:
+                with database.atomic():
+                    yield database.table(_TABLE)
+            finally:
+                database.close()
+        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
+            raise PastGenerationsError(f"{self._path}: {error}") from error
+
+    def _open(self) -> Database:
+        # Nobody else may read it: it says what users run.
+        os.close(os.open(self._path, os.O_CREAT | os.O_CLOEXEC, 0o600))
+        database = Database(sqlite3.connect(self._path, timeout=1.0))
+        kinds = {"int": int, "float": float, "str": str, "tuple[str, ...]": str}
+        database.table(_TABLE).create(
+            {field.name: kinds[str(field.type)] for field in fields(PastGeneration)},
+            pk=("gang", "generation"),
+            if_not_exists=True,
+        )
+        database.table(_TABLE).create_index(["owner_uid", "name", "ended_at"], if_not_exists=True)
+        return database

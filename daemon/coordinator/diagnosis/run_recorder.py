@@ -1,0 +1,115 @@
+"""Notes how fast each generation was, when it ends and now and then while it runs, in the store of past generations.
+
+The store is on a disk that may be slow, so a thread writes. The event loop waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.diagnosis.measured_steps import FEWEST_STEPS, measured_steps
+from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration, PastGenerations, PastGenerationsError
+from muster.daemon.coordinator.diagnosis.registered_spec import registered_spec, settings_digest
+from muster.daemon.coordinator.journal.journal import JournalError
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.host.lasting_problem import LastingProblem
+
+INTERVAL_S = 600.0
+"""Seconds between two notes of a generation that runs. A coordinator that dies loses what came since."""
+_log = logging.getLogger(__name__)
+
+
+class RunRecorder:
+    """Writes the history of `engine`'s gangs into `folder`."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._store = PastGenerations(folder)
+        self._thread = ThreadPoolExecutor(1, "past-generations")
+        self._settings: dict[str, str] = {}
+        """Gang → digest of its settings."""
+        self._problem = LastingProblem(_log, "the history of past generations can be used again")
+        engine.on_facts = self.note_facts
+
+    async def run(self) -> None:
+        """Notes all generations that run, again and again."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            for gang in list(self._engine.core.state.gangs.values()):
+                if gang.phase is Phase.RUNNING:
+                    self._note(gang)
+
+    def note_facts(self, decided: Sequence[facts.Fact]) -> None:
+        """Notes the generations that end with these facts."""
+        for fact in decided:
+            match fact:
+                case facts.PhaseChanged(phase=Phase.STARTING | Phase.RUNNING):
+                    pass
+                case facts.GenerationFenced() | facts.PhaseChanged():
+                    if gang := self._engine.core.state.gangs.get(fact.gang):
+                        self._note(gang)
+
+    async def of_job(self, owner_uid: int, name: str) -> list[PastGeneration]:
+        """The generations of a user's jobs of that name, the newest first. Empty if the store can't be read."""
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.of_job, owner_uid, name)
+        except PastGenerationsError as error:
+            self._problem.meet(f"the history of past generations can't be read: {error}")
+            return []
+        self._problem.end()
+        return found
+
+    def settings(self, gang: str) -> str:
+        """The digest of a gang's settings; empty if they are not known."""
+        if gang not in self._settings:
+            try:
+                spec = registered_spec(self._engine.journal, gang)
+            except JournalError:
+                return ""  # the engine stops for that reason
+            self._settings[gang] = settings_digest(spec) if spec else ""
+        return self._settings[gang]
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._thread.shutdown()
+
+    def _note(self, gang: Gang) -> None:
+        found = measured_steps(gang, self._engine.core.observed.gang(gang.id))
+        if found.steps < FEWEST_STEPS or found.step_s <= 0:
+            return
+        now = self._engine.clock.now()
+        one = PastGeneration(
+            gang=gang.id,
+            generation=gang.generation,
+            job=gang.job,
+            owner_uid=gang.owner_uid,
+            name=gang.name,
+            settings=self.settings(gang.id),
+            started_at=gang.started_at,
+            ended_at=now,
+            steps=found.steps,
+            step_s=found.step_s,
+            compute_s=found.compute_s,
+            wait_s=found.wait_s,
+            best_step_s=found.step_s,
+            best_at=now,
+            nodes=tuple(seat.node for seat in sorted(gang.seats, key=lambda seat: seat.group_rank)),
+        )
+        self._thread.submit(self._write, one)
+        if gang.final:
+            self._settings.pop(gang.id, None)
+
+    def _write(self, one: PastGeneration) -> None:
+        try:
+            self._store.note(one)
+        except PastGenerationsError as error:
+            self._problem.meet(f"the history of past generations can't be written: {error}")
+        else:
+            self._problem.end()

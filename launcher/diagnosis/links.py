@@ -1,0 +1,138 @@
+"""Which links are slow, by the transfers that were measured: the sending or receiving side of a node, or one link.
+Pure.
+
+Transfers of one sort over the same tier are compared with each other. Copies of shards take the way of training, and
+requested transfers have the link for themselves: these two are never compared. A rating decides only where the site has
+given the speed of its tiers, and only up to what one transfer reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from muster.fabric.model.level import Level
+from muster.v1.diagnosis_pb2 import LinkRate
+
+SLOW_SHARE = 0.5
+"""The share of the usual rate below which a transfer is slow, as in `muster check`."""
+USUAL = 0.75
+"""The quantile of all rates of one sort that is their usual rate."""
+FEWEST_COMPARED = 3
+"""Rates of one sort over one tier that say what is usual there. With fewer, all tiers are compared together."""
+REACHED_COPY, REACHED_REQUESTED = 0.4e9, 1.5e9
+"""Bytes a second that a copy of a shard, and a requested transfer, reach on a link that is faster, on one slow core.
+A rating above that can't be checked with them."""
+
+LevelBetween = Callable[[str, str], Level]
+RatingOf = Callable[[str, str], float | None]
+"""Bytes a second between two nodes; None if nobody has given it."""
+
+
+class Side(StrEnum):
+    """Which part of the way is slow."""
+
+    SENDS = "sends"
+    RECEIVES = "receives"
+    BOTH = "both ways"
+    BETWEEN = "between"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """One transfer, judged."""
+
+    sender: str
+    receiver: str
+    level: Level
+    rate: float
+    """Bytes a second."""
+    usual: float
+    """What such transfers usually reach, or what the link is rated for if that is less; 0: nothing to compare with."""
+    requested: bool
+    ago_s: float
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is far below that."""
+        return self.rate < SLOW_SHARE * self.usual
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """What slow transfers have in common: the link of one node, or one link between two nodes."""
+
+    nodes: tuple[str, ...]
+    """One node; of a link between two nodes, the sender and the receiver."""
+    side: Side
+    rate: float
+    """Of the slowest transfer, in bytes a second."""
+    usual: float
+    transfers: int
+    """How many slow transfers show it."""
+    level: Level
+    """The tier of a link between two nodes; NODE for the link of one node."""
+
+
+def judged(rates: Iterable[LinkRate], level_between: LevelBetween, rating_of: RatingOf) -> list[MeasuredLink]:
+    """The transfers, each with what is usual for it."""
+    every = [
+        (one, level_between(one.from_node, one.to_node), one.bytes / one.seconds) for one in rates if one.seconds > 0
+    ]
+    found = []
+    for one, level, rate in every:
+        same = [(other_level, other) for of, other_level, other in every if of.requested == one.requested]
+        alike = [other for other_level, other in same if other_level is level]
+        compared = alike if len(alike) >= FEWEST_COMPARED else [other for _, other in same]
+        usual = _quantile(compared) if len(compared) >= FEWEST_COMPARED else 0.0
+        rating = rating_of(one.from_node, one.to_node)
+        if rating is not None:
+            reached = min(rating, REACHED_REQUESTED if one.requested else REACHED_COPY)
+            usual = max(usual, reached) if usual else reached
+        found.append(MeasuredLink(one.from_node, one.to_node, level, rate, usual, one.requested, one.ago_s))
+    return found
+
+
+def _quantile(rates: Sequence[float]) -> float:
+    return sorted(rates)[math.ceil(USUAL * len(rates)) - 1]
+
+
+def slow_links(links: Collection[MeasuredLink]) -> list[SlowLink]:
+    """What is slow, the slowest first. The side of a node is named if all its transfers are slow, and two at least."""
+    found: list[tuple[Side, str]] = []
+    while accused := list(_accused(links, found)):
+        found.append(max(accused)[1:])
+    named = [_of_node(links, node, {side for side, of in found if of == node}) for node in {node for _, node in found}]
+    open_links = [link for link in links if link.slow and not _explained(link, found)]
+    pairs = [
+        SlowLink((link.sender, link.receiver), Side.BETWEEN, link.rate, link.usual, 1, link.level)
+        for link in open_links
+    ]
+    return sorted((*named, *pairs), key=lambda slow: (slow.rate / slow.usual, slow.nodes))
+
+
+def _accused(links: Collection[MeasuredLink], found: list[tuple[Side, str]]) -> Iterator[tuple[int, Side, str]]:
+    """The sides of nodes whose transfers are all slow, with how many slow ones each explains that nothing else does."""
+    for side in (Side.SENDS, Side.RECEIVES):
+        for node in sorted({_end(link, side) for link in links}):
+            own = [link for link in links if _end(link, side) == node]
+            left = [link for link in own if not _explained(link, found)]
+            if len(own) >= 2 and len(left) >= 2 and all(link.slow for link in own):
+                yield len(left), side, node
+
+
+def _end(link: MeasuredLink, side: Side) -> str:
+    return link.sender if side is Side.SENDS else link.receiver
+
+
+def _explained(link: MeasuredLink, found: list[tuple[Side, str]]) -> bool:
+    return (Side.SENDS, link.sender) in found or (Side.RECEIVES, link.receiver) in found
+
+
+def _of_node(links: Iterable[MeasuredLink], node: str, sides: set[Side]) -> SlowLink:
+    side = Side.BOTH if len(sides) > 1 else next(iter(sides))
+    own = [link for link in links if any(_end(link, one) == node for one in sides)]
+    slowest = min(own, key=lambda link: link.rate)
+    return SlowLink((node,), side, slowest.rate, slowest.usual, len(own), Level.NODE)

@@ -1,0 +1,207 @@
+"""A diagnosis as one screen of text. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from muster.fabric.model.level import Level
+from muster.launcher.diagnosis.advice import SLOWER_THAN_BEFORE, advice
+from muster.launcher.diagnosis.diagnosis import Diagnosis
+from muster.launcher.diagnosis.groups import PlacedKind, TornGroup
+from muster.launcher.diagnosis.links import MeasuredLink, Side, SlowLink
+from muster.launcher.diagnosis.steps import Earlier, wait_of
+from muster.launcher.plan.units import percent, scaled, seconds
+from muster.slurm.client.parsing.hostlist import collapse
+
+MOST_SHOWN = 5
+"""Torn groups, slow links and reports that are shown, the worst first."""
+WHERE = {
+    Level.NODE: "in a node",
+    Level.NVLINK: "in an NVLink domain",
+    Level.LEAF: "in a leaf",
+    Level.POD: "in a pod",
+    Level.ANY: "over the network",
+}
+
+
+def lines(found: Diagnosis) -> Iterator[str]:
+    """The screen."""
+    yield _title(found)
+    yield from _labelled("network", [found.network.source])
+    yield from _labelled("groups", _groups(found))
+    yield from _labelled("links", _links(found))
+    yield from _labelled("nodes", _nodes(found))
+    yield from _labelled("step", _step(found))
+    yield from _labelled("predicted", _predicted(found))
+    yield from _labelled("before", _before(found))
+    yield from _labelled("speaks of", _tier(found))
+    yield from _labelled("not known", found.unknown)
+    changes = advice(found)
+    yield from _labelled("change", changes or ["nothing: nothing that was measured is slow or misplaced"])
+
+
+def _labelled(label: str, texts: Iterable[str]) -> Iterator[str]:
+    for at, text in enumerate(texts):
+        yield f"{'' if at else label:<11}{text}"
+
+
+def _title(found: Diagnosis) -> str:
+    gang, spec = found.measured.gang, found.measured.spec
+    jobs = " ".join(map(str, gang.slurm_job_ids))
+    size = f"{spec.nodes} nodes of {spec.ranks_per_node} ranks" if spec.nodes else f"{len(gang.ranks)} ranks"
+    return f"{gang.name} (job {jobs}): {gang.phase}, generation {gang.generation}, step {gang.step}; {size}"
+
+
+def _groups(found: Diagnosis) -> Iterator[str]:
+    for kind in found.kinds:
+        yield _kind(kind)
+    for group in found.torn[:MOST_SHOWN]:
+        yield from _torn(group)
+    if len(found.torn) > MOST_SHOWN:
+        yield f"and {len(found.torn) - MOST_SHOWN} more that are wider than asked (--json has all)"
+
+
+def _kind(kind: PlacedKind) -> str:
+    what = f"{kind.kind} pairs" if kind.kind.value == "pipeline" else f"{kind.kind} groups of {kind.size} ranks"
+    where = f"{WHERE[kind.loosest]}{' at most' if kind.count > 1 else ''}"
+    if not kind.torn:
+        return f"{kind.count} {what}: {where}, as asked"
+    verb = "requires" if kind.required else "prefers"
+    return f"{kind.count} {what}: {kind.torn} WIDER THAN ASKED, {where}; the job {verb} {WHERE[kind.asked]}"
+
+
+def _torn(group: TornGroup) -> Iterator[str]:
+    ranks = _numbers(group.ranks)
+    cost = f"{seconds(group.extra_s)} a step more, {group.factor:.3g} times as long" if group.extra_s > 0 else "no cost"
+    way = f"{collapse(group.nodes)}, over {', '.join(group.switches)}"
+    yield f"  {group.name} (ranks {ranks}) on {way}; predicted: {cost}"
+
+
+def _numbers(ranks: tuple[int, ...]) -> str:
+    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]} to {ranks[-1]}"
+    shown = " ".join(map(str, ranks[:8]))
+    return f"{shown} …" if len(ranks) > 8 else shown
+
+
+def _links(found: Diagnosis) -> Iterator[str]:
+    for slow in found.slow[:MOST_SHOWN]:
+        yield _slow(slow)
+    if len(found.slow) > MOST_SHOWN:
+        yield f"and {len(found.slow) - MOST_SHOWN} more (--json has all)"
+    if found.links:
+        yield from _summary(found.links, none_slow=not found.slow)
+    for node, speed in found.slow_uplinks.items():
+        yield f"{node}: its link to its switch has {scaled(speed, 'B/s')}, less than its tier"
+
+
+def _slow(slow: SlowLink) -> str:
+    rate = f"{scaled(slow.rate, 'B/s')}; such transfers usually reach {scaled(slow.usual, 'B/s')}"
+    if slow.side is Side.BETWEEN:
+        return f"SLOW: {slow.nodes[0]} to {slow.nodes[1]} ({WHERE[slow.level]}), {rate}"
+    side = {Side.SENDS: "sends slowly", Side.RECEIVES: "receives slowly", Side.BOTH: "is slow both ways"}[slow.side]
+    return f"SLOW: {slow.nodes[0]} {side}, {rate} ({slow.transfers} transfers show it)"
+
+
+def _summary(links: list[MeasuredLink], *, none_slow: bool) -> Iterator[str]:
+    for requested, what in ((True, "measured on request"), (False, "copies of shards between buddies")):
+        rates = [link.rate for link in links if link.requested is requested]
+        if rates:
+            slowest, fastest = scaled(min(rates), "B/s"), scaled(max(rates), "B/s")
+            verdict = ", none of them slow" if none_slow else ""
+            yield f"{len(rates)} {what}: {slowest} to {fastest}{verdict}"
+
+
+def _nodes(found: Diagnosis) -> Iterator[str]:
+    for node in found.reports[:MOST_SHOWN]:
+        yield f"{node.node} {node.verdict}: {node.reason}"
+    if len(found.reports) > MOST_SHOWN:
+        yield f"and {len(found.reports) - MOST_SHOWN} more (--json has all)"
+
+
+def _step(found: Diagnosis) -> Iterator[str]:
+    if not found.measured.step_s:
+        return
+    step, parts = seconds(found.measured.step_s), found.parts
+    if parts is None:
+        yield f"{step} (median)"
+        return
+    wait = f"{seconds(parts.wait)} wait for gradients ({percent(parts.waits)})"
+    yield f"{step} = {seconds(parts.compute)} compute + {wait}; medians of {len(found.measured.ranks)} ranks"
+    yield "the time to fetch data is a part of compute: the library does not report it by itself"
+    if slow := found.slowest:
+        yield f"rank {slow.rank} on {slow.node} computes {percent(slow.longer_by)} longer than the median rank"
+
+
+def _predicted(found: Diagnosis) -> Iterator[str]:
+    if (prediction := found.prediction) is None:
+        return
+    here, planned = prediction.here, prediction.planned
+    yield (
+        f"{seconds(here.total)} = {seconds(here.compute + here.bubble + here.optimizer)} compute and bubble + "
+        f"{seconds(here.exposed)} exposed communication, of which {seconds(wait_of(here))} for gradients"
+    )
+    if here.total > 1.001 * planned.total:
+        factor = here.total / planned.total
+        yield f"in the places that muster plan shows: {seconds(planned.total)}, {factor:.3g} times faster"
+    if found.measured.step_s:
+        share = found.measured.step_s / here.total
+        yield f"the measured step takes {share:.3g} times the prediction"
+
+
+def _before(found: Diagnosis) -> Iterator[str]:
+    others = sum(not one.same_settings for one in found.measured.past)
+    if found.earlier:
+        yield _earlier(found.earlier)
+    elif found.measured.gang.final and (own := _own(found)):
+        yield own
+    else:
+        yield "no earlier run of this job, with these settings, was measured"
+    if others:
+        yield f"{others} earlier generations had other settings, and are not compared"
+
+
+def _own(found: Diagnosis) -> str:
+    """What was measured last of a job that has ended."""
+    own = [one for one in found.measured.past if one.gang_id == found.measured.gang.gang_id]
+    if not own:
+        return ""
+    last = own[0]
+    parts = f" ({seconds(last.compute_s)} compute, {seconds(last.wait_s)} wait)" if last.compute_s else ""
+    return (
+        f"its last generation, {last.generation}, took {seconds(last.step_s)} a step{parts}, until {_day(last.ended_s)}"
+    )
+
+
+def _earlier(earlier: Earlier) -> str:
+    where = "this generation" if earlier.same_run else f"job {earlier.job}, generation {earlier.generation}"
+    when = f"{seconds(earlier.step)} a step in {where}, {_day(earlier.at)}"
+    if earlier.share < SLOWER_THAN_BEFORE:
+        return f"it reaches {percent(earlier.share)} of the speed that it had: {when}"
+    return f"as fast as ever, {percent(earlier.share)} of its best: {when}"
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _tier(found: Diagnosis) -> Iterator[str]:
+    """Which tier the measured time speaks of."""
+    parts, prediction = found.parts, found.prediction
+    if parts is None:
+        return
+    if found.slowest and parts.waits:
+        yield f"a node, not the network: the others wait for rank {found.slowest.rank} on {found.slowest.node}"
+        return
+    data = next((kind for kind in found.kinds if kind.kind.value == "data"), None)
+    if prediction is None or not prediction.by_tier:
+        if data:
+            yield f"gradients are summed {WHERE[data.loosest]}: that tier has the wait of {seconds(parts.wait)}"
+        return
+    by_tier = ", ".join(f"{seconds(wait)} {WHERE[level]}" for level, wait in prediction.by_tier.items())
+    if prediction.tier is None:
+        yield f"no tier: a wait of {seconds(parts.wait)} is longer than gradients take in any ({by_tier})"
+    else:
+        words = f"the wait of {seconds(parts.wait)} is nearest to what gradients take there"
+        yield f"{WHERE[prediction.tier]}: {words} ({by_tier})"

@@ -1,0 +1,144 @@
+"""Carries out `muster diagnose`: asks the coordinator and Slurm, measures links on request, prints the diagnosis."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from muster.daemon.host.plain_text import plain
+from muster.fabric.model.errors import FabricError
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.natural_order import natural_order
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
+from muster.launcher.command import connect, load_site, print_note
+from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
+from muster.launcher.diagnosis import seated_job
+from muster.launcher.diagnosis.as_json import to_dict
+from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose
+from muster.launcher.diagnosis.pairs import links_to_measure
+from muster.launcher.diagnosis.screen import lines
+from muster.launcher.errors import NotNow, Unavailable, WrongInput
+from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.hardware import accelerator_of, load_table
+from muster.launcher.plan.options import PlanOptions
+from muster.launcher.plan.places import with_gpu_links
+from muster.launcher.plan.prepare import SlurmFabric, prepare
+from muster.launcher.plan.show import slurm_fabric
+from muster.launcher.spec.spec import Job
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.errors import SlurmError
+from muster.v1.api_pb2 import GangView
+from muster.v1.diagnosis_pb2 import JobMeasurements, LinkRate
+
+MOST_MEASURING_S = 60.0
+"""Seconds after which no further link is measured: about 80 links."""
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Prints the diagnosis. Returns the exit status.
+
+    Raises:
+        LauncherError: the job is not known, or is another user's; or the coordinator does not answer.
+    """
+    async with connect(load_site(options)) as coordinator:
+        measured = await coordinator.measurements(gang_ref(options.job))
+        job = seated_job.job_of(measured.spec) if measured.HasField("spec") else None
+        slurm, why = await _network(job)
+        unknown: list[str] = []
+        if options.measure:
+            fabric = slurm.fabric if slurm else _fabric_of_leaves(measured.gang)
+            unknown += await _measure(coordinator, measured, fabric, options.job)
+            measured = await coordinator.measurements(gang_ref(options.job))
+    found = _diagnosis(measured, job, slurm, why, unknown, options.accelerator)
+    if options.json:
+        print(json.dumps(to_dict(found)))
+    else:
+        for line in lines(found):
+            print(plain(line))
+    sys.stdout.flush()
+    return 0
+
+
+async def _network(job: Job | None) -> tuple[SlurmFabric | None, str]:
+    """Slurm's network; or None, and why it is not known."""
+    if job is None:
+        return None, "the job's spec is not known"
+    try:
+        return await slurm_fabric(CliSlurm(), job), ""
+    except (Unavailable, SlurmError) as error:
+        return None, f"Slurm does not answer: {error}"
+
+
+def _fabric_of_leaves(gang: GangView) -> Fabric:
+    """The network as far as the coordinator tells it: the leaf of each node."""
+    below: dict[str, set[str]] = {}
+    for node in gang.nodes:
+        if node.leaf:
+            below.setdefault(node.leaf, set()).add(node.node)
+    sets = [NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()]
+    names = {node.node for node in gang.nodes} | {rank.node for rank in gang.ranks}
+    return fabric_of(sets, names or {"-"}, Tiers())
+
+
+async def _measure(
+    coordinator: CoordinatorClient, measured: JobMeasurements, fabric: Fabric, job: str
+) -> list[str]:  # fmt: skip
+    """Measures links, one after another. Returns what could not be measured.
+
+    Raises:
+        NotNow: the job has no two nodes whose agents are attached.
+    """
+    here = [node for node in measured.gang.nodes if node.agent_attached and node.node in fabric.nodes]
+    if len(here) < 2 or measured.gang.final:
+        raise NotNow("nothing can be measured: the job has no two nodes with an agent now")
+    attached = {node.node for node in here}
+    ordered = [node for domain in fabric.root.walk() for node in sorted(domain.own_nodes & attached, key=natural_order)]
+    suspected = {node.node for node in here if node.verdict != "FIT"}
+    failed, began = list[str](), time.monotonic()
+    links = list(links_to_measure(ordered, suspected))
+    for at, (sender, receiver) in enumerate(links):
+        if time.monotonic() - began > MOST_MEASURING_S:
+            return [*failed, f"{len(links) - at} of {len(links)} links: a minute of measuring is over"]
+        try:
+            rate: LinkRate = await coordinator.measure_link(gang_ref(job), sender, receiver)
+            print_note(f"muster: {sender} to {receiver}: {rate.bytes / rate.seconds / 1e6:.0f} MB/s")
+        except NotNow as error:
+            failed.append(f"the link from {sender} to {receiver}: {error.message}")
+    return failed
+
+
+def _diagnosis(
+    measured: JobMeasurements,
+    job: Job | None,
+    slurm: SlurmFabric | None,
+    why: str,
+    unknown: list[str],
+    named: str | None,
+) -> Diagnosis:
+    if job is None:
+        network = Network(_fabric_of_leaves(measured.gang), f"the leaves that the coordinator knows ({why})", False)
+        return diagnose(measured, None, network, None, [*unknown, "the job's parallelism: its spec is not known"])
+    table = load_table()
+    _, entry = accelerator_of(job, named, slurm.gpu if slurm else "", table, Defaults())
+    nics = entry.per_node if job.local_ranks > 1 else 1
+    if slurm:
+        known = slurm.fabric if slurm.speeds_known else with_gpu_links(slurm.fabric, entry)
+        speeds = "with the site's speeds" if slurm.speeds_known else "with usual speeds: fabric.toml gives none"
+        network = Network(known, f"Slurm's, {speeds}", slurm.speeds_known)
+    else:
+        known = with_gpu_links(_fabric_of_leaves(measured.gang), entry)
+        network = Network(known, f"the leaves that the coordinator knows ({why})", False)
+    plan = None
+    try:
+        plan = prepare(job, PlanOptions(accelerator=named), table, slurm, why).plan
+    except (WrongInput, FabricError) as error:
+        unknown = [*unknown, f"the predicted time of a step: {error}"]
+    seated = seated_job.seated(measured, job, network.fabric, nics)
+    if seated is None and measured.gang.ranks:
+        unknown = [*unknown, "where its groups are: the network lacks a node of the job"]
+    elif seated is None:
+        unknown = [*unknown, "where its groups are: no node carries its ranks yet"]
+    return diagnose(measured, seated, network, plan, unknown)

@@ -1,0 +1,91 @@
+"""The measurement of a link between two agents, on loopback: real sockets, and a peer that answers as an agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from muster.daemon.agent import link_meter
+from muster.daemon.agent.link_meter import LinkMeter
+from muster.v1.agent_pb2 import MeasureOrder
+from muster.v1.peer_pb2 import SinkReply, SinkRequest
+
+ORDER = MeasureOrder(number=3, node="n2", peer_address="127.0.0.1:1")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_meter, "MOST_BYTES", 8 << 20)
+
+
+class Peer:
+    """The stub of an agent on n2."""
+
+    def __init__(self, meter: LinkMeter) -> None:
+        self.meter = meter
+        self.replies: list[SinkReply] = []
+        self.token = b""
+
+    async def OpenSink(self, request: SinkRequest, timeout: float) -> SinkReply:  # as gRPC names it
+        assert (request.gang_id, request.node) == ("g", "n1")
+        self.replies.append(await self.meter.open_sink())
+        reply = SinkReply()
+        reply.CopyFrom(self.replies[-1])
+        reply.token = self.token or reply.token
+        return reply
+
+
+def stub_for(peer: Any) -> Any:
+    return lambda node, address: peer if (node, address) == ("n2", "127.0.0.1:1") else None
+
+
+async def test_the_receiver_counts_what_came() -> None:
+    receiver, sender = (LinkMeter("g", node, "127.0.0.1", None) for node in ("n2", "n1"))
+    for _ in range(2):  # the sink is free again
+        found = await sender.measure(ORDER, stub_for(Peer(receiver)))
+        assert (found.number, found.error) == (3, "")
+        assert 0 < found.bytes <= (8 << 20) + (1 << 20)
+        assert 0 < found.seconds < 10
+
+
+async def test_a_connection_without_the_token_is_told_nothing() -> None:
+    peer = Peer(LinkMeter("g", "n2", "127.0.0.1", None))
+    peer.token = b"x" * 16
+    found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(peer))
+    assert found.bytes == 0
+    assert found.error.startswith("n1 can't send to n2: ")
+
+
+async def test_one_transfer_at_a_time() -> None:
+    receiver = LinkMeter("g", "n2", "127.0.0.1", None)
+    reply = await receiver.open_sink()
+    assert (await receiver.open_sink()).refused == "n2 takes in another transfer: try again"
+    found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(Peer(receiver)))
+    assert found.error == "n2 takes in another transfer: try again"
+    with socket.create_connection(("127.0.0.1", reply.port)):
+        pass  # ends the wait
+
+
+async def test_an_agent_that_can_not_be_called_is_named() -> None:
+    class Gone:
+        async def OpenSink(self, request: SinkRequest, timeout: float) -> SinkReply:  # as gRPC names it
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="refused")
+
+    found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(Gone()))
+    assert found.error == "n2 does not answer n1: refused"
+
+    class Closed:
+        async def OpenSink(self, request: SinkRequest, timeout: float) -> SinkReply:  # as gRPC names it
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            return SinkReply(port=port, token=b"y" * 16)
+
+    async with asyncio.timeout(60):
+        found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(Closed()))
+    assert found.error == "n1 can't send to n2: Connection refused"

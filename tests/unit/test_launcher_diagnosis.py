@@ -1,0 +1,280 @@
+"""`muster diagnose`: what it concludes from what was measured, from the network and from the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.level import Level
+from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.tiers import Tiers
+from muster.launcher.diagnosis import links, steps
+from muster.launcher.diagnosis.advice import advice
+from muster.launcher.diagnosis.as_json import to_dict
+from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose
+from muster.launcher.diagnosis.links import Side
+from muster.launcher.diagnosis.pairs import links_to_measure
+from muster.launcher.diagnosis.screen import lines
+from muster.launcher.diagnosis.seated_job import job_of, seated
+from muster.launcher.plan.hardware import load_table
+from muster.launcher.plan.options import PlanOptions
+from muster.launcher.plan.prepare import SlurmFabric, prepare
+from muster.launcher.spec import spec
+from muster.launcher.spec.estimate_tables import read_job, write_tables
+from muster.launcher.spec.spec import Job
+from muster.v1.api_pb2 import GangView, NodeView, RankView
+from muster.v1.common_pb2 import JobSpec
+from muster.v1.diagnosis_pb2 import JobMeasurements, LinkRate, PastGeneration, RankStepTime
+
+JOB = """
+name = "trained"
+nodes = 4
+ranks_per_node = 2
+command = ["true"]
+run_dir = "/shared/trained"
+[parallelism]
+tensor = 4
+[placement]
+tensor = "require leaf"
+[model]
+parameters = 7e9
+global_batch = 8
+"""
+LEAVES = {"s0": ("n0", "n1", "n2"), "s1": ("n3", "n4", "n5")}
+EVERY = [node for nodes in LEAVES.values() for node in nodes]
+
+
+def network(speeds_known: bool = False) -> Network:
+    """Six nodes on two leaves."""
+    sets = [NodeSet(frozenset(nodes), name) for name, nodes in LEAVES.items()]
+    fabric = fabric_of([*sets, NodeSet(frozenset(EVERY), "spine")], EVERY, Tiers())
+    return Network(fabric, "a test's", speeds_known)
+
+
+def job(text: str = JOB) -> Job:
+    return spec.parse(text, "job.toml")
+
+
+def wire(of: Job) -> JobSpec:
+    found = of.to_proto("/tmp")
+    found.estimate_tables = write_tables(of)
+    return found
+
+
+def measured(nodes: Sequence[str], of: Job | None = None, **more: Any) -> JobMeasurements:
+    """A gang with two ranks on each of the nodes, and a spare on n5."""
+    of = of or job()
+    ranks = [RankView(rank=rank, node=nodes[rank // 2], state="running") for rank in range(2 * len(nodes))]
+    views = [NodeView(node=node, verdict="FIT", role="rank", agent_attached=True) for node in nodes]
+    spare = NodeView(node="n5", verdict="FIT", role="spare", agent_attached=True)
+    gang = GangView(
+        gang_id="g1", name=of.name, slurm_job_ids=[7], phase="RUNNING", generation=2, ranks=ranks, nodes=[*views, spare]
+    )
+    return JobMeasurements(gang=gang, spec=wire(of), **more)
+
+
+def found(nodes: Sequence[str], of: Job | None = None, **more: Any) -> Diagnosis:
+    """The diagnosis with a prediction."""
+    of = of or job()
+    there, where = measured(nodes, of, **more), network()
+    plan = prepare(of, PlanOptions(), load_table(), SlurmFabric(where.fabric, where.fabric.nodes, False), "").plan
+    return diagnose(there, seated(there, of, where.fabric, 8), where, plan, [])
+
+
+def rate(sender: str, receiver: str, mb_s: float, *, requested: bool = True) -> LinkRate:
+    return LinkRate(from_node=sender, to_node=receiver, bytes=int(mb_s * 1e6), seconds=1.0, requested=requested)
+
+
+def test_groups_where_they_should_be_are_as_asked() -> None:
+    packed = found(["n0", "n1", "n3", "n4"])
+    assert [(kind.kind, kind.asked, kind.loosest, kind.torn) for kind in packed.kinds] == [
+        (GroupKind.TENSOR, Level.LEAF, Level.LEAF, 0),
+        (GroupKind.DATA, Level.ANY, Level.ANY, 0),
+    ]
+    assert packed.torn == []
+    assert advice(packed) == []
+    assert "2 tensor groups of 4 ranks: in a leaf at most, as asked" in "\n".join(lines(packed))
+
+
+def test_a_torn_group_is_named_with_its_ranks_nodes_switches_and_cost() -> None:
+    torn = found(["n0", "n3", "n1", "n2"])
+    (group,) = torn.torn
+    assert (group.name, group.ranks, group.nodes) == ("tensor group 0", (0, 1, 2, 3), ("n0", "n3"))
+    assert (group.asked, group.found, group.switches) == (Level.LEAF, Level.ANY, ("s0", "s1", "spine"))
+    assert group.factor > 1
+    assert group.extra_s > 0
+    text = "\n".join(lines(torn))
+    assert (
+        "2 tensor groups of 4 ranks: 1 WIDER THAN ASKED, over the network at most; the job requires in a leaf" in text
+    )
+    assert "tensor group 0 (ranks 0 to 3) on n[0,3], over s0, s1, spine" in text
+    assert any(line.startswith('tensor groups: submit with --placement.tensor="require leaf"') for line in advice(torn))
+
+
+def test_a_slow_sender_is_told_from_a_slow_link() -> None:
+    well = [rate(a, b, 900) for a in EVERY for b in EVERY if a != b]
+    of_n3 = [rate("n3", one.to_node, 20) if one.from_node == "n3" else one for one in well]
+    slow = found(["n0", "n1", "n3", "n4"], links=of_n3)
+    assert [(one.nodes, one.side, one.transfers) for one in slow.slow] == [(("n3",), Side.SENDS, 5)]
+    assert "SLOW: n3 sends slowly, 20 MB/s; such transfers usually reach 900 MB/s" in "\n".join(lines(slow))
+    assert "muster swap 7 n3" in advice(slow)[0]
+    one_pair = [rate("n3", "n0", 20) if (one.from_node, one.to_node) == ("n3", "n0") else one for one in well]
+    slow = found(["n0", "n1", "n3", "n4"], links=one_pair)
+    assert [(one.nodes, one.side, one.level) for one in slow.slow] == [(("n3", "n0"), Side.BETWEEN, Level.ANY)]
+
+
+def test_a_slow_copy_between_buddies_names_the_link_and_asks_to_measure() -> None:
+    copies = [rate(a, b, 300, requested=False) for a, b in (("n0", "n1"), ("n1", "n3"), ("n4", "n0"))]
+    slow = found(["n0", "n1", "n3", "n4"], links=[*copies, rate("n3", "n4", 10, requested=False)])
+    assert [(one.nodes, one.side) for one in slow.slow] == [(("n3", "n4"), Side.BETWEEN)]
+    assert advice(slow) == ["n3 to n4: find the end that is slow: muster diagnose 7 --measure"]
+
+
+def test_requested_transfers_and_copies_are_not_compared() -> None:
+    copies = [rate(a, b, 200, requested=False) for a, b in (("n0", "n1"), ("n1", "n3"), ("n3", "n4"))]
+    quick = [rate(a, b, 2000) for a, b in (("n0", "n1"), ("n1", "n3"), ("n3", "n4"), ("n4", "n0"))]
+    assert found(["n0", "n1", "n3", "n4"], links=[*copies, *quick]).slow == []
+
+
+def test_a_rating_of_the_site_judges_a_single_transfer() -> None:
+    def rating(sender: str, receiver: str) -> float:
+        return 1e9
+
+    level = network().fabric.level_between
+    (slow,) = links.slow_links(links.judged([rate("n0", "n1", 100)], level, rating))
+    assert (slow.nodes, slow.usual) == (("n0", "n1"), 1e9)
+    assert links.slow_links(links.judged([rate("n0", "n1", 800)], level, rating)) == []
+    # Without one, nothing is known of a single transfer.
+    assert links.slow_links(links.judged([rate("n0", "n1", 100)], level, lambda *_: None)) == []
+
+
+NAMES = [f"n{number}" for number in range(40)]
+
+
+@given(st.integers(3, 40), st.data())
+def test_the_measured_links_name_the_side_of_any_one_node(count: int, data: st.DataObject) -> None:
+    nodes = NAMES[:count]
+    bad, side = data.draw(st.sampled_from(nodes)), data.draw(st.sampled_from([Side.SENDS, Side.RECEIVES]))
+    pairs = list(links_to_measure(nodes, ()))
+    assert len(pairs) == len(set(pairs)) <= 2 * count
+    usual = data.draw(st.lists(st.floats(800, 1200), min_size=len(pairs), max_size=len(pairs)))
+    rates = [
+        rate(one, other, speed / 20 if bad == (one if side is Side.SENDS else other) else speed)
+        for (one, other), speed in zip(pairs, usual, strict=True)
+    ]
+    fabric = fabric_of([], nodes, Tiers())
+    (slow,) = links.slow_links(links.judged(rates, fabric.level_between, lambda *_: None))
+    assert (slow.nodes, slow.side) == ((bad,), side)
+
+
+def test_suspected_nodes_are_measured_first() -> None:
+    pairs = list(links_to_measure(NAMES[:8], {"n6"}))
+    assert all("n6" in pair for pair in pairs[:4])
+    assert sorted(pairs) == sorted(links_to_measure(NAMES[:8], ()))
+
+
+def times(*ranks: tuple[float, float]) -> list[RankStepTime]:
+    return [RankStepTime(rank=at, compute_s=compute, wait_s=wait) for at, (compute, wait) in enumerate(ranks)]
+
+
+def test_the_rank_that_the_others_wait_for_is_named_and_the_network_is_not_blamed() -> None:
+    slow = found(["n0", "n1", "n3", "n4"], step_s=1.5, ranks=times((1.0, 0.5), (1.0, 0.5), (1.4, 0.1), (1.0, 0.5)))
+    assert slow.slowest
+    assert (slow.slowest.rank, slow.slowest.node) == (2, "n1")
+    text = "\n".join(lines(slow))
+    assert "speaks of  a node, not the network: the others wait for rank 2 on n1" in text
+    assert found(["n0", "n1", "n3", "n4"], step_s=1.5, ranks=times(*[(1.0, 0.5)] * 4)).slowest is None
+
+
+def test_the_wait_speaks_of_the_tier_that_predicts_it() -> None:
+    there = found(["n0", "n1", "n3", "n4"])
+    assert there.prediction
+    by_tier = there.prediction.by_tier
+    assert list(by_tier) == [Level.NODE, Level.LEAF, Level.ANY]
+    assert by_tier[Level.NODE] < by_tier[Level.LEAF]
+    for level in (Level.NODE, Level.ANY):
+        assert steps.tier_of_wait(by_tier[level] * 1.05, by_tier) is level
+    assert steps.tier_of_wait(10 * max(by_tier.values()), by_tier) is None
+    assert steps.tier_of_wait(0.0, by_tier) is None
+
+
+def test_an_earlier_run_that_was_faster_is_named() -> None:
+    march = PastGeneration(slurm_job_id=3, generation=1, step_s=0.6, best_step_s=0.55, best_s=1.7e9, same_settings=True)
+    other = PastGeneration(slurm_job_id=2, generation=1, step_s=0.1, best_step_s=0.1, best_s=1.7e9)
+    slower = found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=times(*[(0.8, 0.2)] * 4), past=[march, other])
+    assert slower.earlier
+    assert slower.earlier.share == pytest.approx(0.55)
+    text = "\n".join(lines(slower))
+    assert "it reaches 55.0 % of the speed that it had: 550 ms a step in job 3, generation 1, 2023-11-1" in text
+    assert "1 earlier generations had other settings, and are not compared" in text
+    assert advice(slower) == ["measure its links: muster diagnose 7 --measure"]
+
+
+def test_what_is_not_known_is_said() -> None:
+    plain = job('name = "a"\nnodes = 4\nranks_per_node = 2\ncommand = "true"\nrun_dir = "/r"\n')
+    there = measured(["n0", "n1", "n3", "n4"], plain)
+    where = network()
+    text = "\n".join(lines(diagnose(there, seated(there, plain, where.fabric, 8), where, None, ["x: y"])))
+    assert "not known  x: y" in text
+    assert "the time of a step: its ranks have reported too few steps" in text
+    assert "what links carry: no copy of a checkpoint between nodes was large enough" in text
+    assert "change     nothing: nothing that was measured is slow or misplaced" in text
+    there.gang.final, there.gang.phase = True, "DONE"
+    there.past.add(gang_id="g1", generation=2, step_s=0.5, ended_s=1.7e9)
+    text = "\n".join(lines(diagnose(there, None, where, None, [])))
+    assert "how fast it is now: it is DONE, and no rank trains" in text
+    assert "its last generation, 2, took 500 ms a step, until 2023-11-1" in text
+
+
+def test_json_has_all_and_is_json() -> None:
+    slow = found(["n0", "n3", "n1", "n2"], step_s=1.0, ranks=times(*[(0.8, 0.2)] * 8), links=[rate("n0", "n1", 5)])
+    shown = json.loads(json.dumps(to_dict(slow)))
+    assert shown["torn_groups"][0]["nodes"] == ["n0", "n3"]
+    (link,) = shown["links"]
+    assert (link["from"], link["to"], link["level"], link["bytes_per_s"]) == ("n0", "n1", "leaf", 5e6)
+    assert (link["usual_bytes_per_s"], link["slow"], link["requested"]) == (None, False, True)
+    assert shown["predicted"]["step_s"] > shown["predicted"]["planned_step_s"]
+    assert shown["change"] == advice(slow)
+
+
+def test_a_job_comes_back_from_the_wire_as_far_as_estimates_need_it() -> None:
+    text = JOB + 'precision = "fp8"\n[slurm]\npartition = "gpus"\ngres = "gpu:h100:2"\noptions = ["--nice=1"]\n'
+    before = job(text.replace('command = ["true"]', 'command = ["true"]\nenv = {TOKEN = "s3cret"}'))
+    sent = wire(before)
+    assert "s3cret" not in sent.estimate_tables
+    assert "nice" not in sent.estimate_tables
+    after = job_of(sent)
+    assert after
+    for name in ("nodes", "local_ranks", "axes", "model", "parallelism", "placement"):
+        assert getattr(after, name) == getattr(before, name)
+    assert (after.slurm.partition, after.gres) == ("gpus", "gpu:h100:2")
+
+
+def test_without_tables_the_degrees_and_packings_are_taken_from_the_spec() -> None:
+    sent = job().to_proto("/tmp")
+    sent.traffic.add(kind="tensor", packed_in="leaf", required=True)
+    sent.traffic.add(kind="expert data", packed_in="any")
+    after = job_of(sent)
+    assert after
+    assert (after.axes.tensor, after.axes.data) == (4, 2)
+    assert str(after.placement.tensor) == "require leaf"
+    assert job_of(JobSpec(estimate_tables="[1]")) is None
+    assert job_of(JobSpec()) is None
+    assert read_job(JobSpec(name="a", estimate_tables='{"model": {"layers": 3}}'))["model"] == {"layers": 3}
+
+
+def test_a_gang_with_fewer_replicas_has_smaller_groups() -> None:
+    elastic = job('name = "a"\nnodes = 4\nelastic = true\nranks_per_node = 2\ncommand = "true"\nrun_dir = "/r"\n')
+    there = measured(["n0", "n1", "n3"], elastic)
+    here = seated(there, elastic, network().fabric, 8)
+    assert here
+    assert here.groups(GroupKind.DATA) == ((0, 1, 2, 3, 4, 5),)
+    strange = Fabric(fabric_of([], ["x"], Tiers()).root)
+    assert seated(there, elastic, strange, 8) is None
