@@ -25,6 +25,7 @@ import grpc.aio
 
 from muster.daemon.host import clock
 from muster.daemon.host.port_range import PortRange
+from muster.daemon.preflight.processor_wait import ProcessorWait
 from muster.daemon.transport.site_config import split_address
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import LinkMeasurement, MeasureOrder
@@ -40,12 +41,14 @@ RECEIVE_S = 3.0
 """Seconds from the first byte after which the receiver has counted enough: buffers before a slow link empty slowly."""
 CONNECT_S = 5.0
 """Seconds within which the sender must connect."""
+ENDING_S = 1.5
+"""Seconds that a request waits for the transfer before it, which may have been answered and not closed yet."""
 ANSWER_S = CONNECT_S + RECEIVE_S
 """Seconds after which the sender gives the transfer up."""
 _BLOCK_BYTES = 1 << 20
 _TOKEN_BYTES = 16
-_COUNT = struct.Struct("!Qd")
-"""The receiver's answer: bytes and seconds."""
+_COUNT = struct.Struct("!Qd?")
+"""The receiver's answer: bytes, seconds, and whether other processes wanted its cores."""
 
 StubFor = Callable[[str, str], "PeerServiceAsyncStub"]
 """Returns a stub for the agent on a node at an address."""
@@ -66,6 +69,8 @@ class LinkMeter:
 
     async def open_sink(self) -> peer_pb2.SinkReply:
         """Awaits one transfer, or says why not: this node takes in another one, or no port is free."""
+        if self._receiving is not None:
+            await asyncio.wait({self._receiving}, timeout=ENDING_S)
         if self._receiving is not None and not self._receiving.done():
             return peer_pb2.SinkReply(refused=f"{self._node} takes in another transfer: try again")
         listener = _listen(self._host, self._ports)
@@ -84,14 +89,14 @@ class LinkMeter:
             if sink.refused:
                 return LinkMeasurement(number=order.number, error=sink.refused)
             host = split_address(order.peer_address)[0]
-            received, seconds = await asyncio.to_thread(_send, host, sink.port, sink.token)
+            received, seconds, shared = await asyncio.to_thread(_send, host, sink.port, sink.token)
         except grpc.aio.AioRpcError as error:
             words = error.details() or error.code().name
             return LinkMeasurement(number=order.number, error=f"{order.node} does not answer {self._node}: {words}")
         except OSError as error:
             words = error.strerror or str(error) or "it takes too long"
             return LinkMeasurement(number=order.number, error=f"{self._node} can't send to {order.node}: {words}")
-        return LinkMeasurement(number=order.number, bytes=received, seconds=seconds)
+        return LinkMeasurement(number=order.number, bytes=received, seconds=seconds, cores_shared=shared)
 
 
 def _listen(host: str, ports: PortRange | None) -> socket.socket | None:
@@ -113,7 +118,9 @@ def _receive(listener: socket.socket, token: bytes) -> None:
             connection.settimeout(RECEIVE_S)
             if not hmac.compare_digest(_read_exactly(connection, _TOKEN_BYTES), token):
                 return
-            connection.sendall(_COUNT.pack(*_count(connection)))
+            cores = ProcessorWait()
+            total, seconds = _count(connection)
+            connection.sendall(_COUNT.pack(total, seconds, cores.is_shared()))
             connection.shutdown(socket.SHUT_WR)
             _drain(connection)
 
@@ -152,8 +159,8 @@ def _drain(connection: socket.socket) -> None:
         pass
 
 
-def _send(host: str, port: int, token: bytes) -> tuple[int, float]:
-    """Sends for a moment. Returns what the receiver has counted: bytes and seconds.
+def _send(host: str, port: int, token: bytes) -> tuple[int, float, bool]:
+    """Sends for a moment. Returns what the receiver has counted, bytes and seconds, and whether cores were shared.
 
     Raises:
         OSError: the receiver can't be reached, or has not answered in time.
@@ -161,7 +168,7 @@ def _send(host: str, port: int, token: bytes) -> tuple[int, float]:
     with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
         connection.sendall(token)
         connection.setblocking(False)
-        answer = b""
+        answer, cores = b"", ProcessorWait()
         block = memoryview(bytes(_BLOCK_BYTES))
         started, sent, sending = clock.monotonic(), 0, True
         with selectors.DefaultSelector() as selector:
@@ -176,11 +183,11 @@ def _send(host: str, port: int, token: bytes) -> tuple[int, float]:
                     raise TimeoutError
                 for _, events in selector.select(timeout=0.1):
                     if events & selectors.EVENT_READ:
-                        part = connection.recv(_COUNT.size)
+                        part = connection.recv(_COUNT.size - len(answer))
                         if not part:
                             raise ConnectionError(0, "the receiver has closed the connection")
                         answer += part
                     elif sending:
                         sent += connection.send(block)
-        received, seconds = _COUNT.unpack(answer[: _COUNT.size])
-    return int(received), float(seconds)
+        received, seconds, shared = _COUNT.unpack(answer[: _COUNT.size])
+    return int(received), float(seconds), bool(shared) or cores.is_shared()

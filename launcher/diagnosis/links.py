@@ -16,8 +16,9 @@ from enum import StrEnum
 from muster.fabric.model.level import Level
 from muster.v1.diagnosis_pb2 import LinkRate
 
-SLOW_SHARE = 0.5
-"""The share of the usual rate below which a transfer is slow, as in `muster check`."""
+SLOW_SHARE, BUSY_SLOW_SHARE = 0.5, 0.15
+"""The shares of the usual rate below which a transfer is slow: where its cores were its own, and where other processes
+wanted them, so that the rates of like links differ three times. As in `muster check`."""
 USUAL = 0.75
 """The quantile of all rates of one sort that is their usual rate."""
 FEWEST_COMPARED = 3
@@ -53,11 +54,12 @@ class MeasuredLink:
     """What such transfers usually reach, or what the link is rated for if that is less; 0: nothing to compare with."""
     requested: bool
     ago_s: float
+    slow_share: float = SLOW_SHARE
 
     @property
     def slow(self) -> bool:
         """Whether it is far below that."""
-        return self.rate < SLOW_SHARE * self.usual
+        return self.rate < self.slow_share * self.usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def judged(rates: Iterable[LinkRate], level_between: LevelBetween, rating_of: Ra
     every = [
         (one, level_between(one.from_node, one.to_node), one.bytes / one.seconds) for one in rates if one.seconds > 0
     ]
+    # Copies are made while ranks compute.
+    busy = {one.requested for one, _, _ in every if one.cores_shared} | {False}
     found = []
     for one, level, rate in every:
         same = [(other_level, other) for of, other_level, other in every if of.requested == one.requested]
@@ -91,7 +95,8 @@ def judged(rates: Iterable[LinkRate], level_between: LevelBetween, rating_of: Ra
         if rating is not None:
             reached = min(rating, REACHED_REQUESTED if one.requested else REACHED_COPY)
             usual = max(usual, reached) if usual else reached
-        found.append(MeasuredLink(one.from_node, one.to_node, level, rate, usual, one.requested, one.ago_s))
+        share = BUSY_SLOW_SHARE if one.requested in busy else SLOW_SHARE
+        found.append(MeasuredLink(one.from_node, one.to_node, level, rate, usual, one.requested, one.ago_s, share))
     return found
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from muster.fabric.estimate.spread import Seats
 from muster.fabric.groups.axes import Axes
-from muster.fabric.groups.rank_groups import GroupKind, Groups, pipeline_pairs, rank_groups
+from muster.fabric.groups.rank_groups import GroupKind, Groups, fits_in_blocks, pipeline_pairs, rank_groups
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.placement.weights import Weights
@@ -56,8 +56,16 @@ class SeatedJob:
         return max((self.seats.fabric.level_between(first, other) for other in others), default=Level.NODE)
 
     def asked(self, kind: GroupKind) -> Level:
-        """The tier in which the job wants each group of a kind, as far as this network has it."""
-        return asked_level(self.seats.fabric, self.job.placement.packing(kind).level)
+        """The tier in which the job wants each group of a kind, as far as this network has it.
+
+        A group that no node holds, and that need not be in one, is as near as can be in a leaf.
+        """
+        packing = self.job.placement.packing(kind)
+        level = asked_level(self.seats.fabric, packing.level)
+        fits = fits_in_blocks(self.axes, kind, self.seats.local_ranks)
+        if level is Level.NODE and not packing.required and not fits:
+            return asked_level(self.seats.fabric, Level.LEAF)
+        return level
 
 
 def job_of(spec: JobSpec) -> Job | None:

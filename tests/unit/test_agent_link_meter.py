@@ -61,7 +61,8 @@ async def test_a_connection_without_the_token_is_told_nothing() -> None:
     assert found.error.startswith("n1 can't send to n2: ")
 
 
-async def test_one_transfer_at_a_time() -> None:
+async def test_one_transfer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_meter, "ENDING_S", 0.01)
     receiver = LinkMeter("g", "n2", "127.0.0.1", None)
     reply = await receiver.open_sink()
     assert (await receiver.open_sink()).refused == "n2 takes in another transfer: try again"

@@ -22,7 +22,7 @@ from muster.daemon.coordinator.diagnosis.registered_spec import settings_digest
 from muster.daemon.coordinator.shell import link_rates
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel
-from muster.v1 import agent_pb2, api_pb2, diagnosis_pb2, diagnosis_pb2_grpc
+from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, diagnosis_pb2, diagnosis_pb2_grpc
 
 REF = api_pb2.GangRef(slurm_job_id=1)
 
@@ -199,3 +199,13 @@ def test_settings_are_what_the_time_of_a_step_follows_from() -> None:
     assert settings_digest(one) == settings_digest(spec(command=["train", "--batch=8"], env={"RUN": "2"}, run_dir="/b"))
     others = [spec(command=["train", "--batch=9"]), spec(command=["train", "--batch=8"], tensor_parallel=2)]
     assert len({settings_digest(each) for each in (one, *others)}) == 3
+
+
+async def test_a_job_that_is_cancelled_keeps_its_last_generation(world: ScriptedWorld, stub: Any) -> None:
+    await train(world)
+    await until(stub, lambda reply: len(reply.ranks) == 2)
+    async with open_channel(world.address, world.credentials) as channel:
+        await api_pb2_grpc.MusterStub(channel).Cancel(REF)
+    found = await until(stub, lambda reply: reply.gang.final)
+    assert [(one.generation, one.step_s) for one in found.past] == [(1, pytest.approx(1.0))]
+    assert list(found.ranks) == []

@@ -155,6 +155,15 @@ def test_a_rating_of_the_site_judges_a_single_transfer() -> None:
     assert links.slow_links(links.judged([rate("n0", "n1", 100)], level, lambda *_: None)) == []
 
 
+def test_where_cores_are_shared_a_transfer_must_be_slower_to_count() -> None:
+    level = network().fabric.level_between
+    rates = [rate(a, b, 900) for a, b in (("n1", "n2"), ("n2", "n0"), ("n3", "n4"))]
+    for mb_s, shared, slow in ((300, False, 1), (300, True, 0), (100, True, 1)):
+        one = rate("n0", "n1", mb_s)
+        one.cores_shared = shared
+        assert len(links.slow_links(links.judged([*rates, one], level, lambda *_: None))) == slow
+
+
 NAMES = [f"n{number}" for number in range(40)]
 
 

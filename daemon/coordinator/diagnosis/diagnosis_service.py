@@ -95,6 +95,7 @@ def _link_rate(rate: KnownRate) -> pb.LinkRate:
         seconds=rate.seconds,
         ago_s=clock.monotonic() - rate.at,
         requested=rate.requested,
+        cores_shared=rate.cores_shared,
     )
 
 

@@ -52,7 +52,7 @@ class RunRecorder:
             match fact:
                 case facts.PhaseChanged(phase=Phase.STARTING | Phase.RUNNING):
                     pass
-                case facts.GenerationFenced() | facts.PhaseChanged():
+                case facts.GenerationFenced() | facts.PhaseChanged() | facts.GangEnded():
                     if gang := self._engine.core.state.gangs.get(fact.gang):
                         self._note(gang)
 

@@ -39,6 +39,7 @@ class KnownRate:
     seconds: float
     at: float
     number: int = 0
+    cores_shared: bool = False
 
     @property
     def requested(self) -> bool:
@@ -112,7 +113,7 @@ class LinkRates:
                 del self._answers[order.number]
         if found.error or not _is_possible(found.bytes, found.seconds):
             raise NotMeasured(found.error[:200] or f"no bytes have come from {sender} to {receiver}")
-        rate = KnownRate(sender, receiver, found.bytes, found.seconds, clock.monotonic())
+        rate = KnownRate(sender, receiver, found.bytes, found.seconds, clock.monotonic(), 0, found.cores_shared)
         self._note(gang, rate)
         return rate
 

@@ -60,6 +60,7 @@ class LinkRate(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     AGO_S_FIELD_NUMBER: _builtins.int
     REQUESTED_FIELD_NUMBER: _builtins.int
+    CORES_SHARED_FIELD_NUMBER: _builtins.int
     from_node: _builtins.str
     to_node: _builtins.str
     bytes: _builtins.int
@@ -68,6 +69,8 @@ class LinkRate(_message.Message):
     """Seconds since the coordinator has heard of it."""
     requested: _builtins.bool
     """Measured on request. Otherwise it was the copy of a shard to a buddy."""
+    cores_shared: _builtins.bool
+    """Other processes wanted the same cores meanwhile. It is not known of copies."""
     def __init__(
         self,
         *,
@@ -77,10 +80,11 @@ class LinkRate(_message.Message):
         seconds: _builtins.float = ...,
         ago_s: _builtins.float = ...,
         requested: _builtins.bool = ...,
+        cores_shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_s", b"ago_s", "bytes", b"bytes", "from_node", b"from_node", "requested", b"requested", "seconds", b"seconds", "to_node", b"to_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_s", b"ago_s", "bytes", b"bytes", "cores_shared", b"cores_shared", "from_node", b"from_node", "requested", b"requested", "seconds", b"seconds", "to_node", b"to_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
