@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.launcher.diagnosis.advice import advice
 from muster.launcher.diagnosis.diagnosis import Diagnosis, Prediction
 from muster.launcher.diagnosis.groups import PlacedKind, TornGroup
@@ -26,7 +27,7 @@ def to_dict(found: Diagnosis) -> dict[str, Any]:
         "groups": [_kind(one) for one in found.kinds],
         "torn_groups": [_torn(one) for one in found.torn],
         "links": [_link(one) for one in found.links],
-        "slow_links": [_slow(one) for one in found.slow],
+        "slow_links": [_slow(one, kinds) for one, kinds in zip(found.slow, found.passing, strict=True)],
         "slow_uplinks_bytes_per_s": found.slow_uplinks,
         "nodes": [{"node": one.node, "health": one.verdict, "reason": one.reason} for one in found.reports],
         "step_s": found.measured.step_s or None,
@@ -93,13 +94,14 @@ def _link(one: MeasuredLink) -> dict[str, Any]:
     }
 
 
-def _slow(one: SlowLink) -> dict[str, Any]:
+def _slow(one: SlowLink, kinds: tuple[GroupKind, ...]) -> dict[str, Any]:
     return {
         "nodes": list(one.nodes),
         "side": one.side.value,
         "bytes_per_s": one.rate,
         "usual_bytes_per_s": one.usual,
         "transfers": one.transfers,
+        "passed_by": [kind.value for kind in kinds],
     }
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from muster.fabric.estimate.estimate import Plan
 from muster.fabric.estimate.step import StepTime
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.launcher.diagnosis import links, steps
-from muster.launcher.diagnosis.groups import PlacedKind, TornGroup, placed_kinds, torn_groups
+from muster.launcher.diagnosis.groups import PlacedKind, TornGroup, kinds_that_pass, placed_kinds, torn_groups
 from muster.launcher.diagnosis.links import MeasuredLink, SlowLink
 from muster.launcher.diagnosis.seated_job import SeatedJob
 from muster.launcher.diagnosis.steps import Earlier, Parts, SlowestRank
@@ -50,6 +51,8 @@ class Diagnosis:
     torn: list[TornGroup]
     links: list[MeasuredLink]
     slow: list[SlowLink]
+    passing: list[tuple[GroupKind, ...]]
+    """The kinds of groups that wait for each of them in each step."""
     reports: list[NodeView]
     """The nodes with ranks of which something is known that is not well."""
     slow_uplinks: dict[str, float]
@@ -75,8 +78,8 @@ def diagnose(
         unknown: what the caller could not find out, and why.
     """
     kinds = placed_kinds(seated) if seated else []
-    judged = _judged(measured, network)
-    parts = steps.parts_of(measured.ranks)
+    judged = judged_links(measured, network)
+    parts, slow = steps.parts_of(measured.ranks), links.slow_links(judged)
     on_ranks = [node for node in measured.gang.nodes if node.role == "rank"]
     return Diagnosis(
         measured,
@@ -84,7 +87,8 @@ def diagnose(
         kinds,
         torn_groups(seated, kinds) if seated else [],
         judged,
-        links.slow_links(judged),
+        slow,
+        [kinds_that_pass(seated, kinds, one) if seated else () for one in slow],
         [node for node in on_ranks if node.verdict not in _WELL or node.reason],
         _slow_uplinks(seated) if seated else {},
         parts,
@@ -95,7 +99,8 @@ def diagnose(
     )
 
 
-def _judged(measured: JobMeasurements, network: Network) -> list[MeasuredLink]:
+def judged_links(measured: JobMeasurements, network: Network) -> list[MeasuredLink]:
+    """The transfers between nodes of this network, each with what is usual for it."""
     fabric = network.fabric
     rates = [one for one in measured.links if {one.from_node, one.to_node} <= fabric.nodes]
 

@@ -10,6 +10,7 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.level import Level
 from muster.fabric.placement.weights import NO_TRAFFIC
+from muster.launcher.diagnosis.links import SlowLink
 from muster.launcher.diagnosis.seated_job import SeatedJob
 
 
@@ -73,6 +74,15 @@ def torn_groups(seated: SeatedJob, kinds: Iterable[PlacedKind]) -> list[TornGrou
     return sorted(found, key=lambda group: -group.extra_s)
 
 
+def kinds_that_pass(seated: SeatedJob, kinds: Iterable[PlacedKind], slow: SlowLink) -> tuple[GroupKind, ...]:
+    """The kinds of groups that wait for a slow link in each step."""
+    return tuple(
+        kind.kind
+        for kind in kinds
+        if any(slow.is_passed(*link) for group in seated.groups(kind.kind) for link in seated.ring_of(group))
+    )
+
+
 def _torn(seated: SeatedJob, kind: PlacedKind) -> Iterator[TornGroup]:
     for number, ranks in enumerate(seated.groups(kind.kind)):
         nodes = seated.nodes_of(ranks)
@@ -95,7 +105,7 @@ def _torn(seated: SeatedJob, kind: PlacedKind) -> Iterator[TornGroup]:
 def _seconds(seated: SeatedJob, kind: PlacedKind, nodes: tuple[str, ...]) -> tuple[float, float]:
     """Seconds of communication of one step: as the group lies, and within the asked tier."""
     fabric, weight = seated.seats.fabric, seated.weights.get(kind.kind, NO_TRAFFIC)
-    ring = [*pairwise(nodes), (nodes[-1], nodes[0])]
+    ring = [*pairwise(nodes), (nodes[-1], nodes[0])]  # each node once
     here = max(weight.seconds(fabric.loaded_link(one, other)) for one, other in ring)
     domain = fabric.domain(nodes[0], kind.asked)
     there = weight.seconds(domain.link.shared_by(domain.oversubscription))

@@ -77,6 +77,18 @@ class SlowLink:
     level: Level
     """The tier of a link between two nodes; NODE for the link of one node."""
 
+    def is_passed(self, sender: str, receiver: str) -> bool:
+        """Whether traffic from one node to another passes it."""
+        match self.side:
+            case Side.SENDS:
+                return sender in self.nodes
+            case Side.RECEIVES:
+                return receiver in self.nodes
+            case Side.BOTH:
+                return sender in self.nodes or receiver in self.nodes
+            case Side.BETWEEN:
+                return (sender, receiver) == self.nodes
+
 
 def judged(rates: Iterable[LinkRate], level_between: LevelBetween, rating_of: RatingOf) -> list[MeasuredLink]:
     """The transfers, each with what is usual for it."""

@@ -86,8 +86,9 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 
 
 def _links(found: Diagnosis) -> Iterator[str]:
-    for slow in found.slow[:MOST_SHOWN]:
-        yield _slow(slow)
+    for slow, kinds in list(zip(found.slow, found.passing, strict=True))[:MOST_SHOWN]:
+        waiting = f"; {' and '.join(kinds)} groups wait for it in each step" if kinds else ""
+        yield _slow(slow) + waiting
     if len(found.slow) > MOST_SHOWN:
         yield f"and {len(found.slow) - MOST_SHOWN} more (--json has all)"
     if found.links:
@@ -142,6 +143,11 @@ def _predicted(found: Diagnosis) -> Iterator[str]:
         f"{seconds(here.total)} = {seconds(here.compute + here.bubble + here.optimizer)} compute and bubble + "
         f"{seconds(here.exposed)} exposed communication, of which {seconds(wait_of(here))} for gradients"
     )
+    if here.exposed:
+        most = max(here.traffic, key=lambda one: one.exposed)
+        level = next((kind.loosest for kind in found.kinds if kind.kind is most.traffic.group), None)
+        where = f" {WHERE[level]}" if level is not None else ""
+        yield f"its bottleneck: {most.traffic.group} {most.traffic.kind}{where}, {seconds(most.exposed)} exposed"
     if here.total > 1.001 * planned.total:
         factor = here.total / planned.total
         yield f"in the places that muster plan shows: {seconds(planned.total)}, {factor:.3g} times faster"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from pydantic import ValidationError
 
@@ -49,6 +50,12 @@ class SeatedJob:
     def nodes_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
         """The nodes of these ranks, each once, in the order of the ranks."""
         return tuple(dict.fromkeys(map(self.seats.node_of, ranks)))
+
+    def ring_of(self, ranks: tuple[int, ...]) -> list[tuple[str, str]]:
+        """Sender and receiver of each link between nodes that a group's ring has. Pipelines send both ways."""
+        nodes = [self.seats.node_of(rank) for rank in ranks]
+        ring = [*pairwise(nodes), (nodes[-1], nodes[0])]
+        return [(one, other) for one, other in ring if one != other]
 
     def level_of(self, nodes: tuple[str, ...]) -> Level:
         """The tightest tier that joins all of these nodes."""

@@ -17,7 +17,8 @@ from muster.launcher.command import connect, load_site, print_note
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.diagnosis import seated_job
 from muster.launcher.diagnosis.as_json import to_dict
-from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose
+from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose, judged_links
+from muster.launcher.diagnosis.links import slow_links
 from muster.launcher.diagnosis.pairs import links_to_measure
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.errors import NotNow, Unavailable, WrongInput
@@ -96,7 +97,8 @@ async def _measure(
         raise NotNow("nothing can be measured: the job has no two nodes with an agent now")
     attached = {node.node for node in here}
     ordered = [node for domain in fabric.root.walk() for node in sorted(domain.own_nodes & attached, key=natural_order)]
-    suspected = {node.node for node in here if node.verdict != "FIT"}
+    slow = slow_links(judged_links(measured, Network(fabric, "", speeds_known=False)))
+    suspected = {node.node for node in here if node.verdict != "FIT"} | {node for one in slow for node in one.nodes}
     failed, began = list[str](), time.monotonic()
     links = list(links_to_measure(ordered, suspected))
     for at, (sender, receiver) in enumerate(links):

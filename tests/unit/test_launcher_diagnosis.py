@@ -123,11 +123,15 @@ def test_a_slow_sender_is_told_from_a_slow_link() -> None:
     of_n3 = [rate("n3", one.to_node, 20) if one.from_node == "n3" else one for one in well]
     slow = found(["n0", "n1", "n3", "n4"], links=of_n3)
     assert [(one.nodes, one.side, one.transfers) for one in slow.slow] == [(("n3",), Side.SENDS, 5)]
-    assert "SLOW: n3 sends slowly, 20 MB/s; such transfers usually reach 900 MB/s" in "\n".join(lines(slow))
+    assert slow.passing == [(GroupKind.TENSOR, GroupKind.DATA)]
+    text = "\n".join(lines(slow))
+    assert "SLOW: n3 sends slowly, 20 MB/s; such transfers usually reach 900 MB/s" in text
+    assert "tensor and data groups wait for it in each step" in text
     assert "muster swap 7 n3" in advice(slow)[0]
     one_pair = [rate("n3", "n0", 20) if (one.from_node, one.to_node) == ("n3", "n0") else one for one in well]
     slow = found(["n0", "n1", "n3", "n4"], links=one_pair)
     assert [(one.nodes, one.side, one.level) for one in slow.slow] == [(("n3", "n0"), Side.BETWEEN, Level.ANY)]
+    assert slow.passing == [(GroupKind.DATA,)]
 
 
 def test_a_slow_copy_between_buddies_names_the_link_and_asks_to_measure() -> None:
