@@ -7,7 +7,7 @@ the next ones are mostly in other domains, so a few steps suffice also in a gang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from muster.fabric.model.fabric import Fabric, FailureDomain
@@ -15,6 +15,8 @@ from muster.fabric.model.level import Level
 
 SPREAD = (FailureDomain.POWER, FailureDomain.RACK, FailureDomain.LEAF)
 """What copies and witnesses are spread over, the largest first."""
+REQUIRED = 10
+"""A required kind counts as so many others. There are three kinds."""
 MOST_STEPS = 256
 """Steps along the ring for one node. Only where domains are of very different size is more to be found later."""
 
@@ -22,12 +24,36 @@ Domains = tuple[object, ...]
 """The domains of one node, one for each kind; None for a domain that nobody knows."""
 
 
+def spread_over(words: Iterable[str]) -> tuple[tuple[FailureDomain, ...], frozenset[FailureDomain]]:
+    """The failure domains that `words` name, and those of them that are required: "power", "require rack".
+
+    Raises:
+        ValueError: a word names none.
+    """
+    kinds, required = [], []
+    for word in words:
+        *must, name = word.split(" ")
+        if must not in ([], ["require"]):
+            raise ValueError(f"{word!r} names no failure domain")
+        kinds.append(FailureDomain(name))
+        required += kinds[-1:] if must else []
+    return tuple(kinds), frozenset(required)
+
+
 class FailureDomains:
     """The failure domains of the nodes of a fabric, of those kinds that tell nodes apart."""
 
-    def __init__(self, fabric: Fabric, kinds: Sequence[FailureDomain] = SPREAD) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        kinds: Sequence[FailureDomain] = SPREAD,
+        required: Collection[FailureDomain] = (),
+    ) -> None:
+        """`required`: those of `kinds` that nodes must not share. One of them counts more than all others."""
         self.fabric = fabric
         self.kinds = tuple(kinds)
+        self.required = tuple(kind in required for kind in self.kinds)
+        self._weights = tuple(REQUIRED if must else 1 for must in self.required)
 
     @cached_property
     def of(self) -> Mapping[str, Domains]:
@@ -43,8 +69,14 @@ class FailureDomains:
         return id(leaf) if leaf.level is Level.LEAF else None
 
     def shared(self, one: str, other: str) -> int:
-        """How many failure domains both nodes are in."""
-        return sum(a is not None and a == b for a, b in zip(self.of[one], self.of[other], strict=True))
+        """How many failure domains both nodes are in. A required one counts REQUIRED times."""
+        every = zip(self._weights, self.of[one], self.of[other], strict=True)
+        return sum([weight for weight, a, b in every if a is not None and a == b])
+
+    def breaks_requirement(self, one: str, other: str) -> bool:
+        """Both nodes are in a failure domain that they must not share."""
+        every = zip(self.required, self.of[one], self.of[other], strict=True)
+        return any(must and a is not None and a == b for must, a, b in every)
 
     def ring(self, nodes: Iterable[str]) -> list[str]:
         """The nodes, interleaved: the next one in the ring is mostly in other domains."""
