@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,6 +178,65 @@ def hardware_of(cluster: Cluster, node: str) -> bool:
         "print(sum(bool(gpu.nearest_adapters) for gpu in hardware.gpus))"
     )
     return cluster.exec(node, "python3", "-c", ask, check=False).stdout.strip() == "4"
+
+
+@pytest.fixture
+def described(healthy: Cluster) -> Iterator[Cluster]:
+    """The shared cluster, whose controller may have a fabric.toml for the time of one test."""
+    yield healthy
+    fabric_file(healthy).unlink(missing_ok=True)
+
+
+def fabric_file(cluster: Cluster) -> Path:
+    """/etc/muster/fabric.toml of all hosts, which mount this folder."""
+    return cluster.folder / "muster" / "fabric.toml"
+
+
+def started(cluster: Cluster, job: int) -> dict[str, Any]:
+    """The fact that the newest generation of the job has started."""
+    lines = cluster.exec(LOGIN, "muster", "events", "--json", str(job), user="alice").stdout.splitlines()
+    facts = [json.loads(line) for line in lines]
+    found: dict[str, Any] = json.loads([fact for fact in facts if fact["name"] == "GenerationStarted"][-1]["json"])
+    return found
+
+
+def racks(**nodes: str) -> str:
+    return "[racks]\n" + "".join(f'{rack} = "{names}"\n' for rack, names in nodes.items())
+
+
+def test_ranks_and_buddies_follow_the_controllers_fabric_toml_also_after_a_change(described: Cluster) -> None:
+    """Two leaves with three nodes each. The file says which are one NVLink domain, and which are in one rack."""
+    leaves: dict[str, list[str]] = {}
+    for node in described.spec.node_names:
+        leaves.setdefault(described.spec.leaf_of(node), []).append(node)
+    (a, b, c), (d, e, f) = sorted(leaves.values(), key=len)[-2:]
+    domains = f'[nvlink]\nd1 = "{b},{c}"\nd2 = "{e},{f}"\n'
+    before = racks(r1=f"{a},{b},{d}", r2=f"{c},{e},{f}")
+    fabric_file(described).write_text(domains + before)
+    settings = ("parallelism.tensor = 2", f'slurm.options = ["--nodelist={a},{b},{c},{d},{e},{f}"]')
+    spec = TrainingSpec("described", nodes=6, spares=0, arguments=SLOW_STEPS, settings=settings)
+    with Training(described, spec) as training:
+        job = training.submit()
+        training.wait_step(1)
+        nodes = [training.node_of(rank) for rank in range(6)]
+        assert {frozenset(nodes[at : at + 2]) for at in (0, 2, 4)} == {
+            frozenset(two) for two in ((a, d), (b, c), (e, f))
+        }
+        apart = {a: {e, f}, b: {e, f}, c: {d}, d: {c}, e: {a, b}, f: {a, b}}
+        assert [seat for seat in started(described, job)["seats"] if seat["buddy"] not in apart[seat["node"]]] == []
+        # The site moves nodes to other racks. The next generation has other buddies, on the same seats.
+        after = racks(r1=f"{a},{e}", r2=f"{b},{c},{d},{f}")
+        fabric_file(described).write_text(domains + after)
+        words = f"the network of the gang's nodes has changed: {b}: its GPUs, adapters, rack or power feed have changed"
+        events = ("muster", "events", str(job))
+        wait_until(lambda: words in described.exec(LOGIN, *events, user="alice").stdout, 120, "the change is named")
+        training.kill_rank(0)
+        training.wait_recovered(2)
+        fact = started(described, job)
+        assert [seat["node"] for seat in fact["seats"]] == nodes
+        apart = {a: {d, f}, b: {e}, c: {e}, d: {a}, e: {b, c}, f: {a}}
+        assert [seat for seat in fact["seats"] if seat["buddy"] not in apart[seat["node"]]] == []
+        training.cancel()
 
 
 @pytest.fixture
