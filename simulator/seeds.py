@@ -15,6 +15,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.simulator.coverage.counts import Coverage
 from muster.simulator.environment.durations import Durations
 from muster.simulator.environment.network import COORDINATOR, NetworkConditions
+from muster.simulator.environment.site_network import describe_network, recable
 from muster.simulator.faults import hardware_faults, injection, network_faults, process_faults
 from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.invariants.violation import InvariantViolation
@@ -77,10 +78,12 @@ class SeedRun:
         self._gangs = ["g1"] if rng.random() < 0.85 else ["g1", "g2"]
         specs = [self._spec() for _ in self._gangs]
         count = sum(spec.nodes + spec.spares for spec in specs) + rng.choice([0, 0, 1, 2])
-        leaves = rng.randint(1, 3)
+        switches = rng.randint(1, 3)
+        leaves = [(f"n{i}", f"s{i % switches}") for i in range(count)]
+        network = random.Random(f"network {seed}")  # as in `_step_s`
         self.world = World(
             Site(
-                [(f"n{i}", f"s{i % leaves}") for i in range(count)],
+                leaves,
                 NetworkConditions(
                     loss_rate=rng.choice([0.0, 0.0, 0.002, 0.01]),
                     duplicate_rate=rng.choice([0.0, 0.01, 0.05]),
@@ -88,6 +91,7 @@ class SeedRun:
                 ),
                 Durations(step_s=_step_s(seed, rng.choice([0.3, 0.4, 0.5]))),
                 replace(_limits(seed), straggler=STRAGGLER_RULE, resume_after_check=_resumes_nodes(seed)),
+                fabric=describe_network(leaves, network) if network.random() < 0.6 else None,
                 standby=seed % 4 == 1,
             ),
             seed,
@@ -110,6 +114,7 @@ class SeedRun:
                 injection.arm_random(self.world, phases)
         if any(spec.spares for spec in specs) and random.Random(f"only version {seed}").random() < 0.3:
             injection.arm(self.world, hardware_faults.flip_bit_in_only_version, 2.0)
+        self._recable(dict(leaves), network)
         self._spoil_node_checks(seed)
         self._slow_down(seed)
         self._allow_idleness(seed)
@@ -129,6 +134,15 @@ class SeedRun:
         """In some seeds agents measure for how long their ranks are idle."""
         rng = random.Random(f"idleness {seed}")  # as in `_step_s`
         self._hang_after_idle_s = rng.choice([4.0, 12.0]) if rng.random() < 0.12 else 0.0
+
+    def _recable(self, leaves: Mapping[str, str], network: random.Random) -> None:
+        """In some seeds the site moves nodes to other leaf switches, racks and power feeds while jobs run."""
+        if self.world.fabric is None or network.random() < 0.5:
+            return
+        for _ in range(network.randint(1, 3)):
+            leaves = recable(leaves, network)
+            described, at = describe_network(leaves.items(), network), START_S + 60.0 * network.random()
+            self.world.schedule.call_at(at, lambda described=described: self.world.describe_network(described))
 
     def _spoil_node_checks(self, seed: int) -> None:
         """In some seeds agents check their nodes, and some nodes fail."""

@@ -19,6 +19,9 @@ from muster.fabric.model.link import Link, in_series
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Node
 
+PARTS_KEPT = 32
+"""Parts of one fabric that are kept: those of the gangs that start or recover at the same time."""
+
 
 class FailureDomain(Enum):
     """What takes several nodes down at once."""
@@ -150,11 +153,18 @@ class Fabric:
     def part(self, nodes: Iterable[str]) -> Fabric:
         """The fabric of `nodes` alone. Those that this fabric lacks are attached to the root: nothing is known of them.
 
-        Domains keep their names, links and positions.
+        Domains keep their names, links and positions. The newest parts are kept: each start of a gang asks for its own.
         """
         wanted = frozenset(nodes)
-        root = _part(self.root, wanted)
-        return Fabric(replace(root, nodes=wanted), tuple(node for node in self.details if node.name in wanted))
+        if wanted == self.nodes:
+            return self
+        if (found := self._parts.get(wanted)) is None:
+            root = replace(_part(self.root, wanted), nodes=wanted)
+            found = Fabric(root, tuple(node for node in self.details if node.name in wanted))
+            while len(self._parts) >= PARTS_KEPT:
+                del self._parts[next(iter(self._parts))]
+            self._parts[wanted] = found
+        return found
 
     def leaf_name(self, node: str) -> str:
         """The name of the leaf of `node`; empty if the fabric has no leaves there, or lacks the node."""
@@ -186,6 +196,10 @@ class Fabric:
                 return
             if domain.uplink:
                 yield domain.uplink
+
+    @cached_property
+    def _parts(self) -> dict[frozenset[str], Fabric]:
+        return {}
 
     @cached_property
     def _hash(self) -> int:

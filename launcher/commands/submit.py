@@ -30,7 +30,7 @@ from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.launcher.submission.script import Submission, node_options, render
-from muster.launcher.submission.traffic import group_traffic
+from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.types import Slurm
@@ -95,6 +95,7 @@ def _wire(job: spec.Job, options: Sequence[str]) -> JobSpec:
     wire.node_options.extend(node_options(job, options))
     wire.traffic.extend(group_traffic(job))
     wire.estimate_tables = write_tables(job)
+    wire.spreading.CopyFrom(spreading(job))
     return wire
 
 

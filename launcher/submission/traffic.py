@@ -1,14 +1,15 @@
-"""What the groups of a job's ranks send in one step, for the coordinator, which seats them. Pure."""
+"""What the coordinator must know to seat a job's ranks: what groups send in one step, and what is spread. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.v1.common_pb2 import GroupTraffic
+from muster.v1.common_pb2 import GroupTraffic, Spreading
 
 if TYPE_CHECKING:
+    from muster.launcher.spec import placement
     from muster.launcher.spec.spec import Job
 
 
@@ -29,3 +30,13 @@ def group_traffic(job: Job) -> Iterator[GroupTraffic]:
             packed_in=packing.level.word,
             required=packing.required,
         )
+
+
+def spreading(job: Job) -> Spreading:
+    """What a node and its buddy, and what two spares shall not share."""
+    return Spreading(replicas=_words(job.placement.spread_replicas), spares=_words(job.placement.spread_spares))
+
+
+def _words(asked: Iterable[placement.Spreading]) -> Iterator[str]:
+    for one in asked:
+        yield f"require {one.domain.value}" if one.required else one.domain.value

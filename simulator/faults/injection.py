@@ -188,6 +188,7 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
         (service.preempt_job, 2.0): 0.15,  # the next run finds the memory that its nodes have kept
         (service.cancel_gang, 5.0): 0.005,
     },
+    Phase.DRAINING: {(service.fail_durable_storage, 0.0): 0.04},
     Phase.REQUEUED: {(service.start_other_job, 0.1): 0.15},
     Phase.FAILED: {(service.slurm_unresponsive, 0.0): 0.5},
 }

@@ -10,7 +10,8 @@ back, for ten minutes at most, and never beside another job. 8. A precursor cost
 where a spare is ready. 9. No healthy node is named for corrupted data, and no state on which replicas disagree is
 restored. 10. No generation starts on a node whose check has failed while a node that passed is there, and no node is
 left out for a check that it did not fail. 11. Muster resumes only a node that it drained itself, and that has passed a
-check since.
+check since. 12. Only a slow rank is named a straggler. 13. Seats, buddies and watched peers follow the network that the
+coordinator has read.
 
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
 durable state, and the core's rules come to an end in every turn.
@@ -22,7 +23,7 @@ durable state, and the core's rules come to an end in every turn.
     node_health      3: verdicts on nodes, and evictions
     hangs            3 and 4: generations that are ended because they hang
     batch_processes  3 and 4: the processes that start the agents
-    seats            4: the nodes of a generation, and its store
+    seats            4: the nodes of a generation, and its store; 13
     liveness         4: how a gang and a run end
     outages          5
     site_limits      6

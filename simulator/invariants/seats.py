@@ -1,11 +1,18 @@
-"""Invariant 4 for seats: a generation starts on as many nodes as its job asks for, and its store is on one of them."""
+"""Invariant 4 for seats: a generation starts on as many nodes as its job asks for, and its store is on one of them.
+
+Invariant 13: seats follow the network that the coordinator has read. Groups that communicate most are on one leaf where
+that is possible, and buddies and watched peers fail together with a node as seldom as possible.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.fabric.model.fabric import Fabric
 from muster.simulator.invariants.violation import require
 
 if TYPE_CHECKING:
@@ -18,8 +25,13 @@ class SeatInvariant:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def check_start(self, gang: Gang, fact: facts.GenerationStarted) -> None:
+    def check_start(self, core: Core, gang: Gang, fact: facts.GenerationStarted) -> None:
         """The coordinator starts a generation."""
+        if core.observed.fabric is not None and core.observed.fabric.topologies:
+            fabric = core.observed.fabric.topologies[0].fabric
+            self._check_copies(fabric, fact)
+            if gang.spec.tensor == 2 and gang.spec.ranks_per_node == 1 and fact.generation == 1:
+                self._check_pairs(fabric, gang, fact)
         require(
             fact.master_node in {seat.node for seat in fact.seats},
             f"invariant 4: the store of generation {fact.generation} is on {fact.master_node}, which carries no ranks",
@@ -38,3 +50,36 @@ class SeatInvariant:
             f"invariant 4: generation {fact.generation} starts on {count} nodes and leaves {len(fact.spares)} spares "
             f"waiting",
         )
+
+    def _check_copies(self, fabric: Fabric, fact: facts.GenerationStarted) -> None:
+        """A buddy, and the peers that watch a node, share as few failure domains with it as any other nodes would."""
+        carriers = [seat.node for seat in fact.seats]
+        everybody = carriers + [seat.node for seat in fact.spares]
+        for seat in (*fact.seats, *fact.spares):
+            for chosen, among in (((seat.buddy,) if seat.buddy else (), carriers), (seat.watched_peers, everybody)):
+                shared = sorted(_shared(fabric, seat.node, other) for other in among if other != seat.node)
+                found = sorted(_shared(fabric, seat.node, other) for other in chosen)
+                require(
+                    found == shared[: len(found)],
+                    f"invariant 13: {', '.join(chosen)} fail together with {seat.node} more often than others would",
+                )
+
+    def _check_pairs(self, fabric: Fabric, gang: Gang, fact: facts.GenerationStarted) -> None:
+        """As many pairs of tensor ranks are on one leaf as there can be."""
+        if gang.spec.preflight or len(fact.seats) != gang.spec.nodes:
+            return  # nodes that failed their checks get seats last
+        unwanted = [seat.node for seat in fact.spares if self._world.coordinator.core.index.unwanted & {seat.node}]
+        if unwanted:
+            return
+        leaf = {seat.node: fabric.leaf_name(seat.node) for seat in (*fact.seats, *fact.spares)}
+        ranked = [seat.node for seat in sorted(fact.seats, key=lambda seat: seat.group_rank)]
+        whole = sum(leaf[one] == leaf[other] for one, other in zip(ranked[::2], ranked[1::2], strict=True))
+        possible = sum(count // 2 for count in Counter(leaf.values()).values())
+        require(
+            whole >= min(possible, len(ranked) // 2),
+            f"invariant 13: {whole} of {len(ranked) // 2} tensor groups are on one leaf, and {possible} could be",
+        )
+
+
+def _shared(fabric: Fabric, one: str, other: str) -> int:
+    return len(fabric.shared_failure_domains(one, other))

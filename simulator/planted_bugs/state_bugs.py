@@ -17,6 +17,24 @@ STATE_BUGS: dict[str, PlantedBug] = {
         code="_take_spare(free, fabric, node, last_choices)",
         bug="_take_spare(free[:0], fabric, node, last_choices)",
     ),
+    "tear-tensor-groups": PlantedBug(
+        "Ranks get their nodes as if no groups of them communicated.",
+        module=f"{_ROOM}.recovery.transitions",
+        code="    groups = communicating_seats(gang.spec)\n    if not gang.seats:",
+        bug="    groups = ()\n    if not gang.seats:",
+    ),
+    "ignore-racks-and-power": PlantedBug(
+        "Both copies of a shard are in one rack, or on one power feed, although other nodes are there.",
+        module="muster.fabric.placement.failure_domains",
+        code="SPREAD = (FailureDomain.POWER, FailureDomain.RACK, FailureDomain.LEAF)",
+        bug="SPREAD = (FailureDomain.LEAF,)",
+    ),
+    "place-by-the-first-network": PlantedBug(
+        "Ranks, buddies and witnesses follow the network as it was when the gang first started.",
+        module=f"{_ROOM}.state.communication",
+        code="    if (site := _topology_of(gang, observed)) is not None:\n        return site",
+        bug="    if (site := _topology_of(gang, observed)) is not None and gang.fabric is None:\n        return site",
+    ),
     "detached-counts-as-fenced": PlantedBug(
         "Ranks count as ended when their agent is detached.",
         module=f"{_ROOM}.state.gang_index",

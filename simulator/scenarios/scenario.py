@@ -153,8 +153,7 @@ class Scenario:
 
     def see_fabric(self, fabric: events.FabricSeen) -> None:
         """Slurm and the site say this of the network from now on."""
-        self.world.fabric = fabric
-        self.post_event(fabric)
+        self.world.describe_network(fabric)
 
     # -- faults --
 

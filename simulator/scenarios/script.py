@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.simulator.environment.site_network import network_of
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
@@ -77,6 +78,8 @@ class Player:
         try:
             if name == "gang":
                 settings: dict[str, Any] = {key: _value(value) for key, value in (word.split("=", 1) for word in words)}
+                if "network" in settings:
+                    settings["fabric"] = _network(settings.pop("network"))
                 limits = {name: settings.pop(name) for name in [*settings] if name in Limits.__slots__}
                 self._world = Scenario(**settings, limits=replace(NO_LIMITS, **limits))
             elif name == "show":
@@ -97,6 +100,8 @@ class Player:
             world.run_until(self._condition(*words), UNTIL_TIMEOUT_S)
         elif name == "wait":
             world.run_for(float(words[0]))
+        elif name == "network":
+            world.see_fabric(_network(words[0]))
         elif name == "cancel":
             world.post_event(events.CancelRequested("g", "uid 1000"))
         elif name == "scancel":
@@ -137,6 +142,11 @@ class Player:
         if self._world is None:
             raise ValueError('the first command creates the gang: "gang nodes=4 spares=2"')
         return self._world
+
+
+def _network(leaves: str) -> events.FabricSeen:
+    """The network with these leaves s0, s1, ...: "n0+n1/n2+n3"."""
+    return network_of({node: f"s{at}" for at, nodes in enumerate(leaves.split("/")) for node in nodes.split("+")})
 
 
 def _value(text: str) -> object:

@@ -144,6 +144,15 @@ class World:
         words = ((at, describe(what) if isinstance(what, facts.Fact) else str(what)) for at, what in self.notes)
         return [f"{at - START_S:9.3f}  {text}" for at, text in words]
 
+    # -- the network --
+
+    def describe_network(self, described: events.FabricSeen) -> None:
+        """Slurm and the site describe the network so from now on. A coordinator that runs reads it at once."""
+        self.note("the site has re-cabled its network")
+        self.fabric = described
+        if self.coordinator.is_running():
+            self.coordinator.post_event(described)
+
     # -- bits --
 
     def flip_bit(self, rank: Rank) -> None:

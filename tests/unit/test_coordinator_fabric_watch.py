@@ -105,3 +105,10 @@ async def test_a_new_agent_waits_for_the_first_reading_only(read: Read) -> None:
     assert len(read.posted) == 1
     await read.watch.wait_until_known(0.0)
     assert len(read.posted) == 2
+
+
+async def test_a_file_that_was_edited_is_read_at_once(read: Read) -> None:
+    await read.watch.wait_until_known(60.0)
+    read.file.write_text('[racks]\nr1 = "n1"\n')
+    await read.watch.wait_until_known(60.0)
+    assert read.posted[-1].topologies[0].fabric.node("n1").rack == "r1"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.communication import fabric_of_gang
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.services import conversion
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.node import Node
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
 from muster.simulator.scenarios.scenario import Scenario
+from muster.v1 import common_pb2
 
 
 def site(*leaves: str, details: Sequence[Node] = ()) -> Fabric:
@@ -81,6 +86,21 @@ def test_a_change_is_named_and_the_next_placement_uses_it() -> None:
     assert sorted(started(world)) == ["n0", "n3"]
 
 
+def test_a_switch_that_is_renamed_has_its_new_name_from_the_next_start_on() -> None:
+    """Fabrics are equal whatever the names of their domains are."""
+    world = Scenario(2, 0, fabric=seen(site("n0", "n1")))
+    started(world)
+    renamed = fabric_of(
+        [NodeSet(frozenset({f"n{number}"}), f"rack{number}") for number in (0, 1)], ["n0", "n1"], Tiers()
+    )
+    world.see_fabric(seen(renamed))
+    assert len(world.facts(facts.FabricNoted)) == 1
+    world.kill_rank("n1")
+    started(world)
+    assert {node: member.leaf for node, member in world.gang.members.items()} == {"n0": "rack0", "n1": "rack1"}
+    assert world.facts(facts.FabricNoted)[-1].changes == ()
+
+
 def test_a_change_elsewhere_is_no_news_for_the_gang() -> None:
     world = Scenario(2, 0, fabric=seen(site("n0", "n1", "x0")))
     started(world)
@@ -135,3 +155,55 @@ def test_buddies_and_witnesses_are_in_other_racks_and_on_other_power_feeds() -> 
     for seat in world.gang.seats:
         assert feed[seat.node] != feed[seat.buddy]
         assert {feed[peer] for peer in seat.watched_peers} == {1 - feed[seat.node]}
+
+
+def racked(*racks: str) -> Fabric:
+    """All nodes on one leaf, each with a rack."""
+    names = [f"n{number}" for number in range(len(racks))]
+    return site(" ".join(names), details=[Node(name, rack=rack) for name, rack in zip(names, racks, strict=True)])
+
+
+def test_spares_are_in_different_racks_where_the_job_asks() -> None:
+    fabric = racked("r1", "r1", "r1", "r2", "r2", "r2")
+    for words, count in ((("rack",), 2), ((), 1)):
+        world = Scenario(4, 2, fabric=seen(fabric), spread_spares=words)
+        started(world)
+        assert len({fabric.node(seat.node).rack for seat in world.gang.spares}) == count
+
+
+def test_a_job_whose_requirement_its_nodes_can_not_keep_ends_before_its_first_rank() -> None:
+    world = Scenario(3, 0, fabric=seen(racked("r1", "r1", "r1")), spread_replicas=("leaf", "require rack"))
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.exit_code, world.facts(facts.GenerationStarted)) == (EXIT_NO_NODES, [])
+    assert world.gang.reason == (
+        "[placement] requires other nodes than Slurm gave: 3 of 3 pairs of buddies share their rack"
+    )
+
+
+def test_a_requirement_that_a_swap_breaks_is_named_and_the_job_goes_on() -> None:
+    world = Scenario(2, 1, fabric=seen(racked("r1", "r2", "r2")), spread_replicas=("require rack",))
+    before = started(world)
+    assert sorted(before)[0] == "n0"
+    world.crash("n0")
+    started(world)
+    last = world.facts(facts.GenerationStarted)[-1]
+    assert last.close_copies == "2 of 2 pairs of buddies share their rack"
+    assert "; closer than [placement] requires: 2 of 2 pairs of buddies share their rack" in describe(last)
+
+
+def test_what_is_spread_comes_from_the_jobs_spec() -> None:
+    message = common_pb2.JobSpec(nodes=2, spares=1, ranks_per_node=1)
+    usual = conversion.spec(message)
+    assert (usual.spread_replicas, usual.spread_spares) == (("power", "rack", "leaf"), ())
+    message.spreading.CopyFrom(common_pb2.Spreading(replicas=["require rack"], spares=["power", "rack"]))
+    found = conversion.spec(message)
+    assert (found.spread_replicas, found.spread_spares) == (("require rack",), ("power", "rack"))
+    message.spreading.CopyFrom(common_pb2.Spreading())
+    assert conversion.spec(message).spread_replicas == ()
+
+
+@pytest.mark.parametrize("words", [["shelf"], ["prefer rack"], ["rack"] * 5])
+def test_words_that_name_no_failure_domain_are_refused(words: list[str]) -> None:
+    message = common_pb2.JobSpec(nodes=2, ranks_per_node=1, spreading=common_pb2.Spreading(spares=words))
+    with pytest.raises(conversion.InvalidMessage, match="spreading"):
+        conversion.spec(message)

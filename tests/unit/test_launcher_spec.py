@@ -19,6 +19,7 @@ from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
 from muster.launcher.spec.placement import Packing, Placement, Spreading
 from muster.launcher.spec.spec import CheckpointTable, Job, Slurm, load, parse, signal_number
+from muster.launcher.submission.traffic import spreading
 
 LEAST = """
 name = "tiny"
@@ -100,6 +101,14 @@ def test_where_groups_shall_be() -> None:
     assert placement.packing(GroupKind.EXPERT) == Packing(Level.LEAF)
     assert placement.spread_spares == (Spreading(FailureDomain.RACK, required=True),)
     assert Placement.model_validate(placement.model_dump()) == placement
+
+
+def test_what_is_spread_goes_to_the_coordinator() -> None:
+    text = 'placement = { spread_replicas = ["power", "require rack"], spread_spares = [] }'
+    found = spreading(parse(f"{LEAST}{text}", "job.toml"))
+    assert (list(found.replicas), list(found.spares)) == (["power", "require rack"], [])
+    usual = spreading(parse(LEAST, "job.toml"))
+    assert (list(usual.replicas), list(usual.spares)) == (["power", "rack", "leaf"], ["power", "rack"])
 
 
 def test_a_model_may_be_written_with_exponents() -> None:

@@ -280,7 +280,13 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator",
     },
     "simulator/coverage": {"daemon/coordinator/core/state"},
-    "simulator/environment": {"slurm/client", "slurm/client/fake"},
+    "simulator/environment": {
+        "daemon/coordinator/core/state",
+        "fabric/model",
+        "fabric/sources",
+        "slurm/client",
+        "slurm/client/fake",
+    },
     "simulator/world": {
         "daemon/transport",
         "checkpoint/format",
@@ -304,6 +310,7 @@ ROOMS: dict[str, set[str]] = {
     "simulator/faults": {"daemon/coordinator/core/state", "simulator/environment", "simulator/world"},
     "simulator/ground_truth": {"daemon/coordinator/core/state", "simulator/environment", "simulator/world"},
     "simulator/invariants": {
+        "fabric/model",
         "slurm/client",
         "daemon/node/kept_memory",
         "daemon/coordinator/core/state",

@@ -56,7 +56,7 @@ from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc
 
-FABRIC_VALID_S = 15.0
+FABRIC_VALID_S = 5.0
 """Seconds for which the network is believed to be as it was read, when a new agent attaches."""
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.CoordinatorMessage]

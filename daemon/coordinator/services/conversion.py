@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from google.protobuf.json_format import MessageToJson
@@ -16,7 +16,9 @@ from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.site_config import split_address
 from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.fabric import FailureDomain
 from muster.fabric.model.level import Level
+from muster.fabric.placement.failure_domains import spread_over
 from muster.fabric.placement.weights import Weight
 from muster.fabric.sources.node_reports import NodeReport
 from muster.slurm.client import names
@@ -187,6 +189,9 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
+    if message.HasField("spreading"):
+        replicas, spares = map(_spreading, (message.spreading.replicas, message.spreading.spares))
+        found = replace(found, spread_replicas=replicas, spread_spares=spares)
     try:
         for nodes in (found.nodes, *found.smaller):
             communication.axes_of(replace(found, nodes=nodes))
@@ -210,6 +215,15 @@ def _traffic(message: common_pb2.GroupTraffic) -> events.GroupTraffic:
     except ValueError as error:
         raise InvalidMessage(f"traffic: {error}") from None
     return events.GroupTraffic(message.kind, message.messages, message.bytes, message.packed_in, message.required)
+
+
+def _spreading(words: Sequence[str]) -> tuple[str, ...]:
+    check_count("spreading", len(words), len(FailureDomain))
+    try:
+        spread_over(words)
+    except ValueError:
+        raise InvalidMessage(f"spreading: {words[0]!r} ... must be leaf, rack or power, after require") from None
+    return tuple(words)
 
 
 def _check_size(message: common_pb2.JobSpec) -> None:

@@ -60,6 +60,7 @@ class FabricWatch:
         self._seen: events.FabricSeen | None = None
         self._reading: asyncio.Task[None] | None = None
         self._began_at = -math.inf
+        self._stamp = (0, 0)
 
     async def run(self) -> NoReturn:
         """Read until cancelled."""
@@ -68,8 +69,10 @@ class FabricWatch:
             await asyncio.sleep(READ_INTERVAL_S if self._is_known else RETRY_INTERVAL_S)
 
     async def wait_until_known(self, than_s: float) -> None:
-        """Read the fabric, unless a reading began within `than_s` seconds. If an earlier reading has succeeded, wait
-        for this one for ATTACH_WAIT_S at most."""
+        """Read the fabric, unless a reading began within `than_s` seconds and the site's file is the same since. If an
+        earlier reading has succeeded, wait for this one for ATTACH_WAIT_S at most."""
+        if self._stamp != self._stamp_of_file():
+            than_s = 0.0
         try:
             async with asyncio.timeout(ATTACH_WAIT_S if self._is_known else None):
                 await self.read_if_older(than_s)
@@ -86,7 +89,7 @@ class FabricWatch:
 
     async def read(self) -> None:
         """Read the fabric once."""
-        self._began_at = clock.monotonic()
+        self._began_at, self._stamp = clock.monotonic(), self._stamp_of_file()
         await self._roster.refresh_if_older(0.0 if self._roster.unknown else NODES_VALID_S)
         topologies = await self._slurm.topologies(timeout_s=DEADLINE_S)
         reason = topologies.reason if isinstance(topologies, Unknown) else self._roster.unknown
@@ -102,6 +105,14 @@ class FabricWatch:
     @property
     def _is_known(self) -> bool:
         return self._seen is not None and bool(self._seen.topologies)
+
+    def _stamp_of_file(self) -> tuple[int, int]:
+        """Changes when the site's file does: an operator who has edited it must not wait before a job is submitted."""
+        try:
+            found = self._file.stat() if self._file is not None else None
+        except OSError:
+            found = None
+        return (found.st_mtime_ns, found.st_size) if found is not None else (0, 0)
 
     def _understand(self, topologies: Sequence[SlurmTopology], nodes: Mapping[str, Node]) -> events.FabricSeen:
         """Runs in a thread: a large site takes a second."""

@@ -33,6 +33,7 @@ from muster.daemon.coordinator.core.recovery import (
 )
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.communication import (
+    closer_than_required,
     communicating_seats,
     communication_times,
     note_fabric,
@@ -201,7 +202,7 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     usable = [member.node for member in gang_turn.usable()]
     groups = communicating_seats(gang.spec)
     if not gang.seats:
-        return placement.first_seats(fabric, usable, gang.spec.nodes, last_choices, groups)
+        return placement.first_seats(fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares)
     before = [seat.node for seat in gang.seats]
     if len(before) < gang.spec.nodes:
         groups = ()  # fewer replicas, and replicas alone can be fewer
@@ -265,7 +266,13 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     fabric = gang_turn.fabric
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
         gang_turn.turn.record(noted)
-    seats, spares = placement.assign_seats(fabric, ranked, [member.node for member in gang_turn.usable()])
+    usable = [member.node for member in gang_turn.usable()]
+    seats, spares = placement.assign_seats(fabric, ranked, usable, gang.spec.spread_replicas)
+    close = closer_than_required(gang.spec, seats, spares, fabric)
+    if close and not gang.seats:
+        words = f"[placement] requires other nodes than Slurm gave: {close}"
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, words)
+        return
     wider, extra_s = wider_than_asked(gang.spec, ranked, fabric), 0.0
     if wider:
         times = communication_times(gang.spec, ranked, fabric)
@@ -286,6 +293,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
+            close_copies=close,
             wider_groups=wider,
             extra_communication_s=extra_s,
         )

@@ -3,18 +3,19 @@ whether groups lie as near together as the job asks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import combinations
 
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.events import GangSpec, TopologySeen
-from muster.daemon.coordinator.core.state.facts import FabricNoted
+from muster.daemon.coordinator.core.state.facts import FabricNoted, Seat
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.changes import changes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
-from muster.fabric.model.record import FabricRecord, record_of
-from muster.fabric.placement.failure_domains import FailureDomains
+from muster.fabric.model.record import record_of
+from muster.fabric.placement.failure_domains import FailureDomains, spread_over
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.packed_time import StepTimes, step_times
 from muster.fabric.placement.rank_map import place
@@ -93,9 +94,9 @@ def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
 def _fabric_of_switches(gang: Gang, observed: ObservedState) -> Fabric:
     nodes = frozenset(gang.members).union(seat.node for seat in gang.seats)
     if (site := _topology_of(gang, observed)) is not None:
-        return _part(site.fabric, nodes)
+        return site.fabric.part(nodes)
     if gang.fabric is not None:
-        return _part(gang.fabric.fabric, nodes)
+        return gang.fabric.fabric.part(nodes)
     places = ((node, gang.members[node].leaf if node in gang.members else "") for node in nodes)
     return fabric_of_leaves(tuple(sorted(places)))
 
@@ -110,11 +111,6 @@ def _topology_of(gang: Gang, observed: ObservedState) -> TopologySeen | None:
     named = (one for one in topologies if partition and partition in one.partitions)
     default = next((one for one in topologies if one.default), topologies[0])
     return next(named, default)
-
-
-@lru_cache(maxsize=16)  # the members of a gang change seldom
-def _part(fabric: Fabric, nodes: frozenset[str]) -> Fabric:
-    return fabric if fabric.nodes == nodes else fabric.part(nodes)
 
 
 @lru_cache(maxsize=16)
@@ -145,7 +141,7 @@ def note_fabric(gang: Gang, observed: ObservedState, fabric: Fabric) -> FabricNo
     warnings = (seen.problem,) if seen.problem else site.warnings if site is not None else ()
     if site is None and not (warnings and gang.fabric is None):
         return None  # no news, only what was known before
-    record = _record_of(fabric)
+    record = record_of(fabric)
     if gang.fabric == record or (gang.fabric is None and len(record.domains) == 1 and not record.details + warnings):
         return None
     return FabricNoted(gang.id, record, (), warnings)
@@ -159,19 +155,14 @@ def note_change(gang: Gang, observed: ObservedState) -> FabricNoted | None:
     if gang.fabric is None:
         return note_fabric(gang, observed, fabric)
     before = gang.fabric.fabric
-    lines = changes(before, _part(fabric, before.nodes))
-    return FabricNoted(gang.id, _record_of(fabric), lines[:MOST_CHANGES], site.warnings) if lines else None
+    lines = changes(before, fabric.part(before.nodes))
+    return FabricNoted(gang.id, record_of(fabric), lines[:MOST_CHANGES], site.warnings) if lines else None
 
 
-@lru_cache(maxsize=16)
-def _record_of(fabric: Fabric) -> FabricRecord:
-    return record_of(fabric)
-
-
-@lru_cache(maxsize=16)
-def failure_domains_of(fabric: Fabric) -> FailureDomains:
-    """What the nodes of a gang fail together with."""
-    return FailureDomains(fabric)
+@lru_cache(maxsize=32)
+def failure_domains_of(fabric: Fabric, words: tuple[str, ...] | None = None) -> FailureDomains:
+    """What the nodes of a gang fail together with: of the kinds in `words` (`GangSpec.spread_replicas`), or of all."""
+    return FailureDomains(fabric) if words is None else FailureDomains(fabric, *spread_over(words))
 
 
 @lru_cache(maxsize=64)  # a start that waits asks again with each event
@@ -214,6 +205,21 @@ def wider_than_asked(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> s
             found.append(
                 f"{kind} groups of {size} nodes: {wide} of {len(groups)} {verb} {upto}{max(spans)} {_PLURAL[level]}"
             )
+    return "; ".join(found)
+
+
+def closer_than_required(spec: GangSpec, seats: Iterable[Seat], spares: Iterable[Seat], fabric: Fabric) -> str:
+    """In words, which nodes share what the job requires them not to share; empty if none do."""
+    copies = [(seat.node, seat.buddy) for seat in seats if seat.buddy]
+    found = []
+    for what, pairs, words in (
+        ("buddies", copies, spec.spread_replicas),
+        ("spares", list(combinations((seat.node for seat in spares), 2)), spec.spread_spares),
+    ):
+        apart = failure_domains_of(fabric, words)
+        if broken := sum(apart.breaks_requirement(one, other) for one, other in pairs):
+            required = " or ".join(word.removeprefix("require ") for word in words if word.startswith("require "))
+            found.append(f"{broken} of {len(pairs)} pairs of {what} share their {required}")
     return "; ".join(found)
 
 

@@ -79,6 +79,10 @@ class GangSpec:
     """How often in a row the gang gives back nodes on which its groups would lie wider than asked."""
     smaller: tuple[int, ...] = ()
     """Numbers of nodes with fewer data-parallel replicas, ascending: SHRINK takes one of them."""
+    spread_replicas: tuple[str, ...] = ("power", "rack", "leaf")
+    """What a node and its buddy shall not share, as in Spreading (common.proto)."""
+    spread_spares: tuple[str, ...] = ()
+    """What two spares shall not share, likewise."""
 
     @property
     def fewest(self) -> int:
@@ -512,7 +516,7 @@ class TopologySeen:
     understood.
     """
 
-    fabric: Fabric
+    fabric: Fabric = field(repr=False)
     default: bool = True
     partitions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -175,6 +175,7 @@ def _of_start(fact: facts.GenerationStarted) -> str:
     action = f", {fact.action}" if fact.action not in ("", "start") else ""
     warning = f"; WARNING: {fact.warning}" if fact.warning else ""
     wider = f"; wider than [placement] asks: {fact.wider_groups}" if fact.wider_groups else ""
+    wider += f"; closer than [placement] requires: {fact.close_copies}" if fact.close_copies else ""
     return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}{wider}{warning}"
 
 

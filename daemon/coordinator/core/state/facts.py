@@ -214,6 +214,7 @@ class GenerationStarted:
     None: the node that the fence names. `warning`: why the state may be wrong; empty if nothing speaks against it.
     `wider_groups`: which groups lie in more leaves or pods than the job asks, in words; empty: none.
     `extra_communication_s`: what that costs in each step, in predicted seconds.
+    `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
     """
 
     gang: str
@@ -232,6 +233,7 @@ class GenerationStarted:
     warning: str = ""
     wider_groups: str = ""
     extra_communication_s: float = 0.0
+    close_copies: str = ""
 
 
 @keeps_stored_names

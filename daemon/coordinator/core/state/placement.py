@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.state.facts import Seat
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.refill import refill
+from muster.fabric.placement.spares import spread_spares
 
 WATCHED_PEER_COUNT = 4
 """Number of peers that each node watches. Two of them are witnesses; the others may fail."""
@@ -30,14 +31,26 @@ def first_seats(
     count: int,
     last_choices: Mapping[str, int] = _NONE,
     groups: tuple[NodeGroup, ...] = (),
+    apart: tuple[str, ...] = (),
 ) -> list[str]:
-    """The nodes of the first generation, in the order of group ranks. The other nodes are spares. `last_choices` and
-    `groups`: as for `refill_seats`."""
+    """The nodes of the first generation, in the order of group ranks. The other nodes are spares.
+
+    Args:
+        fabric: has all of `nodes`.
+        nodes: those that may carry ranks.
+        count: number of seats.
+        last_choices, groups: as for `refill_seats`.
+        apart: what spares shall not share (`GangSpec.spread_spares`).
+    """
     if groups and len(nodes) >= count:
         last = frozenset((node, number) for node, number in last_choices.items() if node in nodes)
-        return list(least_communication(fabric, groups, frozenset(nodes), count, last))
-    chosen = sorted(in_fabric_order(fabric, nodes), key=lambda node: last_choices.get(node, 0))[:count]
-    return in_fabric_order(fabric, chosen)
+        seats = least_communication(fabric, groups, frozenset(nodes), count, last)
+    else:
+        seats = tuple(sorted(in_fabric_order(fabric, nodes), key=lambda node: last_choices.get(node, 0))[:count])
+    if apart:
+        spares = in_fabric_order(fabric, set(nodes).difference(seats))
+        seats = spread_spares(fabric, groups, seats, spares, failure_domains_of(fabric, apart), last_choices)
+    return list(seats) if groups else in_fabric_order(fabric, seats)
 
 
 def refill_seats(
@@ -84,7 +97,7 @@ def _take_spare(free: list[str], fabric: Fabric, lost: str, last_choices: Mappin
 
 
 def assign_seats(
-    fabric: Fabric, ranked: Sequence[str], nodes: Collection[str]
+    fabric: Fabric, ranked: Sequence[str], nodes: Collection[str], apart_from_buddy: tuple[str, ...] | None = None
 ) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
     """Seats (in the order of group ranks) and spares of a generation, with buddies and watched peers.
 
@@ -92,9 +105,10 @@ def assign_seats(
         fabric: has all of `nodes`.
         ranked: nodes that carry ranks, in the order of group ranks.
         nodes: all present members, spares too.
+        apart_from_buddy: what a node and its buddy shall not share (`GangSpec.spread_replicas`); None: anything.
     """
-    apart = failure_domains_of(fabric)
-    whole, carriers = apart.ring(nodes), apart.ring(ranked)
+    apart, copies = failure_domains_of(fabric), failure_domains_of(fabric, apart_from_buddy)
+    whole, carriers = apart.ring(nodes), copies.ring(ranked)
     at = {node: position for position, node in enumerate(whole)}
     among = {node: position for position, node in enumerate(carriers)}
 
@@ -102,7 +116,7 @@ def assign_seats(
         return tuple(apart.next_apart(whole, at[node], WATCHED_PEER_COUNT))
 
     seats = tuple(
-        Seat(node, position, next(iter(apart.next_apart(carriers, among[node], 1)), ""), watched(node))
+        Seat(node, position, next(iter(copies.next_apart(carriers, among[node], 1)), ""), watched(node))
         for position, node in enumerate(ranked)
     )
     spares = tuple(Seat(node, -1, "", watched(node)) for node in in_fabric_order(fabric, nodes) if node not in among)
