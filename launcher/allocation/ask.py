@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,11 @@ from muster.daemon.host import clock
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
-from muster.launcher.allocation.request import Plan, Request, plan_request
+from muster.launcher.allocation.plan import Plan, Request
+from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.spec.placement import IfNotAvailable
-from muster.slurm.client.types import Slurm, Unknown
+from muster.slurm.client.types import Slurm, StartEstimate, Unknown
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
@@ -71,12 +72,13 @@ async def allocate(
         slurm.topologies(timeout_s=QUESTION_TIMEOUT_S), slurm.max_switch_wait_s(timeout_s=QUESTION_TIMEOUT_S)
     )
     if isinstance(topologies, Unknown):
-        return Allocation(job, job.spares, reason=f"groups are not packed: Slurm does not answer: {topologies.reason}")
+        reason = f"groups are not packed: Slurm does not answer: {topologies.reason}" if clusters else ""
+        return Allocation(job, job.spares, reason=reason)
     partition = _given((*job.slurm.options, *options), _PARTITION) or job.slurm.partition
     question = _Question(
         slurm, script, topology_of(topologies, partition), None if isinstance(wait_s, Unknown) else wait_s
     )
-    plan = question.plan(job, clusters)
+    plan = await question.with_first_to_start(job, question.plan(job, clusters))
     mode = job.placement.if_not_available
     if not plan.relaxed and mode != "shrink":
         return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes, strict=True)
@@ -122,6 +124,18 @@ class _Question:
     def plan(self, job: Job, clusters: Sequence[NodeCluster]) -> Plan:
         """What to ask for. Raises WrongInput if a requirement can't be kept."""
         return plan_request(clusters, job.nodes, job.spares, self.topology, self.max_switch_wait_s)
+
+    async def with_first_to_start(self, job: Job, plan: Plan) -> Plan:
+        """The plan with that one of its equal requests as the strict one that starts first."""
+        if not plan.others:
+            return plan
+        requests = (plan.strict, *plan.others)
+        starts = [
+            (estimate.start, at)
+            for at, estimate in enumerate(await self.estimates(job, *requests))
+            if isinstance(estimate, StartEstimate)
+        ]
+        return replace(plan, strict=requests[min(starts)[1]], others=()) if starts else plan
 
     async def estimates(self, job: Job, *requests: Request) -> list[Estimate]:
         """When each request of `job` would start."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from muster.launcher.allocation.request import Plan, Request
+from muster.launcher.allocation.plan import Plan, Request
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown

@@ -33,6 +33,8 @@ class NodeCluster:
     best.
     """
     required: bool
+    asked: str = "leaf"
+    """The word of job.toml: "nvlink", though `level` is LEAF."""
 
     @property
     def words(self) -> str:
@@ -63,7 +65,8 @@ def clusters_of(axes: Axes, placement: Placement, nodes: int, *, virtual_stages:
         )
         if joined.join(groups, local_ranks):
             sizes = joined.sizes()
-            found.append(NodeCluster(kind, max(sizes), len(sizes), level, required))
+            asked = placement.packing(kind).level.word
+            found.append(NodeCluster(kind, max(sizes), len(sizes), level, required, asked))
     return tuple(found)
 
 

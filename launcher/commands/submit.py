@@ -107,12 +107,10 @@ async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
     """
     if submission.job.nodes == 1:
         return submission
-    from muster.launcher.allocation import ask  # most jobs don't need it
+    from muster.launcher.allocation import ask  # a job of one node does not need it
 
     job, clusters = submission.job, ask.asking(submission.job)
     shrinks, own_shape = job.placement.if_not_available == "shrink", ask.has_own_shape(job, submission.options)
-    if not clusters and not shrinks:
-        return submission
     found = ask.Allocation(job, job.spares, strict=True)
     if shrinks or not own_shape:
         wanted = () if own_shape else clusters

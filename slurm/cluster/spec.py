@@ -52,9 +52,9 @@ class ClusterSpec:
 
     `requeue_delay` is in seconds; None keeps Slurm's own value, 121 s. `extra` are additional slurm.conf lines.
     `daemons`: start Muster's daemons. `standby`: start a second coordinator. `plain_text`: Muster's connections use no
-    TLS. `topology` is one of topologies.py. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has
-    Slurm 24.11 without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its
-    build takes a minute less.
+    TLS. `topology` is one of topologies.py; `topology_yaml` is the text of topology.yaml in its place. `suite` is the
+    image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11 without pyslurm. `tests_image`: use the image
+    of the tests. The other image has no pyslurm, and its build takes a minute less.
     """
 
     nodes: int = 10
@@ -70,6 +70,7 @@ class ClusterSpec:
     standby: bool = False
     plain_text: bool = False
     topology: str = "tree"
+    topology_yaml: str = ""
     suite: str = "forky"
     tests_image: bool = True
     extra: tuple[str, ...] = ()
@@ -127,12 +128,15 @@ class ClusterSpec:
         """The files of /etc/slurm by name."""
         files = {
             "slurm.conf": self._slurm_conf(),
-            **topologies.files(self.topology, self._groups()),
+            **({"topology.yaml": self.topology_yaml} if self.topology_yaml else self._topology_files()),
             "cgroup.conf": "CgroupPlugin=disabled\n",
         }
         if self.gpus:
             files["gres.conf"] = f"Name=gpu File=/dev/nvidia[0-{self.gpus - 1}]\n"
         return files
+
+    def _topology_files(self) -> dict[str, str]:
+        return topologies.files(self.topology, self._groups())
 
     def _slurm_conf(self) -> str:
         scheduler = [

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 
-from muster.slurm.client.parsing import start_text
+from muster.slurm.client.parsing import hostlist, start_text
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.virtual import nodes as virtual
 from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Outcome
 
@@ -50,7 +52,7 @@ def shape(cluster: Cluster, *options: str) -> tuple[list[str], str, set[str]]:
     cluster.exec(LOGIN, "tee", "/tmp/job.toml", user="alice", stdin=JOB.encode())
     done = cluster.exec(LOGIN, "muster", "submit", "--dry-run", "/tmp/job.toml", *options, user="alice")
     tested = cluster.exec(LOGIN, "sbatch", "--chdir=/tmp", "--test-only", user="alice", stdin=done.stdout.encode())
-    given = re.findall(r"^#SBATCH (--(?:nodes|switches|segment)=.*)$", done.stdout, re.MULTILINE)
+    given = re.findall(r"^#SBATCH (--(?:nodes|switches|segment|exclude)=.*)$", done.stdout, re.MULTILINE)
     return given, done.stderr, set(start_text.read(tested.stderr).nodes)
 
 
@@ -142,3 +144,72 @@ def test_a_torus(network: Cluster) -> None:
     given, _, nodes = shape(network, "--nodes=2", "--spares=1", "--parallelism.tensor=16")
     assert given == ["--nodes=4"]
     assert len(nodes) == 4
+    words = ("muster", "submit", "--dry-run", "/tmp/job.toml", "--nodes=3")
+    refused = network.exec(LOGIN, *words, user="alice", check=False)
+    assert "the torus takes jobs of these numbers of nodes: 1, 2, 4, 8" in refused.stderr
+    assert "choose spares = 1. Nothing was queued" in refused.stderr
+
+
+RACKS = [virtual.names(144)[at : at + 18] for at in range(0, 144, 18)]
+LEAVES = [virtual.names(144)[at : at + 9] for at in range(0, 144, 9)]
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A controller with 144 virtual nodes: racks of 18, or 16 leaves in 4 pods, or rings of 16."""
+    if request.config.getoption("--suite") == "trixie":
+        pytest.skip("Slurm 24.11 has one topology at a time")
+    networks = {
+        "racks": [*virtual.blocks(RACKS, (18, 72))],
+        "pods": [*virtual.tree(LEAVES, leaves_of_pod=4)],
+        "rings": [*virtual.rings([virtual.names(144)[at : at + 16] for at in range(0, 144, 16)])],
+    }
+    with Cluster.up(virtual.cluster_of(144, networks)) as cluster:
+        yield cluster
+
+
+def busy(cluster: Cluster, partition: str, *node_lists: str) -> None:
+    """Gives nodes to jobs of half an hour."""
+    for nodes in node_lists:
+        count = len(hostlist.expand(nodes))
+        cluster.exec(LOGIN, "sbatch", "--chdir=/tmp", "--output=/dev/null", "--exclusive", "--time=30", f"-N{count}",
+                     "-p", partition, f"--nodelist={nodes}", "--wrap", "true", user="alice")  # fmt: skip
+    states = "squeue -h -o %t"
+    wait_until(lambda: set(cluster.sh(LOGIN, states, user="alice").split()) == {"CF"}, 30, "the jobs have their nodes")
+
+
+def test_racks_pods_and_rings(site: Cluster) -> None:
+    # Two nodes of each rack are busy. Segments of 16 start at once, what wants the whole of a rack waits.
+    racks = ("--slurm.partition=racks", "--ranks-per-node=4")
+    busy(site, "racks", *(f"{rack[0]},{rack[9]}" for rack in RACKS))
+    given, said, nodes = shape(site, *racks, "--nodes=30")
+    assert given == ["--nodes=32", "--segment=16"]
+    assert said.startswith("muster: asks for segments of 16 nodes, each within one rack-scale domain, starts now")
+    assert sorted(len(nodes.intersection(rack)) for rack in RACKS) == [0, 0, 0, 0, 0, 0, 16, 16]
+    given, _, nodes = shape(site, *racks, "--nodes=40")
+    assert given == ["--nodes=40", "--segment=4"]
+    assert {len(nodes.intersection(rack)) % 4 for rack in RACKS} == {0}
+    assert shape(site, *racks, "--nodes=3")[0] == ["--nodes=3", "--segment=1"]
+    given, said, _ = shape(site, *racks, "--nodes=18", "--parallelism.tensor=72", "--placement.if-not-available=wait")
+    assert given == ["--nodes=18", "--segment=18"]
+    assert said.startswith("muster: waits: segments of 18 nodes, each within one leaf would start at ")
+    site.sh(LOGIN, "scancel --user=alice", user="alice")
+    wait_until(lambda: not site.sh(LOGIN, "squeue --noheader", user="alice"), 30, "all jobs have ended")
+    # Slurm keeps to no pod: the first leaf has room, and then it takes what fills leaves best.
+    pods = ("--slurm.partition=pods", "--ranks-per-node=4", "--nodes=20")
+    of_pod = [{*chain(*LEAVES[at : at + 4])} for at in range(0, 16, 4)]
+    busy(site, "pods", *(leaf[0] for leaf in LEAVES[:4]), *(f"{leaf[0]},{leaf[1]},{leaf[2]}" for leaf in LEAVES[4:8]))
+    _, _, nodes = shape(site, *pods)
+    assert [len(nodes & pod) for pod in of_pod] != [20, 0, 0, 0]
+    in_pod = ("--parallelism.tensor=80", "--placement.tensor=require pod")
+    given, said, nodes = shape(site, *pods, *in_pod)
+    assert given[0] == "--nodes=20"
+    assert given[1].startswith("--exclude=r[")
+    assert "nodes of pod pod" in said
+    assert sorted(len(nodes & pod) for pod in of_pod) == [0, 0, 0, 20]
+    # A ring has 16 nodes at most.
+    rings = ("--dry-run", "/tmp/job.toml", "--slurm.partition=rings", "--nodes=17")
+    refused = site.exec(LOGIN, "muster", "submit", *rings, user="alice", check=False)
+    assert "nodes + spares = 17: a job is in one ring, and the largest ring has 16 nodes" in refused.stderr
+    assert "Requested node configuration is not available" in sbatch(site, "-p", "rings", "-N17").stderr
+    assert sbatch(site, "-p", "rings", "-N16").rc == 0

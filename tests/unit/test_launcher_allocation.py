@@ -17,7 +17,8 @@ from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking, has_own_shape, topology_of
 from muster.launcher.allocation.choice import choose
 from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.request import Plan, Request, plan_request
+from muster.launcher.allocation.plan import Plan, Request
+from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_segments
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.commands.submit import prepare, with_shape
@@ -68,7 +69,7 @@ def test_groups_of_several_nodes_join_those_inside() -> None:
     found = asking(tensor(8, 16, "require leaf", pipeline=2))
     assert found == (
         NodeCluster(GroupKind.TENSOR, 2, 4, Level.LEAF, True),
-        NodeCluster(GroupKind.PIPELINE, 4, 2, Level.POD, False),
+        NodeCluster(GroupKind.PIPELINE, 4, 2, Level.POD, False, "pod"),
     )
 
 
@@ -148,7 +149,7 @@ def test_a_requirement_that_nothing_has_room_for(topology: SlurmTopology) -> Non
 def test_a_torus_has_sizes() -> None:
     found = plan(tensor(8, 16, spares=1), TORUS)
     assert (found.strict.options, found.strict.spares) == ((), 8)
-    assert "7 more spares: 9 nodes is no such number" in found.notes
+    assert "7 more spares: 9 nodes are no such number" in found.notes
     with pytest.raises(WrongInput, match=r"nodes \+ spares = 17: the torus takes jobs of .*: 1, 4, 8, 16"):
         plan(tensor(16, 16, spares=1), TORUS)
 

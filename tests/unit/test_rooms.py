@@ -62,6 +62,7 @@ ROOMS: dict[str, set[str]] = {
     "slurm/cluster/sysfs": {"slurm/image"},
     "slurm/cluster": {"slurm/image", "slurm/cluster/sysfs"},
     "slurm/cluster/systemd": {"slurm/image", "slurm/cluster"},
+    "slurm/cluster/virtual": {"slurm/client/parsing", "slurm/cluster"},
     "launcher": {
         "fabric/sources",
         "daemon/host",
@@ -98,6 +99,7 @@ ROOMS: dict[str, set[str]] = {
         "fabric/model",
         "fabric/sources",
         "slurm/client",
+        "slurm/client/parsing",
         "launcher",
         "launcher/spec",
     },

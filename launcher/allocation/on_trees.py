@@ -1,0 +1,110 @@
+"""Requests on a tree of switches: a number of leaf switches, and one pod if that is required. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from muster.fabric.model.level import Level
+from muster.fabric.sources.slurm_topology import Unit
+from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.plan import Plan, Request, Wanted, too_large
+from muster.launcher.allocation.segments import leaf_count
+from muster.slurm.client.parsing.hostlist import collapse
+
+MOST_PODS = 16
+"""Pods of which Slurm is asked when the job would start there. Each question takes some 10 ms."""
+
+
+def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
+    """What to ask for on a tree. Raises WrongInput if a requirement fits nowhere."""
+    leaves = leaf_switches(wanted.topology.units)
+    sizes = [len(leaf.nodes) for leaf in leaves]
+    notes = []
+    best: tuple[int, NodeCluster] | None = None
+    pod: NodeCluster | None = None
+    for cluster in clusters:
+        if cluster.level is not Level.LEAF:
+            if cluster.required:
+                pod = cluster
+            else:
+                notes.append(f"{cluster.words}; Slurm has no option for that on a tree but a list of nodes")
+        elif count := leaf_count(wanted.nodes, wanted.spares, cluster.nodes, sizes):
+            best = count, cluster
+        elif cluster.required:
+            raise too_large(cluster, "leaf switches", sizes, wanted)
+        else:
+            notes.append(f"{cluster.words}; the leaf switches are too small for that")
+    return _in_pod(_on_leaves(wanted, clusters, best, len(leaves), notes), pod, wanted, leaves)
+
+
+def _on_leaves(
+    wanted: Wanted,
+    clusters: Sequence[NodeCluster],
+    best: tuple[int, NodeCluster] | None,
+    leaves: int,
+    notes: Sequence[str],
+) -> Plan:
+    if not best:
+        return Plan(wanted.any, notes=tuple(notes))
+    count, cluster = best
+    required = any(one.required for one in clusters if one.level is Level.LEAF)
+    if count >= leaves:
+        return Plan(wanted.any, notes=(f"{cluster.words}; the job needs all leaf switches", *notes))
+    until = f"@{_slurm_time(wanted.wait_s)}" if wanted.wait_s is not None else ""
+    words = f"at most {count} leaf switch{'es' * (count != 1)}"
+    notes = [f"{cluster.words}: {words}, which hold the whole job", *notes]
+    if wanted.wait_s is not None:
+        notes.append(
+            f"the site lets a job wait {wanted.wait_s} s for that (max_switch_wait); then Slurm starts it anywhere"
+        )
+    strict = Request(wanted.spares, words, (f"--switches={count}{until}",))
+    return Plan(strict, (wanted.any,), required, tuple(notes))
+
+
+def _in_pod(plan: Plan, cluster: NodeCluster | None, wanted: Wanted, leaves: Sequence[Unit]) -> Plan:
+    """The plan with all nodes in one pod, which `cluster` requires. Each pod with room for the job is one request."""
+    pods = pods_of(wanted.topology.units, leaves)
+    if cluster is None or not pods:  # a tree of two tiers is one pod
+        return plan
+    if max(len(pod.nodes) for pod in pods) < cluster.nodes:
+        raise too_large(cluster, "pods", [len(pod.nodes) for pod in pods], wanted)
+    roomy = [pod for pod in pods if len(pod.nodes) >= wanted.total][:MOST_PODS]
+    if not roomy:
+        why = "the job needs several pods, and Slurm has no option for that on a tree: it is checked before the start"
+        return Plan(plan.strict, plan.relaxed, True, (*plan.notes, f"{cluster.words}; {why}"), plan.others)
+    every = {name for unit in wanted.topology.units for name in unit.nodes}
+    requests = [
+        Request(
+            plan.strict.spares,
+            f"{plan.strict.words.replace('any nodes', 'nodes')} of pod {pod.name}",
+            (*plan.strict.options, f"--exclude={collapse(sorted(every - set(pod.nodes)))}"),
+        )
+        for pod in roomy
+    ]
+    notes = (*plan.notes, f"{cluster.words}: the nodes of all other pods are excluded, because Slurm keeps to no pod")
+    return Plan(requests[0], (plan.strict, *plan.relaxed), True, notes, tuple(requests[1:]))
+
+
+def leaf_switches(units: Sequence[Unit]) -> list[Unit]:
+    """The smallest switches that no other one is below."""
+    return list(_disjoint(unit for unit in units if unit.nodes))
+
+
+def pods_of(units: Sequence[Unit], leaves: Sequence[Unit]) -> list[Unit]:
+    """The switches of the second tier. Empty if one of them holds the whole network."""
+    lowest = {unit.nodes for unit in leaves}
+    above = [unit for unit in units if unit.nodes and unit.nodes not in lowest]
+    every = {name for unit in units for name in unit.nodes}
+    return [pod for pod in _disjoint(above) if set(pod.nodes) != every]
+
+
+def _disjoint(units: Iterator[Unit] | Sequence[Unit]) -> Iterator[Unit]:
+    seen: set[str] = set()
+    for unit in sorted(units, key=lambda unit: len(unit.nodes)):
+        if seen.isdisjoint(unit.nodes):
+            yield unit
+        seen.update(unit.nodes)
+
+
+def _slurm_time(seconds: int) -> str:
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

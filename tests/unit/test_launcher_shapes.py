@@ -1,0 +1,223 @@
+"""What Slurm is asked for on trees with pods, on rack-scale blocks, tori and rings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.transport.site_config import Site
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
+from muster.launcher.__main__ import parser
+from muster.launcher.allocation.ask import allocate, asking
+from muster.launcher.allocation.plan import Plan
+from muster.launcher.allocation.request import plan_request
+from muster.launcher.commands.submit import prepare, with_shape
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec.spec import Job, parse
+from muster.launcher.submission.script import render
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import read_request
+
+PLAIN = """
+name = "tiny"
+command = "true"
+run_dir = "/shared/run"
+gpus_per_node = 4
+"""
+
+
+def numbered(first: int, count: int) -> tuple[str, ...]:
+    return tuple(f"n{at}" for at in range(first, first + count))
+
+
+def job(nodes: int, *tables: str, spares: int = 0) -> Job:
+    return parse("\n".join([PLAIN, f"nodes = {nodes}", f"spares = {spares}", *tables]), "job.toml")
+
+
+def plan(of: Job, topology: SlurmTopology, *, nvlink_blocks: bool = False) -> Plan:
+    return plan_request(asking(of), of.nodes, of.spares, topology, 300, nvlink_blocks=nvlink_blocks)
+
+
+# -- pods of a tree --
+
+LEAVES = tuple(Unit(f"s{at}", numbered(4 * at, 4)) for at in range(8))
+PODS = tuple(Unit(f"p{at}", numbered(8 * at, 8)) for at in range(4))
+TREE = SlurmTopology(Kind.TREE, (*LEAVES, *PODS, Unit("spine", numbered(0, 32))))
+IN_POD = '[placement]\ntensor = "require pod"\n[parallelism]\ntensor = 32'
+
+
+def test_a_required_pod_excludes_the_nodes_of_all_others() -> None:
+    found = plan(job(8, IN_POD), TREE)
+    options = [request.options for request in (found.strict, *found.others)]
+    assert options == [
+        ("--exclude=n[8-31]",),
+        ("--exclude=n[0-7,16-31]",),
+        ("--exclude=n[0-15,24-31]",),
+        ("--exclude=n[0-23]",),
+    ]
+    assert found.strict.words == "nodes of pod p0"
+    assert found.required
+    assert found.relaxed[0].options == ()
+
+
+def test_a_preferred_pod_is_not_worth_a_list_of_nodes() -> None:
+    """It would keep the job in one pod for good, also if that pod is full after a requeue."""
+    found = plan(job(8, IN_POD.replace("require", "prefer")), TREE)
+    assert (found.strict.options, found.others) == ((), ())
+    assert found.notes == ("tensor groups shall be within one pod: 1 times 8 nodes; Slurm has no option for that on a "
+                           "tree but a list of nodes",)  # fmt: skip
+
+
+def test_leaves_and_a_pod_are_asked_for_together() -> None:
+    tables = ('[parallelism]\ntensor = 8\npipeline = 2\n[placement]\ntensor = "leaf"\npipeline = "require pod"',)
+    found = plan(job(4, *tables), TREE)
+    assert found.strict.options == ("--switches=1@0:05:00", "--exclude=n[8-31]")
+    assert found.strict.words == "at most 1 leaf switch of pod p0"
+
+
+def test_a_job_of_several_pods_is_checked_before_its_start() -> None:
+    tables = ('[parallelism]\ntensor = 16\n[placement]\ntensor = "require pod"',)
+    found = plan(job(16, *tables), TREE)
+    assert found.strict.options == ()
+    assert found.required
+    assert found.notes[-1].endswith("Slurm has no option for that on a tree: it is checked before the start")
+
+
+def test_a_group_that_is_larger_than_a_pod_is_refused() -> None:
+    with pytest.raises(WrongInput, match=r"'require pod' can't be kept: 1 times 12 nodes .* 4 pods of at most 8 nodes"):
+        plan(job(12, '[parallelism]\ntensor = 48\n[placement]\ntensor = "require pod"'), TREE)
+
+
+def test_a_tree_of_two_tiers_is_one_pod() -> None:
+    two = SlurmTopology(Kind.TREE, (*LEAVES[:2], Unit("spine", numbered(0, 8))))
+    assert plan(job(8, IN_POD), two).strict.options == ()
+
+
+async def test_the_pod_in_which_the_job_starts_first_is_taken() -> None:
+    class Tree(FakeSlurm):
+        async def topologies(self, *, timeout_s: float = 5.0) -> tuple[SlurmTopology, ...]:
+            return (TREE,)
+
+    cluster = FakeCluster(numbered(0, 32), now=time.time)
+    for node in ("n0", "n9", "n31"):  # one of each pod but p2
+        cluster.submit(read_request("", (f"--nodelist={node}", "--time=30"), "/"))
+    of = job(8, IN_POD)
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", Tree(cluster))
+    assert found.options == ("--exclude=n[0-15,24-31]",)
+
+
+# -- racks --
+
+RACKS = SlurmTopology(
+    Kind.BLOCK,
+    (
+        *(Unit(f"b{at}", numbered(18 * at, 18)) for at in range(8)),
+        *(Unit(f"b[{at}-{at + 3}]", numbered(18 * at, 72), aggregated=True) for at in (0, 4)),
+    ),
+    base_block=18,
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "options", "added"),
+    [
+        (2, 0, ("--segment=1",), 0),
+        (4, 0, ("--segment=4",), 0),
+        (12, 0, ("--segment=4",), 0),
+        (16, 0, ("--segment=16",), 0),
+        (32, 0, ("--segment=16",), 0),
+        (30, 0, ("--segment=16",), 2),  # two spares are worth it
+        (62, 2, ("--segment=16",), 0),
+        (40, 0, ("--segment=4",), 0),  # eight are not
+        (13, 0, ("--segment=1",), 0),
+        (15, 0, ("--segment=4",), 1),
+        (128, 0, ("--segment=16",), 0),
+    ],
+)
+def test_jobs_in_racks_have_segments_by_size(nodes: int, spares: int, options: tuple[str, ...], added: int) -> None:
+    found = plan(job(nodes, spares=spares), RACKS).strict
+    assert (found.options, found.spares) == (options, spares + added)
+    assert (nodes + found.spares) % int(options[0].partition("=")[2]) == 0
+
+
+def test_groups_within_racks_have_the_segment_that_they_ask_for() -> None:
+    of = job(24, "[parallelism]\ntensor = 24")  # 6 nodes
+    assert plan(of, RACKS).strict.options == ("--segment=6",)
+
+
+def test_pipelines_in_pods_are_content_with_a_rack_segment() -> None:
+    of = job(32, "[parallelism]\ntensor = 4\npipeline = 4")  # neighbouring stages shall be within one pod
+    assert plan(of, RACKS).strict.options == ("--segment=16",)
+
+
+def test_a_job_in_racks_relaxes_by_size() -> None:
+    assert [one.options for one in plan(job(32), RACKS).relaxed] == [("--segment=4",), ("--segment=1",)]
+    assert [one.options for one in plan(job(30), RACKS).relaxed] == [("--segment=1",)]
+
+
+def test_other_blocks_are_no_racks_unless_the_site_says_so() -> None:
+    small = SlurmTopology(Kind.BLOCK, (Unit("b0", numbered(0, 8)), Unit("b1", numbered(8, 8))), base_block=8)
+    assert plan(job(8), small).strict.options == ()
+    assert plan(job(8), small, nvlink_blocks=True).strict.options == ("--segment=4",)
+
+
+# -- tori and rings --
+
+TORUS = SlurmTopology(
+    Kind.TORUS,
+    (Unit("t0", numbered(0, 16), (4, 2, 2), shapes=((1, 1, 1), (2, 2, 1), (4, 2, 1), (4, 2, 2))),),
+)
+RINGS = SlurmTopology(Kind.RING, (Unit("r0", numbered(0, 16)), Unit("r1", numbered(16, 4))))
+
+
+def test_a_job_without_groups_is_told_the_sizes_of_a_torus() -> None:
+    with pytest.raises(WrongInput) as refused:
+        plan(job(5), TORUS)
+    assert refused.value.message == "nodes + spares = 5: the torus takes jobs of these numbers of nodes: 1, 4, 8, 16"
+    assert refused.value.hint == "choose spares = 3. Nothing was queued"
+    with pytest.raises(WrongInput) as refused:
+        plan(job(17), TORUS)
+    assert refused.value.hint == "choose nodes + spares = 16 at most. Nothing was queued"
+    assert plan(job(6, spares=2), TORUS).strict.spares == 2
+
+
+def test_a_long_list_of_sizes_is_cut() -> None:
+    shapes = tuple((size, 1, 1) for size in range(1, 101))
+    many = SlurmTopology(Kind.TORUS, (Unit("t0", numbered(0, 100), (100, 1, 1), shapes=shapes),))
+    with pytest.raises(WrongInput, match=r"numbers of nodes: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, \.\.\., 100$"):
+        plan(job(101), many)
+
+
+def test_a_job_is_in_one_ring() -> None:
+    assert plan(job(16), RINGS).strict.options == ()
+    with pytest.raises(WrongInput) as refused:
+        plan(job(16, spares=1), RINGS)
+    assert refused.value.message == "nodes + spares = 17: a job is in one ring, and the largest ring has 16 nodes"
+
+
+async def test_a_job_without_groups_is_refused_before_it_is_queued(tmp_path: Path) -> None:
+    class Torus(FakeSlurm):
+        async def topologies(self, *, timeout_s: float = 5.0) -> tuple[SlurmTopology, ...]:
+            return (TORUS,)
+
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 3\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    slurm = Torus(FakeCluster(numbered(0, 16), now=time.time))
+    with pytest.raises(WrongInput, match="the torus takes jobs of these numbers"):
+        await with_shape(submission, slurm)
+
+
+async def test_without_slurms_answer_a_job_without_groups_says_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 3\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    slurm = FakeSlurm(FakeCluster(numbered(0, 16), now=time.time))
+    slurm.unavailable_reason = "slurmctld is silent"
+    assert render(await with_shape(submission, slurm)) == render(submission)
+    assert capsys.readouterr().err == ""
