@@ -142,7 +142,7 @@ bench-core: setup ## what the coordinator's decisions, its journal, a restart an
 bench-daemon: setup ## what the node daemon costs, beside Prometheus' node exporter; ARGS=--planned-swap: that, too
 	@$(BIN)/python -m benchmarks.bench_daemon $(ARGS)
 
-bench-placement: setup ## how good and how fast the map from ranks to nodes is, against the exact optimum and other orders
+bench-placement: image ## how good and how fast the map from ranks to nodes is, against the exact optimum and other orders
 	@$(BIN)/python -m benchmarks.bench_placement
 
 bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two clusters of containers

@@ -21,23 +21,18 @@ def names(count: int) -> list[str]:
     return [f"r{at}" for at in range(count)]
 
 
-def cluster_of(count: int, topologies: Mapping[str, Sequence[str]]) -> ClusterSpec:
+def cluster_of(count: int, topologies: Mapping[str, Sequence[str]], default: str = "") -> ClusterSpec:
     """A cluster with a real node n0, and `count` virtual nodes in a partition for each topology.
 
     Args:
+        count: virtual nodes.
+        default: the topology of the whole cluster. Empty: a flat one.
         topologies: by the name of topology and partition, what `tree`, `blocks` or `rings` gives.
     """
     nodes = f"r[0-{count - 1}]"
-    text = [
-        "- topology: default",
-        "  cluster_default: true",
-        "  flat: true",
-        *(
-            line
-            for name, lines in topologies.items()
-            for line in (f"- topology: {name}", "  cluster_default: false", *lines)
-        ),
-    ]
+    text = [] if default else ["- topology: default", "  cluster_default: true", "  flat: true"]
+    for name, lines in topologies.items():
+        text += [f"- topology: {name}", f"  cluster_default: {str(name == default).lower()}", *lines]
     extra = (
         "ResumeProgram=/bin/true",
         "SuspendProgram=/bin/true",
