@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import LOGIN, ClusterSpec
+from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec
 from muster.slurm.cluster.sysfs.pci_tree import CROSSED
 from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
@@ -244,6 +244,43 @@ def wide() -> Iterator[Cluster]:
     """A cluster of 18 nodes on four leaves."""
     with Cluster.up(ClusterSpec(nodes=18, leaves=4)) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def in_blocks(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of 8 nodes in two blocks. Slurm orders nodes by block, and the blocks do not follow the names."""
+    if request.config.getoption("--suite") == "trixie":
+        pytest.skip("Slurm 24.11 has no BlockAsNodeRank")
+    spec = ClusterSpec(nodes=8, topology="block", extra=("TopologyParam=BlockAsNodeRank",))
+    with Cluster.up(spec) as cluster:
+        blocks = ("BlockName=b0 Nodes=n1,n3,n5,n7", "BlockName=b1 Nodes=n0,n2,n4,n6", "BlockSizes=4,8")
+        (cluster.folder / "slurm" / "topology.conf").write_text("\n".join(blocks) + "\n")
+        cluster.exec(CONTROLLER, "scontrol", "reconfigure")
+        wait_until(lambda: "BlockName=b0" in cluster.sh(CONTROLLER, "scontrol show topology"), 30, "Slurm has blocks")
+        yield cluster
+
+
+@pytest.mark.parametrize("tensor", [1, 4], ids=["replicas", "groups"])
+def test_the_order_of_ranks_is_slurms_where_slurm_orders_by_block(in_blocks: Cluster, tensor: int) -> None:
+    folder = in_blocks.shared / "blocks"
+    job_toml = "\n".join(
+        (
+            'name = "blocks"',
+            "nodes = 8",
+            f"command = {json.dumps(['python3', '-c', TELL])}",
+            'run_dir = "/shared/blocks"',
+            "preload = []",
+            f"parallelism.tensor = {tensor}",
+        )
+    )
+    in_blocks.sh(LOGIN, f"mkdir -p /shared/blocks; cat >/shared/blocks/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
+    job = in_blocks.exec(LOGIN, "muster", "submit", "/shared/blocks/job.toml", user="alice").stdout.strip()
+    ranks = wait_told(folder, 1, 8)
+    assert [rank["MUSTER_LEAF"] for rank in ranks] == ["b0"] * 4 + ["b1"] * 4
+    assert {rank["MUSTER_SLURM_JOB_NODELIST"] for rank in ranks} == {"n[1,3,5,7,0,2,4,6]"}
+    if tensor == 1:
+        assert [rank["MUSTER_SLURM_PROCID"] for rank in ranks] == [rank["RANK"] for rank in ranks]
+    in_blocks.exec(LOGIN, "muster", "cancel", job, user="alice")
 
 
 def wait_told(folder: Path, generation: int, ranks: int) -> list[dict[str, str]]:
