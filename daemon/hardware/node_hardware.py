@@ -26,10 +26,10 @@ def report_of(hardware: Hardware) -> NodeReport:
     _check(hardware)
     count = max((gpu.index + 1 for gpu in hardware.gpus), default=0)
     sockets = {gpu.index: gpu.numa_node for gpu in hardware.gpus if gpu.HasField("numa_node")}
-    near: dict[str, list[int]] = {}
+    near: dict[str, dict[int, None]] = {}
     for gpu in hardware.gpus:
         for name in gpu.nearest_adapters:
-            near.setdefault(name, []).append(gpu.index)
+            near.setdefault(name, {})[gpu.index] = None
     nics = [adapter.infiniband_device for adapter in hardware.adapters if adapter.infiniband_device]
     return NodeReport(
         count,

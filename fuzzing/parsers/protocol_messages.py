@@ -14,9 +14,12 @@ from pydantic import TypeAdapter
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits
+from muster.fabric.sources.node_reports import NodeReport
 from muster.v1 import agent_pb2, api_pb2, common_pb2, node_pb2, peer_pb2, rank_pb2
 
-_STORED: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (events.AgentStatus, events.GangSubmitted)}
+_STORED: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (events.AgentStatus, events.GangSubmitted, NodeReport)
+}
 
 
 def _status(data: bytes) -> events.AgentStatus:
@@ -33,6 +36,10 @@ def _hello(data: bytes) -> None:
 
 def _node_hello(data: bytes) -> None:
     conversion.check_hello(node_pb2.NodeHello.FromString(data))
+
+
+def _hardware(data: bytes) -> NodeReport:
+    return conversion.node_report(common_pb2.Hardware.FromString(data))
 
 
 def _only_read(kind: type[Message]) -> Callable[[bytes], None]:
@@ -62,6 +69,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
             rank_pb2.AgentRankMessage,
         ),
     ),
+    _hardware,
 )
 
 

@@ -71,6 +71,9 @@ def test_what_muster_does_not_understand_stays_as_it_is(
 def test_gpus_that_the_user_chooses_stay() -> None:
     found = gpus(SLURM, CUDA_VISIBLE_DEVICES="3,2,1,0")
     assert found == LocalGpus(None, (3, 2, 1, 0), (3, 2, 1, 0))
+    constrained = {**SLURM, "SLURM_STEP_GPUS": "2,3"}
+    assert gpus(constrained, 2, CUDA_VISIBLE_DEVICES="1,0") == LocalGpus(None, (3, 2), (3, 2))
+    assert gpus(constrained, 1, CUDA_VISIBLE_DEVICES="1") == LocalGpus()
 
 
 def test_a_node_of_unknown_hardware_changes_nothing() -> None:

@@ -46,12 +46,11 @@ def local_gpus(
         node: what is known of this node.
         uuids: the index of each GPU by its UUID.
     """
-    if VISIBLE in chosen:
-        return _alone(_indexes(chosen[VISIBLE], _all(node), uuids), ranks)
     given = _given_by_slurm(environ)
+    if VISIBLE in chosen:
+        return _alone(_indexes(chosen[VISIBLE], given or _all(node), uuids), ranks)
     if VISIBLE not in environ:
-        used = given or _all(node)
-        return LocalGpus(used=used)
+        return LocalGpus(used=given or _all(node))
     seen = _indexes(environ[VISIBLE], given, uuids)
     words = [word.strip() for word in environ[VISIBLE].split(",")]
     if not (given and seen and len(seen) == ranks > 1 and all(word.isdigit() for word in words)):
