@@ -15,6 +15,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
+from muster.fabric.sources.node_reports import NodeReport
 from muster.launcher.coordinator_client import CoordinatorClient
 from muster.v1 import api_pb2
 from muster.v1.api_pb2_grpc import MusterStub
@@ -141,6 +142,7 @@ async def test_a_watcher_is_woken_for_the_nodes_of_its_gang_only(world: Scripted
                 events.NodeAttached(node, "b", "i", "127.0.0.1:1", ()),
                 events.NodeDisconnected(node, "i"),
                 events.NodeSignalled(node, "unfit", "a fault", "NVRM: Xid"),
+                events.NodeHardwareReported(node, NodeReport()),
             ):
                 woken.clear()
                 engine.post(event)

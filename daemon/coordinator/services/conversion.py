@@ -6,6 +6,7 @@ import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from google.protobuf.json_format import MessageToJson
 
@@ -339,9 +340,15 @@ def node_report(message: common_pb2.Hardware) -> NodeReport:
         InvalidMessage: no node has that.
     """
     try:
-        return report_of(message)
+        return _shared(report_of(message))
     except InvalidHardware as error:
         raise InvalidMessage(f"hardware: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def _shared(report: NodeReport) -> NodeReport:
+    """One object for equal reports: a site has thousands of nodes, and few kinds of them."""
+    return report
 
 
 def signal_rule(rule: SignalRule) -> node_pb2.SignalRule:

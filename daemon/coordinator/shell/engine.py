@@ -164,7 +164,12 @@ class Engine:
         match event:
             case events.AgentHeartbeat() | events.BatchHeartbeat() | events.NodeHeartbeat():
                 pass
-            case events.NodeAttached() | events.NodeDisconnected() | events.NodeSignalled():
+            case (
+                events.NodeAttached()
+                | events.NodeDisconnected()
+                | events.NodeSignalled()
+                | events.NodeHardwareReported()
+            ):
                 self._notify_watchers_of_node(event.node)
             case _:
                 self.gang_subscribers.notify(getattr(event, "gang", ""))
