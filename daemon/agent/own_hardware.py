@@ -25,8 +25,14 @@ class OwnHardware:
     """
 
     def __init__(
-        self, socket: str, environ: Mapping[str, str], ask: Callable[[str], Hardware] = hardware_client.ask
+        self,
+        socket: str,
+        environ: Mapping[str, str],
+        ask: Callable[[str], Hardware] = hardware_client.ask,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
+        self._deadline_s = deadline_s
+        self._asking: asyncio.Future[NodeFacts] | None = None
         self._socket = socket
         self._environ = environ
         self._ask = ask
@@ -39,16 +45,20 @@ class OwnHardware:
         return nvlink_domain_of(self.current.hardware)
 
     async def refresh(self) -> None:
-        """Ask again. If musterd does not answer, what it said before stays."""
+        """Ask again. If musterd does not answer, what it said before stays. A question that hangs is asked once only:
+        other work needs threads, too."""
         if not self._socket:
             return
+        asking = self._asking = self._asking or asyncio.ensure_future(asyncio.to_thread(self._read))
+        done, _ = await asyncio.wait([asking], timeout=self._deadline_s)
+        if not done:
+            log.warning("the hardware of this node is not known: no answer for %g s", self._deadline_s)
+            return
+        self._asking = None
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                self.current = await asyncio.to_thread(self._read)
+            self.current = asking.result()
         except hardware_client.HardwareUnknown as error:
             log.info("the hardware of this node is not known: %s", error)
-        except TimeoutError:
-            log.warning("the hardware of this node is not known: no answer for %g s", DEADLINE_S)
 
     def _read(self) -> NodeFacts:
         return NodeFacts(self._ask(self._socket), read_nccl_files(self._environ))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -249,3 +250,21 @@ async def test_what_musterd_said_before_stays_while_it_does_not_answer() -> None
     assert facts.nvlink_domain == "c.0"
     assert answers == []
     await OwnHardware("", {}, ask).refresh()  # asks nobody
+
+
+async def test_a_question_that_hangs_is_asked_once_and_its_answer_taken_when_it_comes() -> None:
+    asked, answer = list[str](), threading.Event()
+
+    def ask(socket: str) -> Hardware:
+        asked.append(socket)
+        answer.wait(60)
+        return HARDWARE
+
+    facts = OwnHardware("s", {}, ask, deadline_s=0.01)
+    await facts.refresh()
+    await facts.refresh()
+    assert (asked, facts.current) == (["s"], NodeFacts())
+    answer.set()
+    patient = OwnHardware("s", {}, ask)
+    await patient.refresh()
+    assert patient.current.hardware == HARDWARE
