@@ -23,7 +23,7 @@ class StepBlocks:
     def __init__(self) -> None:
         self._number = -1
         self._steps: dict[int, StepTime] = {}
-        self._blocks: deque[tuple[int, int]] = deque(maxlen=BLOCKS_KEPT)
+        self._blocks: deque[tuple[int, int, int]] = deque(maxlen=BLOCKS_KEPT)
         self._last_block = -1
 
     def add(self, step_time: StepTime) -> None:
@@ -41,16 +41,19 @@ class StepBlocks:
         """The newest blocks without a gap; None if there are none."""
         if not self._blocks:
             return None
-        compute_us, wait_us = zip(*self._blocks, strict=True)
+        compute_us, wait_us, fetch_us = zip(*self._blocks, strict=True)
         first_block = self._last_block - len(self._blocks) + 1
-        return BlockTimes(first_block=first_block, compute_us=compute_us, wait_us=wait_us)
+        declared = fetch_us if any(fetch_us) else ()
+        return BlockTimes(first_block=first_block, compute_us=compute_us, wait_us=wait_us, fetch_us=declared)
 
     def _complete(self) -> None:
         if self._number != self._last_block + 1:
             self._blocks.clear()
         self._last_block = self._number
         steps = self._steps.values()
-        self._blocks.append((_median([s.compute_us for s in steps]), _median([s.wait_us for s in steps])))
+        parts = ([s.compute_us for s in steps], [s.wait_us for s in steps], [s.fetch_us for s in steps])
+        compute_us, wait_us, fetch_us = map(_median, parts)
+        self._blocks.append((compute_us, wait_us, fetch_us))
 
 
 def _median(times_us: list[int]) -> int:

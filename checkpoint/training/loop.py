@@ -185,6 +185,19 @@ class Checkpoint:
             self._phases.remove(name)
             self._declare_phase()
 
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Declare that the script waits for its next batch in the `with` block.
+
+        `muster diagnose` then shows that time by itself. Without it, the time counts as compute.
+        """
+        began = self._host_clock.note()
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.add_fetch(self._host_clock.between_us(began, self._host_clock.note()))
+
     def close(self) -> None:
         """Close the connection to the agent. The agent keeps the state that it has."""
         if self._timer is not None:

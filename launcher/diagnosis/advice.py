@@ -16,7 +16,7 @@ SLOWER_THAN_BEFORE = 0.9
 
 def advice(found: Diagnosis) -> list[str]:
     """The lines. Empty if nothing is wrong."""
-    return [*_nodes(found), *_links(found), *_groups(found), *_ranks(found), *_otherwise(found)]
+    return [*_nodes(found), *_links(found), *_groups(found), *_ranks(found), *_data(found), *_otherwise(found)]
 
 
 def _job(found: Diagnosis) -> int:
@@ -72,6 +72,12 @@ def _ranks(found: Diagnosis) -> Iterator[str]:
     if slow:
         words = f"rank {slow.rank} on {slow.node} computes {percent(slow.longer_by)} longer than the others, which wait"
         yield f"{words}: look at its data and its logs; if it is the node, {_leave(found, slow.node)}"
+
+
+def _data(found: Diagnosis) -> Iterator[str]:
+    if found.parts and found.parts.fetches >= WAIT_OF_NOTE:
+        share = percent(found.parts.fetches)
+        yield f"ranks wait for data in {share} of a step: more workers that load it, or faster storage"
 
 
 def _otherwise(found: Diagnosis) -> Iterator[str]:

@@ -33,6 +33,7 @@ def to_dict(found: Diagnosis) -> dict[str, Any]:
         "step_s": found.measured.step_s or None,
         "compute_s": found.parts and found.parts.compute,
         "wait_s": found.parts and found.parts.wait,
+        "fetch_s": found.parts and found.parts.fetch,
         "slowest_rank": found.slowest and asdict(found.slowest),
         "predicted": found.prediction and _prediction(found.prediction),
         "earlier": found.earlier and asdict(found.earlier),
@@ -112,5 +113,6 @@ def _prediction(one: Prediction) -> dict[str, Any]:
         "exposed_s": one.here.exposed,
         "wait_s": wait_of(one.here),
         "planned_step_s": one.planned.total,
+        "wait_over_slow_link_s": one.over_slow or None,
         "wait_by_tier_s": {level.word: wait for level, wait in one.by_tier.items()},
     }

@@ -30,6 +30,8 @@ class Prediction:
     """The tier that the measured wait speaks of; None: nothing is measured, or no tier explains it."""
     by_tier: dict[Level, float]
     """The predicted wait for gradients if their groups lay in this tier, in seconds."""
+    over_slow: float
+    """The predicted wait if the slowest link that was measured holds them up, in seconds; 0: no link is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def diagnose(
         parts,
         steps.slowest_rank(measured),
         steps.earlier_of(measured),
-        _prediction(plan, seated, parts) if plan and seated else None,
+        _prediction(plan, seated, parts, slow) if plan and seated else None,
         [*unknown, *_unknown(measured, kinds, judged)],
     )
 
@@ -120,13 +122,13 @@ def _slow_uplinks(seated: SeatedJob) -> dict[str, float]:
     return found
 
 
-def _prediction(plan: Plan, seated: SeatedJob, parts: Parts | None) -> Prediction:
+def _prediction(plan: Plan, seated: SeatedJob, parts: Parts | None, slow: list[SlowLink]) -> Prediction:
     here = steps.with_seats(plan, seated.seats)
     by_tier = steps.waits_by_tier(here, seated.seats)
     tier = steps.tier_of_wait(parts.wait, by_tier) if parts else None
-    return Prediction(
-        steps.predicted(here, seated.seats), steps.predicted(plan, plan.seats), tier, by_tier
-    )  # fmt: skip
+    over_slow = steps.wait_over(here, seated.seats, slow[0].rate) if slow else 0.0
+    planned = steps.predicted(plan, plan.seats)
+    return Prediction(steps.predicted(here, seated.seats), planned, tier, by_tier, over_slow)
 
 
 def _unknown(measured: JobMeasurements, kinds: list[PlacedKind], judged: list[MeasuredLink]) -> list[str]:

@@ -10,7 +10,7 @@ from muster.launcher.diagnosis.advice import SLOWER_THAN_BEFORE, advice
 from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.groups import PlacedKind, TornGroup
 from muster.launcher.diagnosis.links import MeasuredLink, Side, SlowLink
-from muster.launcher.diagnosis.steps import Earlier, wait_of
+from muster.launcher.diagnosis.steps import Earlier, speaks_of_link, wait_of
 from muster.launcher.plan.units import percent, scaled, seconds
 from muster.slurm.client.parsing.hostlist import collapse
 
@@ -73,7 +73,7 @@ def _kind(kind: PlacedKind) -> str:
 
 def _torn(group: TornGroup) -> Iterator[str]:
     ranks = _numbers(group.ranks)
-    cost = f"{seconds(group.extra_s)} a step more, {group.factor:.3g} times as long" if group.extra_s > 0 else "no cost"
+    cost = f"{seconds(group.extra_s)} a step more, {group.factor:.2f} times as long" if group.extra_s > 0 else "no cost"
     way = f"{collapse(group.nodes)}, over {', '.join(group.switches)}"
     yield f"  {group.name} (ranks {ranks}) on {way}; predicted: {cost}"
 
@@ -130,7 +130,11 @@ def _step(found: Diagnosis) -> Iterator[str]:
         return
     wait = f"{seconds(parts.wait)} wait for gradients ({percent(parts.waits)})"
     yield f"{step} = {seconds(parts.compute)} compute + {wait}; medians of {len(found.measured.ranks)} ranks"
-    yield "the time to fetch data is a part of compute: the library does not report it by itself"
+    if parts.fetch is None:
+        yield "the wait for data is a part of compute: the script does not declare it (checkpoint.fetching())"
+    else:
+        fetch = f"{seconds(parts.fetch)} wait for data ({percent(parts.fetches)})"
+        yield f"of compute, {fetch}, on the rank that waits longest"
     if slow := found.slowest:
         yield f"rank {slow.rank} on {slow.node} computes {percent(slow.longer_by)} longer than the median rank"
 
@@ -204,6 +208,10 @@ def _tier(found: Diagnosis) -> Iterator[str]:
     if prediction is None or not prediction.by_tier:
         if data:
             yield f"gradients are summed {WHERE[data.loosest]}: that tier has the wait of {seconds(parts.wait)}"
+        return
+    if prediction.tier is None and speaks_of_link(parts.wait, prediction.over_slow, prediction.by_tier):
+        wait = seconds(prediction.over_slow)
+        yield f"the slow link, not a tier: gradients at its speed take {wait}, and the wait is {seconds(parts.wait)}"
         return
     by_tier = ", ".join(f"{seconds(wait)} {WHERE[level]}" for level, wait in prediction.by_tier.items())
     if prediction.tier is None:

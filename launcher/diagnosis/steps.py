@@ -14,6 +14,7 @@ from muster.fabric.estimate.step import StepTime, step_time
 from muster.fabric.estimate.traffic import step_traffic
 from muster.fabric.groups.rank_groups import GroupKind, pipeline_pairs, rank_groups
 from muster.fabric.model.level import Level
+from muster.fabric.model.link import Link
 from muster.v1.diagnosis_pb2 import JobMeasurements, PastGeneration, RankStepTime
 
 WAIT_OF_NOTE = 0.1
@@ -32,11 +33,20 @@ class Parts:
 
     compute: float
     wait: float
+    fetch: float | None
+    """The part of compute in which the script waits for its next batch, on the rank that waits longest. None: it
+    declares none.
+    """
 
     @property
     def waits(self) -> float:
         """The share of the step in which ranks wait for gradients."""
         return self.wait / max(self.compute + self.wait, 1e-12)
+
+    @property
+    def fetches(self) -> float:
+        """The share of the step in which the rank with the slowest data waits for it."""
+        return (self.fetch or 0.0) / max(self.compute + self.wait, 1e-12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,9 @@ def parts_of(ranks: Sequence[RankStepTime]) -> Parts | None:
     """The parts of a step; None if no rank reports them."""
     if not ranks:
         return None
-    return Parts(median(one.compute_s for one in ranks), median(one.wait_s for one in ranks))
+    fetches = [one.fetch_s for one in ranks if one.HasField("fetch_s")]
+    compute, wait = median(one.compute_s for one in ranks), median(one.wait_s for one in ranks)
+    return Parts(compute, wait, max(fetches, default=None))
 
 
 def slowest_rank(measured: JobMeasurements) -> SlowestRank | None:
@@ -131,12 +143,7 @@ def wait_of(step: StepTime) -> float:
 
 def waits_by_tier(plan: Plan, seats: Seats) -> dict[Level, float]:
     """The predicted wait for gradients in seconds, if their groups lay in each tier of the network."""
-    spread = _spread(plan, seats)
-    kinds = [kind for kind in SUMMED if kind in spread]
-    if not kinds:
-        return {}
     found: dict[Level, float] = {}
-    sizes = {one.group: one.ranks for one in step_traffic(plan.model, plan.axes, plan.schedule)}
     for level in Level:
         domains = [one for one in seats.fabric.root.walk() if one.level is level]
         if level is Level.NODE:
@@ -146,9 +153,23 @@ def waits_by_tier(plan: Plan, seats: Seats) -> dict[Level, float]:
         else:
             continue
         rails = 1.0 if level <= Level.NVLINK else seats.rails_of_rank(seats.nodes[0]) / over
-        moved: dict[GroupKind, Mapping[Tiers, int]] = {kind: {(Tier(sizes[kind], link, rails),): 1} for kind in kinds}
-        found[level] = wait_of(_step(plan, {**spread, **moved}))
+        if wait := _wait_over(plan, seats, link, rails):
+            found[level] = wait
     return found
+
+
+def wait_over(plan: Plan, seats: Seats, bandwidth: float) -> float:
+    """The predicted wait for gradients in seconds, if one link of so many bytes a second holds their groups up."""
+    return _wait_over(plan, seats, Link(seats.fabric.root.link.latency, bandwidth), 1.0)
+
+
+def _wait_over(plan: Plan, seats: Seats, link: Link, rails: float) -> float:
+    spread = _spread(plan, seats)
+    sizes = {one.group: one.ranks for one in step_traffic(plan.model, plan.axes, plan.schedule)}
+    moved: dict[GroupKind, Mapping[Tiers, int]] = {
+        kind: {(Tier(sizes[kind], link, rails),): 1} for kind in SUMMED if kind in spread
+    }
+    return wait_of(_step(plan, {**spread, **moved})) if moved else 0.0
 
 
 def tier_of_wait(wait: float, by_tier: Mapping[Level, float]) -> Level | None:
@@ -158,6 +179,14 @@ def tier_of_wait(wait: float, by_tier: Mapping[Level, float]) -> Level | None:
         return None
     # Of tiers with the same speed, the tightest one says least.
     return min(possible, key=lambda level: (round(abs(math.log(wait / possible[level])), 6), -level))
+
+
+def speaks_of_link(wait: float, over_link: float, by_tier: Mapping[Level, float]) -> bool:
+    """Whether a measured wait is nearer to the one over a slow link than to that of the slowest tier, as ratios."""
+    slowest = max(by_tier.values(), default=0.0)
+    if min(wait, over_link, slowest) <= 0:
+        return False
+    return abs(math.log(wait / over_link)) < abs(math.log(wait / slowest))
 
 
 def with_seats(plan: Plan, seats: Seats) -> Plan:

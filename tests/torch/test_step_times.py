@@ -40,8 +40,11 @@ class Loop:
         self.timer = StepTimer(self.model.parameters(), [self.optimizer], self.clock)
         self.steps = 0
 
-    def step(self, compute: float, wait: float, rest: float = 0.0) -> None:
+    def step(self, compute: float, wait: float, rest: float = 0.0, fetch: float = 0.0) -> None:
         self.timer.begin_step()
+        self.clock.at += fetch
+        if fetch:
+            self.timer.add_fetch(fetch * 1e6)
         self.clock.at += compute
         self.model(torch.ones(1, 2)).sum().backward()
         self.clock.at += wait
@@ -61,6 +64,17 @@ def test_a_step_is_split_at_the_last_gradient_and_at_the_optimizer() -> None:
     loop.step(2.0, 0.0)
     assert loop.measured() == [(2, 625_000, 250_000), (3, 2_000_000, 0)]
     assert loop.measured() == []
+
+
+def test_the_declared_wait_for_data_is_a_part_of_compute() -> None:
+    loop = Loop()
+    loop.step(1.0, 1.0, fetch=0.5)  # learns which gradient comes last
+    loop.step(0.5, 0.25, fetch=0.25)
+    loop.step(0.5, 0.25)
+    assert [(t.compute_us, t.wait_us, t.fetch_us) for t in loop.timer.measured()] == [
+        (750_000, 250_000, 250_000),
+        (500_000, 250_000, 0),
+    ]
 
 
 def test_what_the_device_has_not_reached_is_reported_later() -> None:

@@ -21,6 +21,18 @@ def test_a_block_is_reported_when_it_has_all_its_steps() -> None:
     assert blocks_of(fed(1, 2, 3, 4, 5)) == (0, [250], [2])
 
 
+def test_the_wait_for_data_is_reported_if_it_is_declared() -> None:
+    blocks = StepBlocks()
+    for step in range(1, 9):
+        blocks.add(StepTime(step=step, compute_us=100, wait_us=1, fetch_us=40 if step > 4 else 0))
+    times = blocks.times()
+    assert times is not None
+    assert list(times.fetch_us) == [0, 40]
+    without = fed(1, 2, 3, 4).times()
+    assert without is not None
+    assert list(without.fetch_us) == []
+
+
 def test_a_run_that_starts_within_a_block_has_the_blocks_of_all_others() -> None:
     assert blocks_of(fed(*range(7, 13))) == (2, [1050], [10])
 

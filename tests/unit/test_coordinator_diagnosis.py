@@ -49,7 +49,9 @@ async def train(world: ScriptedWorld, steps: int = 40) -> None:
     """Both ranks finish steps, with times: rank 1 computes longer, so that rank 0 waits for it."""
     for node, compute, wait in (("n1", 800_000, 200_000), ("n2", 950_000, 50_000)):
         agent = world.agents[node]
-        times = agent_pb2.BlockTimes(first_block=1, compute_us=[compute] * 3, wait_us=[wait] * 3)
+        times = agent_pb2.BlockTimes(
+            first_block=1, compute_us=[compute] * 3, wait_us=[wait] * 3, fetch_us=[300_000] * 3
+        )
         agent.status.ranks[0].block_times.CopyFrom(times)
         await agent.step(steps)
     await world.wait_for_facts(facts.FirstStep)
@@ -68,6 +70,7 @@ async def test_step_times_and_the_spec_without_its_secrets(world: ScriptedWorld,
     await train(world)
     found = await until(stub, lambda reply: len(reply.ranks) == 2)
     assert [(one.rank, one.compute_s, one.wait_s) for one in found.ranks] == [(0, 0.8, 0.2), (1, 0.95, 0.05)]
+    assert {one.fetch_s for one in found.ranks} == {0.3}
     assert found.step_s == pytest.approx(1.0)
     assert found.gang.gang_id == "g1"
     assert (found.spec.nodes, found.spec.estimate_tables) == (2, '{"model": {"layers": 2}}')

@@ -206,6 +206,16 @@ def test_the_rank_that_the_others_wait_for_is_named_and_the_network_is_not_blame
     assert found(["n0", "n1", "n3", "n4"], step_s=1.5, ranks=times(*[(1.0, 0.5)] * 4)).slowest is None
 
 
+def test_ranks_that_wait_for_data_are_told_from_those_that_compute() -> None:
+    ranks = times(*[(1.0, 0.0)] * 4)
+    text = "\n".join(lines(found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=ranks)))
+    assert "the wait for data is a part of compute: the script does not declare it" in text
+    ranks[1].fetch_s, ranks[2].fetch_s = 0.1, 0.4
+    waiting = found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=ranks)
+    assert "of compute, 400 ms wait for data (40.0 %), on the rank that waits longest" in "\n".join(lines(waiting))
+    assert advice(waiting) == ["ranks wait for data in 40.0 % of a step: more workers that load it, or faster storage"]
+
+
 def test_the_wait_speaks_of_the_tier_that_predicts_it() -> None:
     there = found(["n0", "n1", "n3", "n4"])
     assert there.prediction
@@ -216,6 +226,17 @@ def test_the_wait_speaks_of_the_tier_that_predicts_it() -> None:
         assert steps.tier_of_wait(by_tier[level] * 1.05, by_tier) is level
     assert steps.tier_of_wait(10 * max(by_tier.values()), by_tier) is None
     assert steps.tier_of_wait(0.0, by_tier) is None
+
+
+def test_a_wait_that_no_tier_explains_speaks_of_the_slow_link() -> None:
+    well = [rate(a, b, 900) for a in EVERY for b in EVERY if a != b]
+    of_n3 = [rate("n3", one.to_node, 9) if one.from_node == "n3" else one for one in well]
+    slow = found(["n0", "n1", "n3", "n4"], step_s=9.0, ranks=times(*[(0.5, 400.0)] * 8), links=of_n3)
+    assert slow.prediction
+    assert slow.prediction.over_slow > 10 * max(slow.prediction.by_tier.values())
+    assert "speaks of  the slow link, not a tier: gradients at its speed take" in "\n".join(lines(slow))
+    less = found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=times(*[(0.5, 0.1)] * 8), links=of_n3)
+    assert "speaks of  no tier: a wait of 100 ms is longer than" in "\n".join(lines(less))
 
 
 def test_an_earlier_run_that_was_faster_is_named() -> None:

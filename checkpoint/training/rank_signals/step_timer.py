@@ -97,6 +97,7 @@ class _Moments:
     last_gradient: Any
     summed: Any
     end: Any
+    fetch_us: float
 
 
 class StepTimer:
@@ -115,6 +116,7 @@ class StepTimer:
         self._begin: Any = None
         self._last_gradient: Any = None
         self._summed: Any = None
+        self._fetch_us = 0.0
         self._last_index: int | None = None
         self._learns = False
         self._lessons = 0
@@ -140,7 +142,12 @@ class StepTimer:
     def begin_step(self) -> None:
         """The user's code goes on with the next step."""
         self._last_gradient = self._summed = None
+        self._fetch_us = 0.0
         self._begin = self._clock.note()
+
+    def add_fetch(self, fetch_us: float) -> None:
+        """The user's code has waited so many microseconds for its next batch, by the host's clock."""
+        self._fetch_us += fetch_us
 
     def void_step(self) -> None:
         """Do not measure the present step."""
@@ -151,7 +158,8 @@ class StepTimer:
         if self._begin is not None and self._summed is not None:
             end = self._clock.note()
             if end is not None:
-                self._pending.append(_Moments(step, self._begin, self._last_gradient, self._summed, end))
+                moments = _Moments(step, self._begin, self._last_gradient, self._summed, end, self._fetch_us)
+                self._pending.append(moments)
         self._begin = None
 
     def measured(self) -> list[StepTime]:
@@ -170,7 +178,9 @@ class StepTimer:
         wait = self._clock.between_us(moments.last_gradient, moments.summed)
         whole = self._clock.between_us(moments.begin, moments.end)
         compute = min(max(0, int(whole - wait)), MAX_TIME_US)
-        return StepTime(step=moments.step, compute_us=compute, wait_us=min(max(0, int(wait)), MAX_TIME_US))
+        fetch = min(max(0, int(moments.fetch_us)), compute)
+        wait = min(max(0, int(wait)), MAX_TIME_US)
+        return StepTime(step=moments.step, compute_us=compute, wait_us=wait, fetch_us=fetch)
 
     def _learn(self) -> None:
         """For one step, note the order of the gradients."""

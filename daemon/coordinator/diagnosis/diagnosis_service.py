@@ -10,7 +10,7 @@ import grpc.aio
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.diagnosis.measured_steps import measured_steps
+from muster.daemon.coordinator.diagnosis.measured_steps import RankStep, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration
 from muster.daemon.coordinator.diagnosis.registered_spec import registered_spec, shown
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
@@ -48,9 +48,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
         runs = gang.phase is Phase.RUNNING
         reply = pb.JobMeasurements(
             gang=views.gang_view(core.state, core.observed, gang, self._engine.clock.now()),
-            ranks=[pb.RankStepTime(rank=one.rank, compute_s=one.compute_s, wait_s=one.wait_s) for one in found.ranks]
-            if runs
-            else [],
+            ranks=map(_rank, found.ranks) if runs else [],
             step_s=found.step_s if runs else 0.0,
             links=map(_link_rate, self._engine.links.of_gang(gang.id)),
             past=[_past(one, settings) for one in past[:MOST_PAST]],
@@ -85,6 +83,10 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
 
 def _words(gang: Gang) -> str:
     return f"{gang.name or gang.id} (job {gang.job})"
+
+
+def _rank(one: RankStep) -> pb.RankStepTime:
+    return pb.RankStepTime(rank=one.rank, compute_s=one.compute_s, wait_s=one.wait_s, fetch_s=one.fetch_s)
 
 
 def _link_rate(rate: KnownRate) -> pb.LinkRate:

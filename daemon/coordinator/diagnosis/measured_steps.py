@@ -20,6 +20,8 @@ class RankStep:
     rank: int
     compute_s: float
     wait_s: float
+    fetch_s: float | None
+    """The part of compute in which the script waited for its next batch; None: it declares none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +60,5 @@ def _ranks(gang: Gang, seen: ObservedGang) -> Iterator[RankStep]:
         for rank in seen.status(seat.node).ranks:
             times = rank.block_times
             if rank.generation == gang.generation and times is not None and times.compute_us:
-                yield RankStep(rank.rank, median(times.compute_us) / 1e6, median(times.wait_us) / 1e6)
+                fetch_s = median(times.fetch_us) / 1e6 if times.fetch_us else None
+                yield RankStep(rank.rank, median(times.compute_us) / 1e6, median(times.wait_us) / 1e6, fetch_s)

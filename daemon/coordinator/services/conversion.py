@@ -425,7 +425,8 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
     count = len(message.compute_us)
     if not 0 < count == len(message.wait_us) <= job_limits.MAX_BLOCKS_PER_RANK:
         return None
-    return events.BlockTimes(message.first_block, tuple(message.compute_us), tuple(message.wait_us))
+    fetch_us = tuple(message.fetch_us) if len(message.fetch_us) == count else ()
+    return events.BlockTimes(message.first_block, tuple(message.compute_us), tuple(message.wait_us), fetch_us)
 
 
 def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:

@@ -252,6 +252,7 @@ class BlockTimes(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     COMPUTE_US_FIELD_NUMBER: _builtins.int
     WAIT_US_FIELD_NUMBER: _builtins.int
+    FETCH_US_FIELD_NUMBER: _builtins.int
     first_block: _builtins.int
     """The number of the first block; the others follow without a gap. At most 8."""
     @_builtins.property
@@ -260,16 +261,21 @@ class BlockTimes(_message.Message):
 
     @_builtins.property
     def wait_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def fetch_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A part of compute_us in which the script waited for its next batch. Empty: it has declared none."""
+
     def __init__(
         self,
         *,
         first_block: _builtins.int = ...,
         compute_us: _abc.Iterable[_builtins.int] | None = ...,
         wait_us: _abc.Iterable[_builtins.int] | None = ...,
+        fetch_us: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "first_block", b"first_block", "wait_us", b"wait_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "fetch_us", b"fetch_us", "first_block", b"first_block", "wait_us", b"wait_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,22 +29,28 @@ class RankStepTime(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     COMPUTE_S_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     compute_s: _builtins.float
     wait_s: _builtins.float
     """Until the gradients of all ranks are summed."""
+    fetch_s: _builtins.float
+    """A part of compute_s in which its script waited for its next batch. Absent: the script declares none."""
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         compute_s: _builtins.float = ...,
         wait_s: _builtins.float = ...,
+        fetch_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fetch_s", b"_fetch_s", "fetch_s", b"fetch_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "rank", b"rank", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fetch_s", b"_fetch_s", "compute_s", b"compute_s", "fetch_s", b"fetch_s", "rank", b"rank", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fetch_s: _TypeAlias = _typing.Literal["fetch_s"]  # noqa: Y015
+    _WhichOneofArgType__fetch_s: _TypeAlias = _typing.Literal["_fetch_s", b"_fetch_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fetch_s) -> _WhichOneofReturnType__fetch_s | None: ...
 
 Global___RankStepTime: _TypeAlias = RankStepTime  # noqa: Y015
 

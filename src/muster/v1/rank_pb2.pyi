@@ -105,21 +105,25 @@ class StepTime(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     COMPUTE_US_FIELD_NUMBER: _builtins.int
     WAIT_US_FIELD_NUMBER: _builtins.int
+    FETCH_US_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     compute_us: _builtins.int
     """The rank worked."""
     wait_us: _builtins.int
     """The rank had nothing left to do until the gradients of all ranks were summed."""
+    fetch_us: _builtins.int
+    """A part of compute_us: the script waited for its next batch, as it has declared."""
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         compute_us: _builtins.int = ...,
         wait_us: _builtins.int = ...,
+        fetch_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "step", b"step", "wait_us", b"wait_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "fetch_us", b"fetch_us", "step", b"step", "wait_us", b"wait_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

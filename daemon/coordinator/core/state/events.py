@@ -142,6 +142,8 @@ class BlockTimes:
     first_block: int
     compute_us: tuple[int, ...]
     wait_us: tuple[int, ...]
+    fetch_us: tuple[int, ...] = ()
+    """The parts of `compute_us` in which the script waited for its next batch; empty if it declares none."""
 
 
 @dataclass(frozen=True, slots=True)
