@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,10 +18,12 @@ from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import SAME_CONNECTIONS, Trust, is_answer_without_tls, is_proof_failure, may_want_tls
 from muster.launcher.errors import Busy, LauncherError, NotAllowed, NotNow, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
-from muster.v1 import diagnosis_pb2
 from muster.v1.api_pb2_grpc import MusterStub
 from muster.v1.common_pb2 import JobSpec
-from muster.v1.diagnosis_pb2_grpc import DiagnosisStub
+
+if TYPE_CHECKING:  # one command needs them
+    from muster.v1 import diagnosis_pb2
+    from muster.v1.diagnosis_pb2_grpc import DiagnosisAsyncStub
 
 CALL_TIMEOUT_S = 5.0
 """Seconds for one answer. A healthy coordinator needs milliseconds."""
@@ -85,7 +87,6 @@ class CoordinatorClient:
             )
         )
         self._stub = MusterStub(self._channels[-1])
-        self._diagnosis = DiagnosisStub(self._channels[-1])
 
     async def has_gang(self, gang_id: str) -> bool:
         """Whether the coordinator has this gang. The answer also shows that the coordinator runs and accepts the
@@ -146,7 +147,7 @@ class CoordinatorClient:
 
     async def measurements(self, ref: pb.GangRef) -> diagnosis_pb2.JobMeasurements:
         """What was measured of a job."""
-        return await self._answer(self._diagnosis.Measurements(ref, timeout=CALL_TIMEOUT_S))
+        return await self._answer(self._diagnosis().Measurements(ref, timeout=CALL_TIMEOUT_S))
 
     async def measure_link(self, ref: pb.GangRef, sender: str, receiver: str) -> diagnosis_pb2.LinkRate:
         """Has the agent on `sender` send to the one on `receiver` for a moment.
@@ -154,8 +155,15 @@ class CoordinatorClient:
         Raises:
             NotNow: another link of the job is being measured, or an agent does not answer.
         """
-        request = diagnosis_pb2.MeasureLinkRequest(gang=ref, from_node=sender, to_node=receiver)
-        return await self._answer(self._diagnosis.MeasureLink(request, timeout=MEASURE_TIMEOUT_S))
+        from muster.v1.diagnosis_pb2 import MeasureLinkRequest
+
+        request = MeasureLinkRequest(gang=ref, from_node=sender, to_node=receiver)
+        return await self._answer(self._diagnosis().MeasureLink(request, timeout=MEASURE_TIMEOUT_S))
+
+    def _diagnosis(self) -> DiagnosisAsyncStub:
+        from muster.v1.diagnosis_pb2_grpc import DiagnosisStub
+
+        return DiagnosisStub(self._channels[-1])
 
     async def watch(self, ref: pb.GangRef) -> AsyncIterator[pb.GangView]:
         """Yields the gang after every change, until the gang is final."""

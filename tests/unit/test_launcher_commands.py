@@ -27,6 +27,7 @@ from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import Topology
+from muster.v1.agent_pb2 import LinkMeasurement
 from muster.v1.api_pb2 import EventsRequest, GangView, NodeView, RecoveryView, SwapReply
 
 SPEC = """
@@ -501,3 +502,24 @@ async def test_without_slurm_the_error_names_the_next_step(
         await submit(submission, render(submission), options, CliSlurm())
     assert "sbatch is not on PATH" in refused.value.message
     assert "muster run --local. Nothing was queued" in refused.value.hint
+
+
+async def test_a_job_is_diagnosed_also_where_slurm_does_not_answer(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    for name in NODES:
+        world.agents[name].link = LinkMeasurement(bytes=9_000_000, seconds=1.0 if name == "n2" else 0.01)
+    assert await muster(world, "diagnose", "1", "--measure", "--json") == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert [(one["nodes"], one["side"]) for one in found["slow_links"]] == [(["n2"], "sends")]
+    assert "n2 to n3: 9 MB/s" in shown.err
+    assert len(found["links"]) == 6
+    assert found["network"].startswith("the leaves that the coordinator knows (Slurm does not answer: ")
+    assert await muster(world, "diagnose", "1") == 0
+    assert "SLOW: n2 sends slowly, 9 MB/s" in capsys.readouterr().out
+    with pytest.raises(WrongInput, match="Slurm job 77 is not known to Muster"):
+        await muster(world, "diagnose", "77")
