@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from muster.daemon.agent.interface_speed import rated_bytes_per_s
 from muster.daemon.host import clock
 from muster.daemon.host.port_range import PortRange
 from muster.daemon.preflight.processor_wait import ProcessorWait
@@ -47,8 +48,8 @@ ANSWER_S = CONNECT_S + RECEIVE_S
 """Seconds after which the sender gives the transfer up."""
 _BLOCK_BYTES = 1 << 20
 _TOKEN_BYTES = 16
-_COUNT = struct.Struct("!Qd?")
-"""The receiver's answer: bytes, seconds, and whether other processes wanted its cores."""
+_COUNT = struct.Struct("!Qd?d")
+"""The receiver's answer: bytes, seconds, whether other processes wanted its cores, and the speed of its interface."""
 
 StubFor = Callable[[str, str], "PeerServiceAsyncStub"]
 """Returns a stub for the agent on a node at an address."""
@@ -89,14 +90,15 @@ class LinkMeter:
             if sink.refused:
                 return LinkMeasurement(number=order.number, error=sink.refused)
             host = split_address(order.peer_address)[0]
-            received, seconds, shared = await asyncio.to_thread(_send, host, sink.port, sink.token)
+            found = await asyncio.to_thread(_send, host, sink.port, sink.token)
         except grpc.aio.AioRpcError as error:
             words = error.details() or error.code().name
             return LinkMeasurement(number=order.number, error=f"{order.node} does not answer {self._node}: {words}")
         except OSError as error:
             words = error.strerror or str(error) or "it takes too long"
             return LinkMeasurement(number=order.number, error=f"{self._node} can't send to {order.node}: {words}")
-        return LinkMeasurement(number=order.number, bytes=received, seconds=seconds, cores_shared=shared)
+        found.number = order.number
+        return found
 
 
 def _listen(host: str, ports: PortRange | None) -> socket.socket | None:
@@ -120,7 +122,7 @@ def _receive(listener: socket.socket, token: bytes) -> None:
                 return
             cores = ProcessorWait()
             total, seconds = _count(connection)
-            connection.sendall(_COUNT.pack(total, seconds, cores.is_shared()))
+            connection.sendall(_COUNT.pack(total, seconds, cores.is_shared(), _rated(connection)))
             connection.shutdown(socket.SHUT_WR)
             _drain(connection)
 
@@ -159,8 +161,13 @@ def _drain(connection: socket.socket) -> None:
         pass
 
 
-def _send(host: str, port: int, token: bytes) -> tuple[int, float, bool]:
-    """Sends for a moment. Returns what the receiver has counted, bytes and seconds, and whether cores were shared.
+def _rated(connection: socket.socket) -> float:
+    """The speed of this side's interface."""
+    return rated_bytes_per_s(str(connection.getsockname()[0]))
+
+
+def _send(host: str, port: int, token: bytes) -> LinkMeasurement:
+    """Sends for a moment. Returns what the receiver has counted, and what both sides say of themselves.
 
     Raises:
         OSError: the receiver can't be reached, or has not answered in time.
@@ -189,5 +196,7 @@ def _send(host: str, port: int, token: bytes) -> tuple[int, float, bool]:
                         answer += part
                     elif sending:
                         sent += connection.send(block)
-        received, seconds, shared = _COUNT.unpack(answer[: _COUNT.size])
-    return int(received), float(seconds), bool(shared) or cores.is_shared()
+        received, seconds, shared, rated = _COUNT.unpack(answer)
+        speeds = [speed for speed in (rated, _rated(connection)) if speed > 0]
+    shared |= cores.is_shared()
+    return LinkMeasurement(bytes=received, seconds=seconds, cores_shared=shared, rated=min(speeds, default=0.0))

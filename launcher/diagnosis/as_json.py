@@ -89,6 +89,7 @@ def _link(one: MeasuredLink) -> dict[str, Any]:
         "level": one.level.word,
         "bytes_per_s": one.rate,
         "usual_bytes_per_s": one.usual or None,
+        "rated_bytes_per_s": one.rated or None,
         "slow": one.slow,
         "requested": one.requested,
         "ago_s": one.ago_s,

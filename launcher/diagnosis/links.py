@@ -2,8 +2,8 @@
 Pure.
 
 Transfers of one sort over the same tier are compared with each other. Copies of shards take the way of training, and
-requested transfers have the link for themselves: these two are never compared. A rating decides only where the site has
-given the speed of its tiers, and only up to what one transfer reaches.
+requested transfers have the link for themselves: these two are never compared. A rating comes from the interfaces of
+both nodes, or from the speed of tiers that the site has given. It counts only up to what one transfer reaches.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class MeasuredLink:
     requested: bool
     ago_s: float
     slow_share: float = SLOW_SHARE
+    rated: float = 0.0
+    """What the interfaces, or the site's file, say that it carries, in bytes a second; 0: not known."""
 
     @property
     def slow(self) -> bool:
@@ -103,12 +105,14 @@ def judged(rates: Iterable[LinkRate], level_between: LevelBetween, rating_of: Ra
         alike = [other for other_level, other in same if other_level is level]
         compared = alike if len(alike) >= FEWEST_COMPARED else [other for _, other in same]
         usual = _quantile(compared) if len(compared) >= FEWEST_COMPARED else 0.0
-        rating = rating_of(one.from_node, one.to_node)
-        if rating is not None:
-            reached = min(rating, REACHED_REQUESTED if one.requested else REACHED_COPY)
-            usual = max(usual, reached) if usual else reached
+        ratings = [found for found in (rating_of(one.from_node, one.to_node), one.rated) if found]
+        rating = min(ratings, default=0.0)
+        if rating:
+            usual = max(usual, min(rating, REACHED_REQUESTED if one.requested else REACHED_COPY))
         share = BUSY_SLOW_SHARE if one.requested in busy else SLOW_SHARE
-        found.append(MeasuredLink(one.from_node, one.to_node, level, rate, usual, one.requested, one.ago_s, share))
+        found.append(
+            MeasuredLink(one.from_node, one.to_node, level, rate, usual, one.requested, one.ago_s, share, rating)
+        )
     return found
 
 

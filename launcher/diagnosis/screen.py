@@ -111,6 +111,10 @@ def _summary(links: list[MeasuredLink], *, none_slow: bool) -> Iterator[str]:
         if rates:
             slowest, fastest = scaled(min(rates), "B/s"), scaled(max(rates), "B/s")
             verdict = ", none of them slow" if none_slow else ""
+            ratings = sorted({link.rated for link in links if link.requested is requested and link.rated})
+            if ratings:
+                upto = f" to {scaled(ratings[-1], 'B/s')}" if len(ratings) > 1 else ""
+                verdict += f"; rated {scaled(ratings[0], 'B/s')}{upto}"
             yield f"{len(rates)} {what}: {slowest} to {fastest}{verdict}"
 
 

@@ -155,6 +155,11 @@ def test_a_rating_of_the_site_judges_a_single_transfer() -> None:
     (slow,) = links.slow_links(links.judged([rate("n0", "n1", 100)], level, rating))
     assert (slow.nodes, slow.usual) == (("n0", "n1"), 1e9)
     assert links.slow_links(links.judged([rate("n0", "n1", 800)], level, rating)) == []
+    # So does the negotiated speed of the interfaces.
+    one = rate("n0", "n1", 100)
+    one.rated = 1.25e9
+    (slow,) = links.slow_links(links.judged([one], level, lambda *_: None))
+    assert slow.usual == 1.25e9
     # Without one, nothing is known of a single transfer.
     assert links.slow_links(links.judged([rate("n0", "n1", 100)], level, lambda *_: None)) == []
 
@@ -272,6 +277,7 @@ def test_json_has_all_and_is_json() -> None:
     shown = json.loads(json.dumps(to_dict(slow)))
     assert shown["torn_groups"][0]["nodes"] == ["n0", "n3"]
     (link,) = shown["links"]
+    assert link["rated_bytes_per_s"] is None
     assert (link["from"], link["to"], link["level"], link["bytes_per_s"]) == ("n0", "n1", "leaf", 5e6)
     assert (link["usual_bytes_per_s"], link["slow"], link["requested"]) == (None, False, True)
     assert shown["predicted"]["step_s"] > shown["predicted"]["planned_step_s"]

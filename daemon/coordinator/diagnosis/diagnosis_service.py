@@ -98,6 +98,7 @@ def _link_rate(rate: KnownRate) -> pb.LinkRate:
         ago_s=clock.monotonic() - rate.at,
         requested=rate.requested,
         cores_shared=rate.cores_shared,
+        rated=rate.rated,
     )
 
 

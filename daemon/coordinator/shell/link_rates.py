@@ -40,6 +40,7 @@ class KnownRate:
     at: float
     number: int = 0
     cores_shared: bool = False
+    rated: float = 0.0
 
     @property
     def requested(self) -> bool:
@@ -113,7 +114,9 @@ class LinkRates:
                 del self._answers[order.number]
         if found.error or not _is_possible(found.bytes, found.seconds):
             raise NotMeasured(found.error[:200] or f"no bytes have come from {sender} to {receiver}")
-        rate = KnownRate(sender, receiver, found.bytes, found.seconds, clock.monotonic(), 0, found.cores_shared)
+        rate = KnownRate(
+            sender, receiver, found.bytes, found.seconds, clock.monotonic(), 0, found.cores_shared, _rating(found)
+        )
         self._note(gang, rate)
         return rate
 
@@ -126,6 +129,10 @@ class LinkRates:
             yield
         finally:
             self._under_way.discard(gang)
+
+
+def _rating(found: agent_pb2.LinkMeasurement) -> float:
+    return found.rated if math.isfinite(found.rated) and found.rated > 0 else 0.0
 
 
 def _is_possible(size: int, seconds: float) -> bool:

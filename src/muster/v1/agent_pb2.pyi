@@ -779,6 +779,7 @@ class LinkMeasurement(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     CORES_SHARED_FIELD_NUMBER: _builtins.int
+    RATED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     bytes: _builtins.int
     seconds: _builtins.float
@@ -786,6 +787,8 @@ class LinkMeasurement(_message.Message):
     """Why nothing was measured; empty: it was."""
     cores_shared: _builtins.bool
     """Other processes wanted the same cores meanwhile: the rates of like links then differ three times."""
+    rated: _builtins.float
+    """The negotiated speed of the slower one of both interfaces, in bytes per second; 0: not known."""
     def __init__(
         self,
         *,
@@ -794,10 +797,11 @@ class LinkMeasurement(_message.Message):
         seconds: _builtins.float = ...,
         error: _builtins.str = ...,
         cores_shared: _builtins.bool = ...,
+        rated: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cores_shared", b"cores_shared", "error", b"error", "number", b"number", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cores_shared", b"cores_shared", "error", b"error", "number", b"number", "rated", b"rated", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from muster.v1 import api_pb2 as muster_dot_v1_dot_api__pb2
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/diagnosis.proto\x12\tmuster.v1\x1a\x13muster/v1/api.proto\x1a\x16muster/v1/common.proto\"a\n\x0cRankStepTime\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x14\n\x07\x66\x65tch_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_fetch_s\"\x86\x01\n\x08LinkRate\x12\x11\n\tfrom_node\x18\x01 \x01(\t\x12\x0f\n\x07to_node\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\r\n\x05\x61go_s\x18\x05 \x01(\x01\x12\x11\n\trequested\x18\x06 \x01(\x08\x12\x14\n\x0c\x63ores_shared\x18\x07 \x01(\x08\"\xfc\x01\n\x0ePastGeneration\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tstarted_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x05 \x01(\x01\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0e\n\x06step_s\x18\x07 \x01(\x01\x12\x11\n\tcompute_s\x18\x08 \x01(\x01\x12\x0e\n\x06wait_s\x18\t \x01(\x01\x12\r\n\x05nodes\x18\n \x03(\t\x12\x15\n\rsame_settings\x18\x0b \x01(\x08\x12\x13\n\x0b\x62\x65st_step_s\x18\x0c \x01(\x01\x12\x0e\n\x06\x62\x65st_s\x18\r \x01(\x01\"\xdb\x01\n\x0fJobMeasurements\x12!\n\x04gang\x18\x01 \x01(\x0b\x32\x13.muster.v1.GangView\x12 \n\x04spec\x18\x02 \x01(\x0b\x32\x12.muster.v1.JobSpec\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.muster.v1.RankStepTime\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\"\n\x05links\x18\x05 \x03(\x0b\x32\x13.muster.v1.LinkRate\x12\'\n\x04past\x18\x06 \x03(\x0b\x32\x19.muster.v1.PastGeneration\"Z\n\x12MeasureLinkRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x11\n\tfrom_node\x18\x02 \x01(\t\x12\x0f\n\x07to_node\x18\x03 \x01(\t2\x8e\x01\n\tDiagnosis\x12>\n\x0cMeasurements\x12\x12.muster.v1.GangRef\x1a\x1a.muster.v1.JobMeasurements\x12\x41\n\x0bMeasureLink\x12\x1d.muster.v1.MeasureLinkRequest\x1a\x13.muster.v1.LinkRateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/diagnosis.proto\x12\tmuster.v1\x1a\x13muster/v1/api.proto\x1a\x16muster/v1/common.proto\"a\n\x0cRankStepTime\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x12\x14\n\x07\x66\x65tch_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_fetch_s\"\x95\x01\n\x08LinkRate\x12\x11\n\tfrom_node\x18\x01 \x01(\t\x12\x0f\n\x07to_node\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\r\n\x05\x61go_s\x18\x05 \x01(\x01\x12\x11\n\trequested\x18\x06 \x01(\x08\x12\x14\n\x0c\x63ores_shared\x18\x07 \x01(\x08\x12\r\n\x05rated\x18\x08 \x01(\x01\"\xfc\x01\n\x0ePastGeneration\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x11\n\tstarted_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x05 \x01(\x01\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0e\n\x06step_s\x18\x07 \x01(\x01\x12\x11\n\tcompute_s\x18\x08 \x01(\x01\x12\x0e\n\x06wait_s\x18\t \x01(\x01\x12\r\n\x05nodes\x18\n \x03(\t\x12\x15\n\rsame_settings\x18\x0b \x01(\x08\x12\x13\n\x0b\x62\x65st_step_s\x18\x0c \x01(\x01\x12\x0e\n\x06\x62\x65st_s\x18\r \x01(\x01\"\xdb\x01\n\x0fJobMeasurements\x12!\n\x04gang\x18\x01 \x01(\x0b\x32\x13.muster.v1.GangView\x12 \n\x04spec\x18\x02 \x01(\x0b\x32\x12.muster.v1.JobSpec\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.muster.v1.RankStepTime\x12\x0e\n\x06step_s\x18\x04 \x01(\x01\x12\"\n\x05links\x18\x05 \x03(\x0b\x32\x13.muster.v1.LinkRate\x12\'\n\x04past\x18\x06 \x03(\x0b\x32\x19.muster.v1.PastGeneration\"Z\n\x12MeasureLinkRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x11\n\tfrom_node\x18\x02 \x01(\t\x12\x0f\n\x07to_node\x18\x03 \x01(\t2\x8e\x01\n\tDiagnosis\x12>\n\x0cMeasurements\x12\x12.muster.v1.GangRef\x1a\x1a.muster.v1.JobMeasurements\x12\x41\n\x0bMeasureLink\x12\x1d.muster.v1.MeasureLinkRequest\x1a\x13.muster.v1.LinkRateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKSTEPTIME']._serialized_start=85
   _globals['_RANKSTEPTIME']._serialized_end=182
   _globals['_LINKRATE']._serialized_start=185
-  _globals['_LINKRATE']._serialized_end=319
-  _globals['_PASTGENERATION']._serialized_start=322
-  _globals['_PASTGENERATION']._serialized_end=574
-  _globals['_JOBMEASUREMENTS']._serialized_start=577
-  _globals['_JOBMEASUREMENTS']._serialized_end=796
-  _globals['_MEASURELINKREQUEST']._serialized_start=798
-  _globals['_MEASURELINKREQUEST']._serialized_end=888
-  _globals['_DIAGNOSIS']._serialized_start=891
-  _globals['_DIAGNOSIS']._serialized_end=1033
+  _globals['_LINKRATE']._serialized_end=334
+  _globals['_PASTGENERATION']._serialized_start=337
+  _globals['_PASTGENERATION']._serialized_end=589
+  _globals['_JOBMEASUREMENTS']._serialized_start=592
+  _globals['_JOBMEASUREMENTS']._serialized_end=811
+  _globals['_MEASURELINKREQUEST']._serialized_start=813
+  _globals['_MEASURELINKREQUEST']._serialized_end=903
+  _globals['_DIAGNOSIS']._serialized_start=906
+  _globals['_DIAGNOSIS']._serialized_end=1048
 # @@protoc_insertion_point(module_scope)

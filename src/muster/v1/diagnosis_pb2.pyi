@@ -67,6 +67,7 @@ class LinkRate(_message.Message):
     AGO_S_FIELD_NUMBER: _builtins.int
     REQUESTED_FIELD_NUMBER: _builtins.int
     CORES_SHARED_FIELD_NUMBER: _builtins.int
+    RATED_FIELD_NUMBER: _builtins.int
     from_node: _builtins.str
     to_node: _builtins.str
     bytes: _builtins.int
@@ -77,6 +78,8 @@ class LinkRate(_message.Message):
     """Measured on request. Otherwise it was the copy of a shard to a buddy."""
     cores_shared: _builtins.bool
     """Other processes wanted the same cores meanwhile. It is not known of copies."""
+    rated: _builtins.float
+    """The negotiated speed of the slower one of both interfaces, in bytes per second; 0: not known."""
     def __init__(
         self,
         *,
@@ -87,10 +90,11 @@ class LinkRate(_message.Message):
         ago_s: _builtins.float = ...,
         requested: _builtins.bool = ...,
         cores_shared: _builtins.bool = ...,
+        rated: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_s", b"ago_s", "bytes", b"bytes", "cores_shared", b"cores_shared", "from_node", b"from_node", "requested", b"requested", "seconds", b"seconds", "to_node", b"to_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_s", b"ago_s", "bytes", b"bytes", "cores_shared", b"cores_shared", "from_node", b"from_node", "rated", b"rated", "requested", b"requested", "seconds", b"seconds", "to_node", b"to_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
