@@ -79,7 +79,7 @@ def job_of(spec: JobSpec) -> Job | None:
     """What the coordinator knows of job.toml; None if that is no job, for this version of Muster."""
     try:
         return Job.model_validate(read_job(spec))
-    except (ValidationError, ValueError, TypeError):
+    except (ValidationError, ValueError, TypeError, RecursionError):  # any user may have written it
         return None
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 
 from muster.daemon.host.plain_text import plain
-from muster.fabric.model.errors import FabricError
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.sources.nesting import NodeSet, fabric_of
@@ -136,7 +135,7 @@ def _diagnosis(
     plan = None
     try:
         plan = prepare(job, PlanOptions(accelerator=named), table, slurm, why).plan
-    except (WrongInput, FabricError) as error:
+    except (WrongInput, ValueError) as error:  # FabricError is one
         unknown = [*unknown, f"the predicted time of a step: {error}"]
     seated = seated_job.seated(measured, job, network.fabric, nics)
     if seated is None and measured.gang.ranks:

@@ -23,6 +23,7 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
+from muster.checkpoint.store.replication import transfer_rates
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents, reported
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
@@ -298,14 +299,21 @@ async def test_data_parallel_ranks_send_only_their_own_objects(gang: Gang) -> No
     sent = [n.peer_service.sent_bytes for n in gang.nodes.values()]
     assert 0 < max(sent) < 5 * (1 << 17), sent
     assert not any(n.peer_service.puts for n in gang.nodes.values()), "small pieces travel inside the offer"
+    assert not any(n.checkpoint_service.transfers() for n in gang.nodes.values())
 
 
-async def test_shards_that_differ_are_sent_whole(gang: Gang) -> None:
+async def test_shards_that_differ_are_sent_whole(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_rates, "LEAST_BYTES", SHARED)
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
     await gang.committed(Version(1, 1))
     assert all(n.peer_service.sent_bytes > SHARED for n in gang.nodes.values())
+    for node in gang.nodes.values():
+        (copy,) = node.checkpoint_service.transfers()
+        assert copy.bytes >= SHARED
+        assert copy.seconds > 0
+        assert copy.number == 1
 
 
 async def test_one_node_commits_alone(gang: Gang) -> None:

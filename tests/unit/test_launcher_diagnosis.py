@@ -118,6 +118,32 @@ def test_a_torn_group_is_named_with_its_ranks_nodes_switches_and_cost() -> None:
     assert any(line.startswith('tensor groups: submit with --placement.tensor="require leaf"') for line in advice(torn))
 
 
+@given(st.data())
+def test_what_is_torn_costs_and_what_is_packed_does_not(data: st.DataObject) -> None:
+    tensor, context, pipeline, copies = (data.draw(st.sampled_from([1, 2, 3])) for _ in range(4))
+    local = data.draw(st.sampled_from([1, tensor]))
+    count = tensor * context * pipeline * copies // local
+    text = f'name = "a"\nnodes = {count}\nranks_per_node = {local}\ncommand = "true"\nrun_dir = "/r"\n'
+    of = job(f"{text}[parallelism]\ntensor = {tensor}\ncontext = {context}\npipeline = {pipeline}\n")
+    names = [f"n{number}" for number in range(count + 2)]
+    size = data.draw(st.integers(1, 6))
+    sets = [NodeSet(frozenset(names[at : at + size]), f"s{at}") for at in range(0, len(names), size)]
+    fabric = fabric_of([*sets, NodeSet(frozenset(names), "spine")], names, Tiers())
+    there = measured(["n0"], of)
+    del there.gang.ranks[:]
+    for rank, node in enumerate(node for node in data.draw(st.permutations(names))[:count] for _ in range(local)):
+        there.gang.ranks.add(rank=rank, node=node)
+    where = Network(fabric, "a test's", speeds_known=False)
+    shown = to_dict(diagnose(there, seated(there, of, fabric, 1), where, None, []))
+    assert sum(kind["wider"] for kind in shown["groups"]) == len(shown["torn_groups"])
+    for group in shown["torn_groups"]:
+        assert group["extra_s"] >= 0
+        assert group["factor"] >= 1
+        assert len(group["nodes"]) > 1
+        assert not any(set(group["nodes"]) <= one.nodes for one in sets) or group["asked"] in ("node", "nvlink")
+    json.dumps(shown)
+
+
 def test_a_slow_sender_is_told_from_a_slow_link() -> None:
     well = [rate(a, b, 900) for a in EVERY for b in EVERY if a != b]
     of_n3 = [rate("n3", one.to_node, 20) if one.from_node == "n3" else one for one in well]
@@ -305,7 +331,8 @@ def test_without_tables_the_degrees_and_packings_are_taken_from_the_spec() -> No
     assert after
     assert (after.axes.tensor, after.axes.data) == (4, 2)
     assert str(after.placement.tensor) == "require leaf"
-    assert job_of(JobSpec(estimate_tables="[1]")) is None
+    for hostile in ("[1]", "{", "null", '{"model": {"layers": "x"}}', '{"model": 3}', "[" * 100_000):
+        assert job_of(JobSpec(name="a", nodes=4, ranks_per_node=2, estimate_tables=hostile)) is None
     assert job_of(JobSpec()) is None
     assert read_job(JobSpec(name="a", estimate_tables='{"model": {"layers": 3}}'))["model"] == {"layers": 3}
 

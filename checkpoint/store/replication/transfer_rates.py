@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from muster.v1.agent_pb2 import ReplicaTransfer
 
-LEAST_BYTES = 4 << 20
-"""A smaller copy takes as long as its calls, whatever the link has."""
+LEAST_BYTES = 16 << 20
+"""A smaller copy takes about as long as its calls, whatever the link has."""
 NODES_KEPT = 8
 """The newest so many receivers. A node has one buddy at a time."""
 
