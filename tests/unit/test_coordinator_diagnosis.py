@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.diagnosis import past_generations
+from muster.daemon.coordinator.diagnosis import past_generations, run_recorder
 from muster.daemon.coordinator.diagnosis.past_generations import FILE, PastGeneration, PastGenerations
 from muster.daemon.coordinator.diagnosis.registered_spec import settings_digest
 from muster.daemon.coordinator.shell import link_rates
@@ -212,3 +212,26 @@ async def test_a_job_that_is_cancelled_keeps_its_last_generation(world: Scripted
     found = await until(stub, lambda reply: reply.gang.final)
     assert [(one.generation, one.step_s) for one in found.past] == [(1, pytest.approx(1.0))]
     assert list(found.ranks) == []
+
+
+async def test_a_generation_that_runs_is_noted_now_and_then_with_its_best_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_recorder, "INTERVAL_S", 0.01)
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator()
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    async with open_channel(world.address, world.credentials) as channel:
+        stub = diagnosis_pb2_grpc.DiagnosisStub(channel)
+        await train(world)
+        await until(stub, lambda reply: reply.past and reply.past[0].step_s == pytest.approx(1.0))
+        for node in ("n1", "n2"):
+            status = world.agents[node].status.ranks[0]
+            status.block_times.CopyFrom(agent_pb2.BlockTimes(first_block=9, compute_us=[1_500_000], wait_us=[500_000]))
+            await world.agents[node].step(4)
+        found = await until(stub, lambda reply: reply.past[0].step_s == pytest.approx(2.0))
+    (one,) = found.past
+    assert (one.generation, one.steps, one.best_step_s) == (1, 44, pytest.approx(1.0))
+    assert one.best_s <= one.ended_s
+    await world.close()

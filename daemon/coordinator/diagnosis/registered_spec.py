@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 
-from google.protobuf.json_format import MessageToDict, Parse
+from google.protobuf.json_format import MessageToDict, Parse, ParseError
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.journal.journal import Journal
@@ -43,15 +44,16 @@ _SHOWN = (
 
 
 def registered_spec(journal: Journal, gang: str) -> JobSpec | None:
-    """The spec with which the gang was registered; None if the journal has none.
+    """The spec with which the gang was registered; None if the journal has none that this version can read.
 
     Raises:
         JournalError: the journal can't be read.
     """
     for record in journal.history(gang, 0, 1):
-        fact = facts.decode(record.name, record.json)
-        if isinstance(fact, facts.GangRegistered):
-            return Parse(fact.spec_json or "{}", JobSpec(), ignore_unknown_fields=True)
+        with suppress(ValueError, KeyError, ParseError):
+            fact = facts.decode(record.name, record.json)
+            if isinstance(fact, facts.GangRegistered):
+                return Parse(fact.spec_json or "{}", JobSpec(), ignore_unknown_fields=True)
     return None
 
 

@@ -55,6 +55,8 @@ class RunRecorder:
                 case facts.GenerationFenced() | facts.PhaseChanged() | facts.GangEnded():
                     if gang := self._engine.core.state.gangs.get(fact.gang):
                         self._note(gang)
+                case facts.GangForgotten():
+                    self._settings.pop(fact.gang, None)
 
     async def of_job(self, owner_uid: int, name: str) -> list[PastGeneration]:
         """The generations of a user's jobs of that name, the newest first. Empty if the store can't be read."""
@@ -103,8 +105,6 @@ class RunRecorder:
             nodes=tuple(seat.node for seat in sorted(gang.seats, key=lambda seat: seat.group_rank)),
         )
         self._thread.submit(self._write, one)
-        if gang.final:
-            self._settings.pop(gang.id, None)
 
     def _write(self, one: PastGeneration) -> None:
         try:
