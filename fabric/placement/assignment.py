@@ -7,6 +7,7 @@ cross a tier, the more they share it. `step_time` counts the flows instead, whic
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from muster.fabric.placement.node_classes import LinkCosts, NodeClasses
@@ -48,7 +49,9 @@ class Assignment:
         self._of_kind = [[n for n, of in enumerate(self._kind) if of == kind] for kind in range(len(kinds))]
         totals = [sum(groups[number].count for number in members) for members in self._of_kind]
         self._share = [MEAN_SHARE * group.count / totals[kind] for group, kind in zip(groups, self._kind, strict=True)]
-        self._slowest_of_kind = [max(self.slowest[number] for number in members) for members in self._of_kind]
+        self._times_of_kind = [Counter(self.slowest[number] for number in members) for members in self._of_kind]
+        """For each kind: how many of its groups take each time. Many groups take the same few."""
+        self._slowest_of_kind = [max(times) for times in self._times_of_kind]
         mean = sum(share * slowest for share, slowest in zip(self._share, self.slowest, strict=True))
         self.cost = sum(self._slowest_of_kind) + mean
         """Seconds: for each kind, its slowest group and the mean of its groups."""
@@ -90,12 +93,14 @@ class Assignment:
         """Corrects the cost for a new time of one group."""
         kind, old = self._kind[number], self.slowest[number]
         self.slowest[number] = slowest
+        times = self._times_of_kind[kind]
+        _exchange(times, old, slowest)
         self.cost += self._share[number] * (slowest - old)
         of_kind = self._slowest_of_kind[kind]
         if slowest > of_kind:
             self._slowest_of_kind[kind] = slowest
-        elif old == of_kind:
-            self._slowest_of_kind[kind] = max([self.slowest[other] for other in self._of_kind[kind]])
+        elif old == of_kind and old not in times:
+            self._slowest_of_kind[kind] = max(times)
         self.cost += self._slowest_of_kind[kind] - of_kind
 
     def reverse(self, reversal: Reversal) -> None:
@@ -106,6 +111,7 @@ class Assignment:
         for links, at, seconds in old_links:
             links[at] = seconds
         for number, seconds in old_slowest:
+            _exchange(self._times_of_kind[self._kind[number]], self.slowest[number], seconds)
             self.slowest[number] = seconds
 
     def gain(self, changes: Iterable[Change]) -> float:
@@ -115,3 +121,12 @@ class Assignment:
         saved = before - self.cost
         self.reverse(reversal)
         return saved
+
+
+def _exchange(times: Counter[float], old: float, new: float) -> None:
+    """One group takes the time `new` instead of `old`."""
+    times[new] += 1
+    if times[old] == 1:
+        del times[old]
+    else:
+        times[old] -= 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.node_groups import NodeGroup
@@ -27,35 +28,47 @@ def step_seconds(fabric: Fabric, groups: Sequence[NodeGroup], seats: Sequence[st
 
     A link outside the level that its group prefers or requires counts for more (preferences.py).
     """
-    ways = _Ways(fabric)
+    ways = _Ways(fabric, seats)
     nodes = Counter(id(domain) for node in seats for domain in fabric.path(node))
-    kinds = dict.fromkeys(group.kind for group in groups)
-    return sum(_kind_seconds(ways, nodes, [group for group in groups if group.kind is kind], seats) for kind in kinds)
+    kinds: dict[GroupKind, list[NodeGroup]] = {}
+    for group in groups:
+        kinds.setdefault(group.kind, []).append(group)
+    return sum(_kind_seconds(ways, nodes, of_kind) for of_kind in kinds.values())
 
 
-def _kind_seconds(ways: _Ways, nodes: Mapping[int, int], groups: Sequence[NodeGroup], seats: Sequence[str]) -> float:
+def _kind_seconds(ways: _Ways, nodes: Mapping[int, int], groups: Sequence[NodeGroup]) -> float:
     """`nodes`: how many nodes of the gang each domain has."""
+    flows_on: dict[int, int] = {}
+    sending = [0] * len(ways.seats)
+    unlike: dict[tuple[object, ...], dict[int, tuple[NodeGroup, int, int]]] = {}
+    """By traffic and pair of classes: one flow, because all of them take the same time."""
+    classes, number = ways.classes, ways.number
+    for group in groups:
+        count = group.count
+        alike = unlike.setdefault((group.messages, group.size, group.within, group.preferred), {})
+        for one, other in _flows(group):
+            pair = classes[one] * number + classes[other]
+            flows_on[pair] = flows_on.get(pair, 0) + count
+            sending[one] += count
+            alike[pair] = (group, one, other)
     leaving: Counter[int] = Counter()
     entering: Counter[int] = Counter()
-    sending: Counter[str] = Counter()
-    flows = []
-    for group in groups:
-        for one, other in _flows(group):
-            way = ways.between(seats[one], seats[other])
-            flows.append((group, seats[one], seats[other], way))
-            for domain, _ in way[1]:
-                leaving[id(domain)] += group.count
-            for domain, _ in way[2]:
-                entering[id(domain)] += group.count
-            sending[seats[one]] += group.count
-    of_node = max(sending.values())
+    for pair, count in flows_on.items():
+        _, left, entered = ways.between(pair)
+        for domain, _ in left:
+            leaving[id(domain)] += count
+        for domain, _ in entered:
+            entering[id(domain)] += count
+    of_node = max(sending)
 
     def load(domain: Domain, around: Domain) -> float:
         crossing = max(leaving[id(domain)], entering[id(domain)])
         return crossing * around.oversubscription / (nodes[id(domain)] * of_node)
 
     slowest = 0.0
-    for group, a, b, (common, left, entered) in flows:
+    for pair, (group, one, other) in (found for alike in unlike.values() for found in alike.items()):
+        common, left, entered = ways.between(pair)
+        a, b = ways.seats[one], ways.seats[other]
         sharing = max([1.0, *(load(domain, around) for domain, around in (*left, *entered))])
         if common.grid:
             sharing = max(sharing, common.grid.hops(a, b))
@@ -73,20 +86,33 @@ def _flows(group: NodeGroup) -> Iterator[tuple[int, int]]:
 
 
 class _Ways:
-    """The ways between nodes. Nodes of one leaf have the same ways to all others."""
+    """The ways between the nodes of some seats."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, seats: Sequence[str]) -> None:
         self.fabric = fabric
-        self._known: dict[tuple[int, int], Way] = {}
+        self.seats = seats
+        numbers: dict[object, int] = {}
+        self._paths: list[tuple[Domain, ...]] = []
+        self._known: dict[int, Way] = {}
+        self.classes: list[int] = []
+        """For each seat, the class of its node. Nodes of one class have the same way and link to each other node."""
+        for node in seats:
+            path = fabric.path(node)
+            alike = node if path[-1].grid else (id(path[-1]), fabric.node(node).uplink)
+            if alike not in numbers:
+                numbers[alike] = len(numbers)
+                self._paths.append(path)
+            self.classes.append(numbers[alike])
+        self.number = len(numbers)
 
-    def between(self, a: str, b: str) -> Way:
-        """The way from node `a` to node `b`."""
-        here, there = self.fabric.path(a), self.fabric.path(b)
-        key = (id(here[-1]), id(there[-1]))
-        if key not in self._known:
-            shared = sum(1 for one, other in zip(here, there, strict=False) if one is other)
-            self._known[key] = (here[shared - 1], _below(here, shared), _below(there, shared))
-        return self._known[key]
+    def between(self, pair: int) -> Way:
+        """The way from a node of one class to a node of another. The pair (one, other) is one * number + other."""
+        if pair not in self._known:
+            one, other = divmod(pair, self.number)
+            here, there = self._paths[one], self._paths[other]
+            shared = sum(1 for a, b in zip(here, there, strict=False) if a is b)
+            self._known[pair] = (here[shared - 1], _below(here, shared), _below(there, shared))
+        return self._known[pair]
 
 
 def _below(path: Sequence[Domain], shared: int) -> tuple[tuple[Domain, Domain], ...]:
