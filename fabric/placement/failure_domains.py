@@ -58,15 +58,16 @@ class FailureDomains:
     @cached_property
     def of(self) -> Mapping[str, Domains]:
         """The domains of each node, by kind as in `kinds`."""
-        return {node: tuple(self._domain(node, kind) for kind in self.kinds) for node in self.fabric.nodes}
+        found = [self._domains(kind) for kind in self.kinds]
+        return {node: tuple([of_kind.get(node) for of_kind in found]) for node in self.fabric.nodes}
 
-    def _domain(self, node: str, kind: FailureDomain) -> object:
+    def _domains(self, kind: FailureDomain) -> dict[str, object]:
+        """The domain of each node that has one which is known."""
         if kind is FailureDomain.RACK:
-            return self.fabric.node(node).rack or None
+            return {node.name: node.rack for node in self.fabric.details if node.rack}
         if kind is FailureDomain.POWER:
-            return self.fabric.node(node).power_feed or None
-        leaf = self.fabric.domain(node, Level.LEAF)
-        return id(leaf) if leaf.level is Level.LEAF else None
+            return {node.name: node.power_feed for node in self.fabric.details if node.power_feed}
+        return {node: at for at, leaf in enumerate(self.fabric.domains(Level.LEAF)) for node in leaf.nodes}
 
     def shared(self, one: str, other: str) -> int:
         """How many failure domains both nodes are in. A required one counts REQUIRED times."""
@@ -75,6 +76,8 @@ class FailureDomains:
 
     def breaks_requirement(self, one: str, other: str) -> bool:
         """Both nodes are in a failure domain that they must not share."""
+        if not any(self.required):
+            return False
         every = zip(self.required, self.of[one], self.of[other], strict=True)
         return any(must and a is not None and a == b for must, a, b in every)
 

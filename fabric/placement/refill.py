@@ -8,6 +8,7 @@ until the next loss save more time than this transfer takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, permutations
@@ -18,6 +19,8 @@ from muster.fabric.placement.assignment import Assignment, Change
 from muster.fabric.placement.node_classes import NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup, without_preferences
 
+MOST_LOSSES = 4
+"""Seats that are empty at once, above which no second move is looked for: the gang waits for its restart."""
 MOST_SECOND_MOVES = 200
 """Second moves of each of the two kinds that are tried for one empty seat: 10 ms in all."""
 STEPS_UNTIL_NEXT_LOSS = 1_000.0
@@ -45,6 +48,10 @@ class MovePrice:
     """Bytes of the state of one node's ranks."""
     steps: float = STEPS_UNTIL_NEXT_LOSS
     """Steps until the next loss is expected."""
+    most_saved: float = math.inf
+    """Seconds that a step can save at most, for example the whole step as it was measured."""
+    unready: frozenset[str] = frozenset()
+    """Spares that no second move may use: a healthy node's ranks are not moved to a doubtful one."""
 
     def __post_init__(self) -> None:
         """Refuses what is no size and no number of steps."""
@@ -99,7 +106,7 @@ def refill(
         filled.take_best_spare(seat)
     filled.exchange(empty)
     for seat in empty:
-        if price and filled.assignment.cost > before * (1 + LEAST_LOSS):
+        if price and len(empty) <= MOST_LOSSES and filled.assignment.cost > before * (1 + LEAST_LOSS):
             filled.move_second(seat, set(empty), fabric, price)
     moved = [seat for seat, node in enumerate(filled.nodes) if node != seats[seat] and seats[seat] in present]
     return Refill(tuple(filled.nodes), tuple(moved), before, filled.assignment.cost)
@@ -155,10 +162,10 @@ class _Filled:
     def move_second(self, seat: int, empty: set[int], fabric: Fabric, price: MovePrice) -> None:
         """Makes the second move that pays best, if one pays."""
         best, chosen = 0.0, _NO_MOVE
-        kinds = (self._to_other_spares(seat, empty), self._into_the_seat(seat, empty))
+        kinds = (self._to_other_spares(seat, empty, price.unready), self._into_the_seat(seat, empty, price.unready))
         for move in chain.from_iterable(islice(moves, MOST_SECOND_MOVES) for moves in kinds):
             changes = self._as_classes(move)
-            saved = self._plain.gain(changes) * price.steps
+            saved = min(self._plain.gain(changes), price.most_saved) * price.steps
             if saved <= best or (self._plain is not self.assignment and self.assignment.gain(changes) < 0):
                 continue
             moved_seat, new_node = move[1]  # the state of this seat's ranks moves there
@@ -170,17 +177,20 @@ class _Filled:
         self._seat(chosen)
         self._spares = sorted((set(self._spares) | left) - taken, key=natural_order)
 
-    def _into_the_seat(self, seat: int, empty: set[int]) -> Iterator[Move]:
+    def _into_the_seat(self, seat: int, empty: set[int], unready: frozenset[str]) -> Iterator[Move]:
         """A seated node takes `seat`, and the spare there takes its seat."""
+        if self.nodes[seat] in unready:
+            return
         for other in self._nearer(seat, empty):
             yield (seat, self.nodes[other]), (other, self.nodes[seat])
 
-    def _to_other_spares(self, seat: int, empty: set[int]) -> Iterator[Move]:
+    def _to_other_spares(self, seat: int, empty: set[int], unready: frozenset[str]) -> Iterator[Move]:
         """A node that communicates with `seat` moves to a spare, and another spare takes `seat`: one move for each two
         classes of spares.
         """
         partners = [other for other in self.assignment.neighbours(seat) if other not in empty]
-        spares = [self.nodes[seat], *(spare for spare in self._spares if not self._last_choices.get(spare))]
+        ready = (spare for spare in self._spares if not self._last_choices.get(spare))
+        spares = [node for node in (self.nodes[seat], *ready) if node not in unready]
         tried: set[tuple[int, int, int]] = set()
         for one, other in permutations(spares, 2):
             for partner in partners:

@@ -16,6 +16,8 @@ from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
+_SHARD_BYTES = 2**20
+"""Bytes of a shard: few enough that a second rank moves wherever that saves communication."""
 _GROUP = 1
 """The replica group of all ranks."""
 _RETRY_S = 0.5
@@ -49,7 +51,8 @@ class ShardMemory:
         """All complete shards of this node."""
         if self._shards_cache is None:
             self._shards_cache = tuple(
-                Shard(rank, v, own, text, _GROUP, self._flip(rank, v)) for (rank, own, v), text in self._digests.items()
+                Shard(rank, v, own, text, _GROUP, self._flip(rank, v), _SHARD_BYTES)
+                for (rank, own, v), text in self._digests.items()
             )
         return self._shards_cache
 

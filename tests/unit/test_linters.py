@@ -123,6 +123,7 @@ PLACEMENT = (
     "fabric/sources/nesting.py",
     "fabric/sources/node_reports.py",
     "fabric/sources/tiers.py",
+    "fabric/estimate/failures.py",
 )
 """Where the core's seats come from."""
 CORE_MAY_SHARE = (

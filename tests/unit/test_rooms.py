@@ -177,6 +177,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "daemon/coordinator/core/detection": {"daemon/transport", "daemon/coordinator/core/state"},
     "daemon/coordinator/core/recovery": {
+        "fabric/estimate",
+        "fabric/placement",
         "checkpoint/format",
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",

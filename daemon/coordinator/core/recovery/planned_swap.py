@@ -22,7 +22,7 @@ from enum import Enum, auto
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
 from muster.daemon.coordinator.core.recovery import restore_plan, shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DrainRequest, Member, Straggler
+from muster.daemon.coordinator.core.state.durable_state import DrainRequest, Straggler
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
@@ -215,15 +215,15 @@ def free_spares(gang_turn: GangTurn) -> int:
     """How many ready spares there are, besides those that empty seats need; negative: too few for the empty seats."""
     usable = {member.node for member in gang_turn.usable()}
     empty = sum(seat.node not in usable for seat in gang_turn.gang.seats)
-    return len(_ready_spares(gang_turn)) - empty
+    return len(ready_spares(gang_turn)) - empty
 
 
-def _ready_spares(gang_turn: GangTurn) -> list[Member]:
-    """Members without ranks that can take a seat at once: in touch, not suspected, not drained, and with no
+def ready_spares(gang_turn: GangTurn) -> list[str]:
+    """Nodes without ranks that can take a seat at once: in touch, not suspected, not drained, and with no
     precursor."""
     seated, seen = {seat.node for seat in gang_turn.gang.seats}, gang_turn.observed
     return [
-        member
+        member.node
         for member in gang_turn.usable()
         if member.node not in seated
         and gang_turn.turn.state.node(member.node).health is NodeHealth.FIT

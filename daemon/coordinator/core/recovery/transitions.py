@@ -28,6 +28,7 @@ from muster.daemon.coordinator.core.recovery import (
     requeueing,
     restore_plan,
     return_to_agreement,
+    second_moves,
     shared_pool,
     worse_allocation,
 )
@@ -206,7 +207,9 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     before = [seat.node for seat in gang.seats]
     if len(before) < gang.spec.nodes:
         groups = ()  # fewer replicas, and replicas alone can be fewer
-    return placement.refill_seats(fabric, before, usable, min(len(before), gang.spec.fewest), last_choices, groups)
+    fewest = min(len(before), gang.spec.fewest)
+    price = second_moves.price(gang_turn) if groups and not set(before).issubset(usable) else None
+    return placement.refill_seats(fabric, before, usable, fewest, last_choices, groups, price)
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:

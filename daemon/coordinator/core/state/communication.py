@@ -12,10 +12,10 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.changes import changes
-from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.fabric import Fabric, FailureDomain
 from muster.fabric.model.level import Level
 from muster.fabric.model.record import record_of
-from muster.fabric.placement.failure_domains import FailureDomains, spread_over
+from muster.fabric.placement.failure_domains import SPREAD, FailureDomains, spread_over
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.packed_time import StepTimes, step_times
 from muster.fabric.placement.rank_map import place
@@ -159,10 +159,16 @@ def note_change(gang: Gang, observed: ObservedState) -> FabricNoted | None:
     return FabricNoted(gang.id, record_of(fabric), lines[:MOST_CHANGES], site.warnings) if lines else None
 
 
-@lru_cache(maxsize=32)
 def failure_domains_of(fabric: Fabric, words: tuple[str, ...] | None = None) -> FailureDomains:
     """What the nodes of a gang fail together with: of the kinds in `words` (`GangSpec.spread_replicas`), or of all."""
-    return FailureDomains(fabric) if words is None else FailureDomains(fabric, *spread_over(words))
+    return _failure_domains(fabric, *((SPREAD, frozenset()) if words is None else spread_over(words)))
+
+
+@lru_cache(maxsize=32)  # with each start, and with each round of probes
+def _failure_domains(
+    fabric: Fabric, kinds: tuple[FailureDomain, ...], required: frozenset[FailureDomain]
+) -> FailureDomains:
+    return FailureDomains(fabric, kinds, required)
 
 
 @lru_cache(maxsize=64)  # a start that waits asks again with each event

@@ -102,7 +102,7 @@ class Version:
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One whole, checksummed shard in the memory of a node. `primary`: its own rank wrote it there; otherwise it is the
-    buddy's replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto)."""
+    buddy's replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto). `size`: bytes."""
 
     rank: int
     version: Version
@@ -110,6 +110,7 @@ class Shard:
     digest: str
     replica_group: int = 0
     replica_digest: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state.communication import failure_domains_o
 from muster.daemon.coordinator.core.state.facts import Seat
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.node_groups import NodeGroup
-from muster.fabric.placement.refill import refill
+from muster.fabric.placement.refill import MovePrice, refill
 from muster.fabric.placement.spares import spread_spares
 
 WATCHED_PEER_COUNT = 4
@@ -60,12 +60,13 @@ def refill_seats(
     fewest: int,
     last_choices: Mapping[str, int] = _NONE,
     groups: tuple[NodeGroup, ...] = (),
+    price: MovePrice | None = None,
 ) -> list[str] | None:
     """The nodes of the next generation; None if fewer than `fewest` seats would be filled.
 
-    A usable node keeps its seat. Spares take the empty seats: those that cost the least communication or, without
-    groups, the nearest spares first. If spares do not suffice, the nodes of the last seats move up into the empty
-    seats. So all others keep their ranks, and with them the state in their own memory.
+    A usable node keeps its seat, but for second moves that pay. Spares take the empty seats: those that cost the least
+    communication or, without groups, the nearest spares first. If spares do not suffice, the nodes of the last seats
+    move up into the empty seats. So all others keep their ranks, and with them the state in their own memory.
 
     Args:
         fabric: has all usable and all seated nodes.
@@ -74,11 +75,12 @@ def refill_seats(
         fewest: the fewest seats to start with.
         last_choices: nodes that take a seat only if no other spare is left, those with a higher number last.
         groups: seats that communicate (`communication.communicating_seats`).
+        price: what the move of one more node costs; None: none is moved.
     """
     present = frozenset(usable)
     free = in_fabric_order(fabric, present.difference(seats))
     if groups and len(free) >= sum(node not in present for node in seats):
-        return list(refill(fabric, groups, seats, present, last_choices=last_choices).seats)
+        return list(refill(fabric, groups, seats, present, price, last_choices).seats)
     placed = [node if node in present else _take_spare(free, fabric, node, last_choices) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:
