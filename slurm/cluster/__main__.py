@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import COORDINATOR, Cluster
 from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
+from muster.slurm.cluster.sysfs.pci_tree import HOSTS
 from muster.slurm.cluster.topologies import TOPOLOGIES
 from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError, find_engine
@@ -85,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("gpu", type=int, help="its index, from 0; the node gets GPUs up to that one")
     memory.add_argument("--clear", action="store_true", help="the GPU is well again")
 
+    hardware = verb("hardware", _hardware, "let a node have two sockets, GPUs and network adapters")
+    hardware.add_argument("node")
+    hardware.add_argument("host", choices=HOSTS, help="eight GPUs, or four whose order crosses the sockets")
+    hardware.add_argument("--clique", type=int, help="an NVLink domain that nodes of the same number share")
     slow = verb("slow-rank", _slow_rank, "let a rank on a node compute at 30 %% of its speed")
     slow.add_argument("node")
     slow.add_argument("rank", type=int, help="its RANK, from 0")
@@ -213,6 +219,13 @@ def _throttle(args: argparse.Namespace) -> None:
 def _gpu_ecc(args: argparse.Namespace) -> None:
     _check_gpu(args.gpu)
     _cluster(args).gpu_ecc(args.node, args.gpu, clear=args.clear)
+
+
+def _hardware(args: argparse.Namespace) -> None:
+    host = HOSTS[args.host]
+    if args.clique is not None:
+        host = replace(host, cluster=f"{1:032x}", clique=args.clique)
+    _cluster(args).give_hardware(args.node, host)
 
 
 def _check_gpu(gpu: int) -> None:

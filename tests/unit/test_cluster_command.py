@@ -12,7 +12,7 @@ from muster.slurm.cluster.chaos import ChaosRun
 from muster.slurm.cluster.registry import clusters_dir
 from muster.slurm.cluster.spec import ClusterSpec
 
-FAULTS = ("crash", "kmsg", "throttle", "gpu-ecc", "slow-rank", "link-down", "ecc")
+FAULTS = ("crash", "hardware", "kmsg", "throttle", "gpu-ecc", "slow-rank", "link-down", "ecc")
 
 
 @pytest.fixture
@@ -44,7 +44,16 @@ def test_each_fault_has_help_of_its_own(verb: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("host", ["n2", "login", "ctl"])
 @pytest.mark.parametrize(
-    "words", [("crash",), ("kmsg", "a line"), ("throttle", "0"), ("gpu-ecc", "0"), ("slow-rank", "0"), ("ecc",)]
+    "words",
+    [
+        ("crash",),
+        ("kmsg", "a line"),
+        ("throttle", "0"),
+        ("gpu-ecc", "0"),
+        ("slow-rank", "0"),
+        ("ecc",),
+        ("hardware", "eight"),
+    ],
 )
 def test_a_fault_of_a_host_that_is_no_node_names_the_nodes(
     words: tuple[str, ...], host: str, cluster: str, capsys: pytest.CaptureFixture[str]

@@ -86,6 +86,10 @@ CROSSED = PretendedHost(
 """Four GPUs whose order on the PCI bus changes from socket to socket."""
 
 
+HOSTS = {"eight": EIGHT_GPUS, "crossed": CROSSED}
+"""Hosts by the name that the cluster tool gives them."""
+
+
 def gpu_address(index: int) -> str:
     """Of GPU number `index`, as the stand-in for NVIDIA's library has it."""
     return healthy_gpu(index)["pci"].lower()[4:]
