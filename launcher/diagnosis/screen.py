@@ -63,7 +63,9 @@ def _groups(found: Diagnosis) -> Iterator[str]:
 
 
 def _kind(kind: PlacedKind) -> str:
-    what = f"{kind.kind} pairs" if kind.kind.value == "pipeline" else f"{kind.kind} groups of {kind.size} ranks"
+    plural = "s" if kind.count > 1 else ""
+    pairs = kind.kind.value == "pipeline"
+    what = f"{kind.kind} pair{plural}" if pairs else f"{kind.kind} group{plural} of {kind.size} ranks"
     where = f"{WHERE[kind.loosest]}{' at most' if kind.count > 1 else ''}"
     if not kind.torn:
         return f"{kind.count} {what}: {where}, as asked"
@@ -210,7 +212,9 @@ def _tier(found: Diagnosis) -> Iterator[str]:
         return
     data = next((kind for kind in found.kinds if kind.kind.value == "data"), None)
     if prediction is None or not prediction.by_tier:
-        if data:
+        if data is None:
+            yield "no tier: its groups sum no gradients, so the script waits for other traffic then"
+        else:
             yield f"gradients are summed {WHERE[data.loosest]}: that tier has the wait of {seconds(parts.wait)}"
         return
     if prediction.tier is None and speaks_of_link(parts.wait, prediction.over_slow, prediction.by_tier):

@@ -259,6 +259,14 @@ def test_the_wait_speaks_of_the_tier_that_predicts_it() -> None:
     assert steps.tier_of_wait(0.0, by_tier) is None
 
 
+def test_a_job_without_groups_that_sum_gradients_says_so() -> None:
+    text = JOB.replace("nodes = 4", "nodes = 2")
+    one = found(["n0", "n1"], job(text), step_s=1.0, ranks=times(*[(0.8, 0.2)] * 4))
+    shown = "\n".join(lines(one))
+    assert "1 tensor group of 4 ranks: in a leaf, as asked" in shown
+    assert "speaks of  no tier: its groups sum no gradients" in shown
+
+
 def test_a_wait_that_no_tier_explains_speaks_of_the_slow_link() -> None:
     well = [rate(a, b, 900) for a in EVERY for b in EVERY if a != b]
     of_n3 = [rate("n3", one.to_node, 9) if one.from_node == "n3" else one for one in well]
