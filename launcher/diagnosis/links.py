@@ -127,11 +127,22 @@ def slow_links(links: Collection[MeasuredLink]) -> list[SlowLink]:
         found.append(max(accused)[1:])
     named = [_of_node(links, node, {side for side, of in found if of == node}) for node in {node for _, node in found}]
     open_links = [link for link in links if link.slow and not _explained(link, found)]
-    pairs = [
-        SlowLink((link.sender, link.receiver), Side.BETWEEN, link.rate, link.usual, 1, link.level)
-        for link in open_links
-    ]
+    pairs = [_between(both) for both in _by_pair(open_links)]
     return sorted((*named, *pairs), key=lambda slow: (slow.rate / slow.usual, slow.nodes))
+
+
+def _by_pair(links: Iterable[MeasuredLink]) -> Iterable[list[MeasuredLink]]:
+    """The links between each two nodes together: bytes one way slow the acknowledgements of the other way."""
+    pairs: dict[frozenset[str], list[MeasuredLink]] = {}
+    for link in links:
+        pairs.setdefault(frozenset((link.sender, link.receiver)), []).append(link)
+    return pairs.values()
+
+
+def _between(links: Collection[MeasuredLink]) -> SlowLink:
+    slowest = min(links, key=lambda link: link.rate / link.usual)
+    nodes = (slowest.sender, slowest.receiver)
+    return SlowLink(nodes, Side.BETWEEN, slowest.rate, slowest.usual, len(links), slowest.level)
 
 
 def _accused(links: Collection[MeasuredLink], found: list[tuple[Side, str]]) -> Iterator[tuple[int, Side, str]]:

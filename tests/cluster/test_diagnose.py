@@ -80,3 +80,60 @@ def test_a_shaped_link_a_torn_group_and_a_faster_generation_are_named(healthy: C
     text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
     assert "how fast it is now: it is CANCELLED, and no rank trains" in text
     assert "its last generation, 2, took " in text
+
+
+SHARDED = """
+import time, torch
+import torch.distributed as dist
+from muster.checkpoint import Checkpoint
+
+class Shard:
+    "Twenty megabytes that no other rank has, and that change with each step."
+    def __init__(self):
+        self.data = torch.randn(5_000_000, generator=torch.Generator().manual_seed(dist.get_rank()))
+    def state_dict(self):
+        return {"data": self.data}
+    def load_state_dict(self, state):
+        self.data.copy_(state["data"])
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+shard = Shard()
+checkpoint = Checkpoint(per_rank=["shard"], shard=shard)
+step = checkpoint.restore()
+while True:
+    step += 1
+    dist.all_reduce(torch.ones(1))
+    shard.data.add_(1.0)
+    checkpoint.step(step)
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.long
+def test_a_copy_to_a_buddy_over_a_shaped_link_is_named_without_a_measurement(healthy: Cluster) -> None:
+    folder = "/shared/sharded"
+    job_toml = f"""
+name = "sharded"
+nodes = 4
+command = ["python3", "{folder}/train.py"]
+run_dir = "{folder}"
+slurm.options = ["--nodelist=n[0-3]"]
+"""
+    healthy.sh(LOGIN, f"mkdir -p {folder}; cat >{folder}/train.py <<'EOF'\n{SHARDED}\nEOF", user="alice")
+    healthy.sh(LOGIN, f"cat >{folder}/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
+    job = int(healthy.exec(LOGIN, "muster", "submit", f"{folder}/job.toml", user="alice").stdout)
+
+    def copies() -> dict[tuple[str, str], float]:
+        links = diagnose(healthy, job)["links"]
+        return {(one["from"], one["to"]): one["bytes_per_s"] for one in links if not one["requested"]}
+
+    wait_until(lambda: len(copies()) == 4, 120, "each node has copied its shard to its buddy")
+    (buddy,) = [to for sender, to in copies() if sender == "n1"]
+    with shaped(healthy, "n1"):
+        wait_until(lambda: copies()["n1", buddy] < 3 * 3.75e6, 120, "a copy went over the shaped link")
+        found = diagnose(healthy, job)
+        text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
+    assert [(one["nodes"], one["side"]) for one in found["slow_links"]] == [(["n1", buddy], "between")], found["links"]
+    assert f"n1 to {buddy}: find the end that is slow: muster diagnose {job} --measure" in text
+    healthy.exec(LOGIN, "muster", "cancel", str(job), user="alice")

@@ -158,6 +158,9 @@ def test_a_slow_sender_is_told_from_a_slow_link() -> None:
     slow = found(["n0", "n1", "n3", "n4"], links=one_pair)
     assert [(one.nodes, one.side, one.level) for one in slow.slow] == [(("n3", "n0"), Side.BETWEEN, Level.ANY)]
     assert slow.passing == [(GroupKind.DATA,)]
+    both = [rate("n0", "n3", 90) if (one.from_node, one.to_node) == ("n0", "n3") else one for one in one_pair]
+    slow = found(["n0", "n1", "n3", "n4"], links=both)
+    assert [(one.nodes, one.side, one.transfers) for one in slow.slow] == [(("n3", "n0"), Side.BETWEEN, 2)]
 
 
 def test_a_slow_copy_between_buddies_names_the_link_and_asks_to_measure() -> None:
