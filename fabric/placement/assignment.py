@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from muster.fabric.placement.group_layout import layout_of
 from muster.fabric.placement.node_classes import LinkCosts, NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup
 
 Change = tuple[int, int]
 """A seat, and the class of its new node."""
-MEAN_SHARE = 1.0
-"""Of the mean of all groups of a kind, beside their slowest one."""
-
 Before = tuple[float, float, list[float]]
 Reversal = tuple[Before, list[Change], list[tuple[list[float], int, float]], list[tuple[int, float]]]
 
@@ -30,26 +28,18 @@ class Assignment:
         self.groups = groups
         self.seats = list(seats)
         self._count = len(classes)
+        layout = layout_of(groups, len(self.seats))
+        self._touching, self._kind, self._share = layout.touching, layout.kind, layout.share
         self._costs: list[LinkCosts] = [classes.costs(group) for group in groups]
-        self._touching: list[list[tuple[int, int, int, int]]] = [[] for _ in seats]
-        """For each seat: group, link in the group, and the seats of the link."""
-        self.links: list[list[float]] = []
+        count, classes_of = self._count, self.seats
+        self.links: list[list[float]] = [
+            [costs[classes_of[one] * count + classes_of[other]] for one, other in pairs]
+            for costs, pairs in zip(self._costs, layout.pairs, strict=True)
+        ]
         """Seconds of each link of each group."""
-        for number, group in enumerate(groups):
-            pairs = list(group.links())
-            for at, (one, other) in enumerate(pairs):
-                self._touching[one].append((number, at, one, other))
-                self._touching[other].append((number, at, one, other))
-            costs = self._costs[number]
-            self.links.append([costs[self.seats[one] * self._count + self.seats[other]] for one, other in pairs])
         self.slowest: list[float] = [max(links) for links in self.links]
         """Seconds of each group: those of its slowest link."""
-        kinds = list(dict.fromkeys(group.kind for group in groups))
-        self._kind = [kinds.index(group.kind) for group in groups]
-        self._of_kind = [[n for n, of in enumerate(self._kind) if of == kind] for kind in range(len(kinds))]
-        totals = [sum(groups[number].count for number in members) for members in self._of_kind]
-        self._share = [MEAN_SHARE * group.count / totals[kind] for group, kind in zip(groups, self._kind, strict=True)]
-        self._times_of_kind = [Counter(self.slowest[number] for number in members) for members in self._of_kind]
+        self._times_of_kind = [Counter(self.slowest[number] for number in members) for members in layout.of_kind]
         """For each kind: how many of its groups take each time. Many groups take the same few."""
         self._slowest_of_kind = [max(times) for times in self._times_of_kind]
         mean = sum(share * slowest for share, slowest in zip(self._share, self.slowest, strict=True))

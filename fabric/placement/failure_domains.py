@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import eq, mul
 
 from muster.fabric.model.fabric import Fabric, FailureDomain
 from muster.fabric.model.level import Level
@@ -21,7 +22,7 @@ MOST_STEPS = 256
 """Steps along the ring for one node. Only where domains are of very different size is more to be found later."""
 
 Domains = tuple[object, ...]
-"""The domains of one node, one for each kind; None for a domain that nobody knows."""
+"""The domains of one node, one for each kind. A domain that nobody knows is one of the node's own."""
 
 
 def spread_over(words: Iterable[str]) -> tuple[tuple[FailureDomain, ...], frozenset[FailureDomain]]:
@@ -53,13 +54,19 @@ class FailureDomains:
         self.fabric = fabric
         self.kinds = tuple(kinds)
         self.required = tuple(kind in required for kind in self.kinds)
+        self._weighted = any(self.required)
         self._weights = tuple(REQUIRED if must else 1 for must in self.required)
 
     @cached_property
     def of(self) -> Mapping[str, Domains]:
         """The domains of each node, by kind as in `kinds`."""
         found = [self._domains(kind) for kind in self.kinds]
-        return {node: tuple([of_kind.get(node) for of_kind in found]) for node in self.fabric.nodes}
+        return {node: tuple([of_kind.get(node) or (node,) for of_kind in found]) for node in self.fabric.nodes}
+
+    @cached_property
+    def any_shared(self) -> bool:
+        """Two nodes of the fabric share a domain."""
+        return any(len(set(of_kind)) < len(self.of) for of_kind in zip(*self.of.values(), strict=True))
 
     def _domains(self, kind: FailureDomain) -> dict[str, object]:
         """The domain of each node that has one which is known."""
@@ -67,19 +74,18 @@ class FailureDomains:
             return {node.name: node.rack for node in self.fabric.details if node.rack}
         if kind is FailureDomain.POWER:
             return {node.name: node.power_feed for node in self.fabric.details if node.power_feed}
-        return {node: at for at, leaf in enumerate(self.fabric.domains(Level.LEAF)) for node in leaf.nodes}
+        return {node: at for at, leaf in enumerate(self.fabric.domains(Level.LEAF), 1) for node in leaf.nodes}
 
     def shared(self, one: str, other: str) -> int:
         """How many failure domains both nodes are in. A required one counts REQUIRED times."""
-        every = zip(self._weights, self.of[one], self.of[other], strict=True)
-        return sum([weight for weight, a, b in every if a is not None and a == b])
+        equal = map(eq, self.of[one], self.of[other])
+        return sum(map(mul, self._weights, equal)) if self._weighted else sum(equal)
 
     def breaks_requirement(self, one: str, other: str) -> bool:
         """Both nodes are in a failure domain that they must not share."""
         if not any(self.required):
             return False
-        every = zip(self.required, self.of[one], self.of[other], strict=True)
-        return any(must and a is not None and a == b for must, a, b in every)
+        return any(must and a == b for must, a, b in zip(self.required, self.of[one], self.of[other], strict=True))
 
     def ring(self, nodes: Iterable[str]) -> list[str]:
         """The nodes, interleaved: the next one in the ring is mostly in other domains."""
@@ -95,15 +101,16 @@ class FailureDomains:
 
     def most_apart(self, node: str, others: Iterable[str], count: int) -> list[str]:
         """The `count` of `others` that share least with `node`; of equal ones the first."""
-        found: list[tuple[int, int, str]] = []
-        unshared = 0
+        unshared: list[str] = []
+        sharing: list[tuple[int, int, str]] = []
         for number, other in enumerate(others):
-            if unshared == count:
-                break
-            shared = self.shared(node, other)
-            unshared += not shared
-            found.append((shared, number, other))
-        return [other for _, _, other in sorted(found)[:count]]
+            if len(unshared) == count:
+                return unshared
+            if shared := self.shared(node, other):
+                sharing.append((shared, number, other))
+            else:
+                unshared.append(other)
+        return [*unshared, *(other for _, _, other in sorted(sharing))][:count]
 
 
 def _interleaved(nodes: list[str], of: Mapping[str, Domains], kind: int, kinds: int) -> list[str]:
@@ -112,7 +119,8 @@ def _interleaved(nodes: list[str], of: Mapping[str, Domains], kind: int, kinds: 
         return nodes
     parts: dict[object, list[str]] = {}
     for node in nodes:
-        parts.setdefault(of[node][kind], []).append(node)
+        domain = of[node][kind]
+        parts.setdefault(None if isinstance(domain, tuple) else domain, []).append(node)  # all unknown ones together
     inner = [_interleaved(part, of, kind + 1, kinds) for part in parts.values()]
     if len(inner) == 1:
         return inner[0]

@@ -129,9 +129,17 @@ class _Filled:
         self._classes = NodeClasses(fabric, [*seats, *spares])
         numbers = [self._classes.of(node) for node in seats]
         self.assignment = Assignment(groups, self._classes, numbers)
-        plain = without_preferences(groups)
-        self._plain = self.assignment if plain == tuple(groups) else Assignment(plain, self._classes, numbers)
+        self._groups = groups
+        self._known_plain: Assignment | None = None
+
+    @property
+    def _plain(self) -> Assignment:
         """The same seats with predicted seconds, whatever the job prefers: a transfer takes seconds, too."""
+        if self._known_plain is None:
+            plain = without_preferences(self._groups)
+            same = plain == tuple(self._groups)
+            self._known_plain = self.assignment if same else Assignment(plain, self._classes, self.assignment.seats)
+        return self._known_plain
 
     def take_best_spare(self, seat: int) -> None:
         """Gives `seat` the spare that costs least. Spares of one class cost the same."""
@@ -161,12 +169,12 @@ class _Filled:
 
     def move_second(self, seat: int, empty: set[int], fabric: Fabric, price: MovePrice) -> None:
         """Makes the second move that pays best, if one pays."""
-        best, chosen = 0.0, _NO_MOVE
+        best, chosen, plain = 0.0, _NO_MOVE, self._plain
         kinds = (self._to_other_spares(seat, empty, price.unready), self._into_the_seat(seat, empty, price.unready))
         for move in chain.from_iterable(islice(moves, MOST_SECOND_MOVES) for moves in kinds):
             changes = self._as_classes(move)
-            saved = min(self._plain.gain(changes), price.most_saved) * price.steps
-            if saved <= best or (self._plain is not self.assignment and self.assignment.gain(changes) < 0):
+            saved = min(plain.gain(changes), price.most_saved) * price.steps
+            if saved <= best or (plain is not self.assignment and self.assignment.gain(changes) < 0):
                 continue
             moved_seat, new_node = move[1]  # the state of this seat's ranks moves there
             paid = fabric.link(self.nodes[moved_seat], new_node).time(price.state_size)
@@ -212,7 +220,7 @@ class _Filled:
 
     def _seat(self, changes: Sequence[tuple[int, str]]) -> None:
         self.assignment.change(self._as_classes(changes))
-        if self._plain is not self.assignment:
-            self._plain.change(self._as_classes(changes))
+        if self._known_plain is not None and self._known_plain is not self.assignment:
+            self._known_plain.change(self._as_classes(changes))
         for seat, node in changes:
             self.nodes[seat] = node

@@ -37,7 +37,7 @@ def spread_spares(
         last_choices: nodes that shall rather be spares, those with a higher number before others. Only nodes with the
             same number are exchanged.
     """
-    if len(spares) < 2 or not any(part is not None for of in apart.of.values() for part in of):
+    if len(spares) < 2 or not apart.any_shared:
         return tuple(seats)
     return _Exchange(fabric, groups, seats, apart, last_choices).spread(spares)
 

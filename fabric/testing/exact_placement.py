@@ -17,7 +17,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
-from muster.fabric.placement.assignment import MEAN_SHARE
+from muster.fabric.placement.group_layout import MEAN_SHARE
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.preferences import weighed
 from muster.fabric.placement.weights import Weight

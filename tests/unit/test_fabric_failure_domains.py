@@ -71,3 +71,9 @@ def test_a_network_without_domains_needs_few_steps_also_for_many_nodes() -> None
     apart = FailureDomains(fabric)
     ring = apart.ring(fabric.nodes)
     assert apart.next_apart(ring, len(ring) - 1, 2) == ring[:2]
+
+
+def test_where_racks_are_not_known_the_ring_changes_leaves_all_the_same() -> None:
+    fabric = site("aaabbb")
+    ring = FailureDomains(fabric).ring(fabric.nodes)
+    assert [fabric.leaf_name(node) for node in ring] == ["a", "b"] * 3
