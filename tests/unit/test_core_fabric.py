@@ -101,6 +101,18 @@ def test_a_switch_that_is_renamed_has_its_new_name_from_the_next_start_on() -> N
     assert world.facts(facts.FabricNoted)[-1].changes == ()
 
 
+def test_groups_that_a_change_has_torn_are_named_until_the_next_change() -> None:
+    traffic = (events.GroupTraffic("tensor", 1000.0, 1e9, "leaf"),)
+    world = Scenario(2, 0, tensor=2, traffic=traffic, fabric=seen(site("n0 n1")))
+    started(world)
+    world.see_fabric(seen(site("n0", "n1")))
+    words = "tensor groups of 2 nodes: 1 of 1 spans 2 leaves"
+    assert describe(world.facts(facts.FabricNoted)[-1]).endswith(f"; wider than [placement] asks now: {words}")
+    assert world.gang.wider_groups == words
+    world.see_fabric(seen(site("n0 n1")))
+    assert world.gang.wider_groups == ""
+
+
 def test_a_change_elsewhere_is_no_news_for_the_gang() -> None:
     world = Scenario(2, 0, fabric=seen(site("n0", "n1", "x0")))
     started(world)

@@ -156,7 +156,11 @@ def note_change(gang: Gang, observed: ObservedState) -> FabricNoted | None:
         return note_fabric(gang, observed, fabric)
     before = gang.fabric.fabric
     lines = changes(before, fabric.part(before.nodes))
-    return FabricNoted(gang.id, record_of(fabric), lines[:MOST_CHANGES], site.warnings) if lines else None
+    if not lines:
+        return None
+    ranked = [seat.node for seat in sorted(gang.seats, key=lambda seat: seat.group_rank)]
+    wider = wider_than_asked(gang.spec, ranked, fabric)
+    return FabricNoted(gang.id, record_of(fabric), lines[:MOST_CHANGES], site.warnings, wider)
 
 
 def failure_domains_of(fabric: Fabric, words: tuple[str, ...] | None = None) -> FailureDomains:

@@ -185,6 +185,7 @@ def _of_fabric(fact: facts.FabricNoted) -> str:
     words = f"the network of the gang's nodes: {what or 'flat'}"
     if fact.changes:
         words = f"the network of the gang's nodes has changed: {'; '.join(fact.changes)}"
+    words += f"; wider than [placement] asks now: {fact.wider_groups}" if fact.wider_groups else ""
     return words + "".join(f"; WARNING: {warning}" for warning in fact.warnings)
 
 

@@ -65,13 +65,15 @@ class FabricNoted:
     """The part of the fabric that the gang's nodes are on: seats, buddies and witnesses follow it from now on.
 
     `changes`: what has changed for its nodes since the fact before, in words; empty for the first one, and where only
-    names or members differ. `warnings`: what of the network could not be understood.
+    names or members differ. `warnings`: what of the network could not be understood. `wider_groups`: with changes,
+    which groups of the running generation lie wider now than the job asks, as in GenerationStarted.
     """
 
     gang: str
     fabric: FabricRecord
     changes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    wider_groups: str = ""
 
 
 @keeps_stored_names

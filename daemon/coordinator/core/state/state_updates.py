@@ -231,6 +231,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _add_member(gang, fact)
         case facts.FabricNoted():
             _note_fabric(gang, fact.fabric)
+            gang.wider_groups = fact.wider_groups if fact.changes else gang.wider_groups
         case facts.MemberRemoved():
             _remove_member(gang, fact, at)
         case facts.PhaseChanged():
