@@ -55,6 +55,19 @@ def test_a_doubtful_spare_takes_no_ranks_of_a_healthy_node() -> None:
     assert after[0] != spare
 
 
+def test_while_crashes_are_not_attributed_only_the_node_on_which_they_were_is_left() -> None:
+    world = Scenario(4, 2, tensor=2, fabric=network_of(PAIRS))
+    world.run_until(lambda: world.gang.stepped_generation == 1)
+    before = [seat.node for seat in world.gang.seats]
+    world.kill_rank(before[0])
+    world.run_until(lambda: world.is_running(2))
+    world.kill_rank(before[0])
+    world.run_until(lambda: world.gang.stepped_generation == 3)
+    after = [seat.node for seat in world.gang.seats]
+    assert world.gang.members[before[0]].removed
+    assert moved(before, after) == [0]
+
+
 @pytest.mark.parametrize(("size", "seats"), [(1e6, [0, 1]), (1e18, [0])])
 def test_the_size_of_the_state_decides(size: float, seats: list[int]) -> None:
     fabric = network_of(PAIRS).topologies[0].fabric

@@ -20,8 +20,8 @@ def price(gang_turn: GangTurn) -> MovePrice | None:
     """What a second move costs now; None: none is made."""
     gang, step_s = gang_turn.gang, gang_turn.observed.pace.median_step_s
     size = max(map(_state_size, gang_turn.shards_in_memory().values()), default=0)
-    if not size:
-        return None
+    if not size or gang.unattributed_node:
+        return None  # of two nodes that are left, nobody could say which of them the crashes came from
     seated = {seat.node for seat in gang.seats}
     spares = {member.node for member in gang_turn.usable()} - seated
     unready = frozenset(spares.difference(planned_swap.ready_spares(gang_turn)))
