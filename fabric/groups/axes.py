@@ -66,13 +66,20 @@ class Axes:
         if (self.data * self.context) % self.expert:
             raise AxesError(
                 f"expert = {self.expert} must divide data * context = {self.data} * {self.context} = "
-                f"{self.data * self.context}: expert groups are cut out of these axes"
+                f"{self.data * self.context}: expert groups are cut out of these axes. Choose {self._expert_degrees()}"
             )
         if self.pipeline > 1 and self.stride(Axis.PIPELINE) != self.stride(Axis.PIPELINE, expert_layers=True):
             raise AxesError(
                 f"the order {write_order(self.order)} gives expert layers other pipelines than dense layers: "
                 "put pp last"
             )
+
+    def _expert_degrees(self) -> str:
+        """The degrees next to `expert` that are possible: "2 or 4"."""
+        ranks = self.data * self.context
+        below = next(degree for degree in range(min(self.expert, ranks), 0, -1) if ranks % degree == 0)
+        above = next((degree for degree in range(self.expert, ranks + 1) if ranks % degree == 0), below)
+        return f"{below} or {above}" if above > below else str(below)
 
     @property
     def world_size(self) -> int:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any
 
@@ -275,8 +276,26 @@ def _words(error: ValidationError) -> str:
     where = "".join(_key(part) for part in faults[0]["loc"] if part != "[key]").removeprefix(".")
     others = f" ({len(faults) - 1} other keys are wrong, too)" if len(faults) > 1 else ""
     if faults[0]["type"] == "extra_forbidden":
-        return f"{where}: there is no such key{others}"
-    return f"{where}: {faults[0]['msg']}{others}"
+        near = get_close_matches(where, _FabricFile.model_fields, 1)
+        return f"{where}: there is no such key{'; did you mean ' + near[0] + '?' if near else ''}{others}"
+    limits = faults[0].get("ctx", {})
+    right = _RIGHT.get(faults[0]["type"], "").format_map({name: limits[name] for name in limits})
+    return f"{where}: {right or faults[0]['msg']}{others}"
+
+
+_RIGHT = {
+    "greater_than": "must be more than {gt:.15g}",
+    "greater_than_equal": "must be {ge:.15g} or more",
+    "less_than_equal": "must be {le:.15g} or less",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "string_type": "must be a text",
+    "string_pattern_mismatch": "must be letters, digits and _ . : -",
+    "string_too_short": "must not be empty",
+    "bool_type": "must be true or false",
+}
+"""What would be right, by pydantic's name of the fault."""
 
 
 def _key(part: str | int) -> str:

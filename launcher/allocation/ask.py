@@ -17,6 +17,7 @@ from muster.launcher.allocation.clusters import NodeCluster, clusters_of
 from muster.launcher.allocation.plan import Plan, Request
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
+from muster.launcher.allocation.site_domains import SiteDomains, load_domains
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.types import Slurm, StartEstimate, Unknown
 
@@ -44,6 +45,8 @@ class Allocation:
     """For the user, in one line. Empty: nothing to say."""
     strict: bool = False
     """Whether Slurm is asked for all that the groups ask."""
+    warnings: tuple[str, ...] = ()
+    """For the user, one line each: what a loss may do, and what is wrong with the site's file."""
 
 
 def has_own_shape(job: Job, options: Sequence[str]) -> bool:
@@ -75,13 +78,20 @@ async def allocate(
         reason = f"groups are not packed: Slurm does not answer: {topologies.reason}" if clusters else ""
         return Allocation(job, job.spares, reason=reason)
     partition = _given((*job.slurm.options, *options), _PARTITION) or job.slurm.partition
+    site = load_domains(topologies)
     question = _Question(
-        slurm, script, topology_of(topologies, partition), None if isinstance(wait_s, Unknown) else wait_s
+        slurm, script, topology_of(topologies, partition), None if isinstance(wait_s, Unknown) else wait_s, site
     )
+    found = await _choose(question, job, clusters)
+    return replace(found, warnings=tuple(filter(None, (*found.warnings, site.problem))))
+
+
+async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]) -> Allocation:
+    """The request that is made, of those that are possible."""
     plan = await question.with_first_to_start(job, question.plan(job, clusters))
-    mode = job.placement.if_not_available
+    mode, losses = job.placement.if_not_available, (plan.losses,) if plan.losses else ()
     if not plan.relaxed and mode != "shrink":
-        return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes, strict=True)
+        return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes, strict=True, warnings=losses)
     estimates = await question.estimates(job, plan.strict, *plan.relaxed)
     now = clock.wall()
     if mode == "shrink" and not isinstance(estimates[0], Unknown) and not starts_now(estimates[0], now):
@@ -91,9 +101,9 @@ async def allocate(
             reason = shrunken(less, job, estimates[0], now)
             return Allocation(less, request.spares, request.options, (*plan.notes, reason), reason, strict=True)
     choice = choose(plan, estimates, mode, now)
-    strict = choice.request is plan.strict
-    notes = plan.notes if strict else (*plan.notes, choice.reason)
-    return Allocation(job, choice.request.spares, choice.request.options, notes, choice.reason, strict)
+    request, as_asked = choice.request, choice.request is plan.strict
+    notes = plan.notes if as_asked else (*plan.notes, choice.reason)
+    return Allocation(job, request.spares, request.options, notes, choice.reason, as_asked, losses)
 
 
 def if_worse(allocation: Allocation, clusters: Sequence[NodeCluster], *, own_shape: bool) -> IfNotAvailable:
@@ -120,10 +130,11 @@ class _Question:
     script: str
     topology: SlurmTopology
     max_switch_wait_s: int | None
+    site: SiteDomains
 
     def plan(self, job: Job, clusters: Sequence[NodeCluster]) -> Plan:
         """What to ask for. Raises WrongInput if a requirement can't be kept."""
-        return plan_request(clusters, job.nodes, job.spares, self.topology, self.max_switch_wait_s)
+        return plan_request(clusters, job.nodes, job.spares, self.topology, self.max_switch_wait_s, self.site)
 
     async def with_first_to_start(self, job: Job, plan: Plan) -> Plan:
         """The plan with that one of its equal requests as the strict one that starts first."""

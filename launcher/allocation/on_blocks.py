@@ -14,6 +14,7 @@ from muster.fabric.model.level import Level
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.plan import NODES_OF_A_SPARE, Plan, Request, Wanted, added_spares, too_large
 from muster.launcher.allocation.segments import segment_of, smaller_segments
+from muster.launcher.allocation.spares import after_a_loss
 
 RACK_NODES = 18
 """Nodes of a rack-scale domain with 72 GPUs, 4 in each node."""
@@ -63,7 +64,9 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
         for size in smaller_segments(wanted.total, cluster.nodes)
     )
     required = any(one.required for one in clusters if one.level is cluster.level)
-    return Plan(strict, relaxed or (scattered,), required, tuple(notes))
+    segments = [segment] * (best.total // segment)
+    losses = after_a_loss(wanted.nodes, strict.spares, cluster, segments, "block")
+    return Plan(strict, relaxed or (scattered,), required, tuple(notes), losses)
 
 
 def _sizes(wanted: Wanted) -> _Sizes:
@@ -98,7 +101,7 @@ def _segment_of_groups(
 
 def _rack_segment(wanted: Wanted, sizes: _Sizes) -> tuple[int, int] | None:
     """The total number of nodes and the segment of a job in rack-scale domains. None: the blocks are none."""
-    if sizes.block != RACK_NODES and not wanted.nvlink_blocks:
+    if sizes.block != RACK_NODES and not wanted.site.nvlink_blocks:
         return None
     most = min(sizes.most, wanted.total + wanted.nodes // NODES_OF_A_SPARE)
     for segment in RACK_SEGMENTS:

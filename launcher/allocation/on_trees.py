@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Unit
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.plan import Plan, Request, Wanted, too_large
 from muster.launcher.allocation.segments import leaf_count
+from muster.launcher.allocation.spares import after_a_loss
 from muster.slurm.client.parsing.hostlist import collapse
 
 MOST_PODS = 16
@@ -34,7 +36,11 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
             raise too_large(cluster, "leaf switches", sizes, wanted)
         else:
             notes.append(f"{cluster.words}; the leaf switches are too small for that")
-    return _in_pod(_on_leaves(wanted, clusters, best, len(leaves), notes), pod, wanted, leaves)
+    on_leaves = _on_leaves(wanted, clusters, best, len(leaves), notes)
+    if best:
+        losses = after_a_loss(wanted.nodes, wanted.spares, best[1], sizes, "leaf switch")
+        on_leaves = replace(on_leaves, losses=losses)
+    return _in_pod(on_leaves, pod, wanted, leaves)
 
 
 def _on_leaves(
@@ -71,7 +77,7 @@ def _in_pod(plan: Plan, cluster: NodeCluster | None, wanted: Wanted, leaves: Seq
     roomy = [pod for pod in pods if len(pod.nodes) >= wanted.total][:MOST_PODS]
     if not roomy:
         why = "the job needs several pods, and Slurm has no option for that on a tree: it is checked before the start"
-        return Plan(plan.strict, plan.relaxed, True, (*plan.notes, f"{cluster.words}; {why}"), plan.others)
+        return replace(plan, required=True, notes=(*plan.notes, f"{cluster.words}; {why}"))
     every = {name for unit in wanted.topology.units for name in unit.nodes}
     requests = [
         Request(
@@ -82,7 +88,7 @@ def _in_pod(plan: Plan, cluster: NodeCluster | None, wanted: Wanted, leaves: Seq
         for pod in roomy
     ]
     notes = (*plan.notes, f"{cluster.words}: the nodes of all other pods are excluded, because Slurm keeps to no pod")
-    return Plan(requests[0], (plan.strict, *plan.relaxed), True, notes, tuple(requests[1:]))
+    return Plan(requests[0], (plan.strict, *plan.relaxed), True, notes, plan.losses, tuple(requests[1:]))
 
 
 def leaf_switches(units: Sequence[Unit]) -> list[Unit]:

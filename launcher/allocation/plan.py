@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 from muster.launcher.errors import WrongInput
 
 NODES_OF_A_SPARE = 8
@@ -37,6 +38,8 @@ class Plan:
     """Whether the job must not start otherwise."""
     notes: tuple[str, ...] = ()
     """Why, in words, one line each."""
+    losses: str = ""
+    """What the loss of a node may do to groups, in words. Empty: a spare can be near."""
     others: tuple[Request, ...] = ()
     """Other requests that are as good as `strict`: the one that starts first is made."""
 
@@ -50,8 +53,7 @@ class Wanted:
     topology: SlurmTopology
     wait_s: int | None
     """The longest time for which a job may wait for its switches. None: not known."""
-    nvlink_blocks: bool = False
-    """Whether the site says that each block is one NVLink domain."""
+    site: SiteDomains = NOTHING_SAID
 
     @property
     def total(self) -> int:
@@ -62,6 +64,33 @@ class Wanted:
     def any(self) -> Request:
         """The request without a shape."""
         return Request(self.spares, "any nodes")
+
+
+def check_size(wanted: Wanted) -> None:
+    """Raises WrongInput if the network has too few nodes for the job, whatever their state."""
+    units, members = wanted.topology.units, wanted.topology.members
+    have = len(members) or len({name for unit in units for name in unit.nodes if name})
+    if 0 < have < wanted.total:
+        raise WrongInput(
+            f"nodes + spares = {wanted.nodes} + {wanted.spares} = {wanted.total}: Slurm's network has {have} nodes",
+            f"choose {have} or less in all. Nothing was queued",
+        )
+
+
+def check_nvlink(wanted: Wanted, clusters: Sequence[NodeCluster]) -> list[str]:
+    """Why groups that shall be in an NVLink domain are not, if the site names domains and they are too small.
+
+    Raises:
+        WrongInput: such a group is required.
+    """
+    sizes, notes = wanted.site.nvlink_sizes, []
+    for cluster in clusters:
+        if cluster.asked != "nvlink" or not sizes or wanted.site.nvlink_blocks or cluster.nodes <= max(sizes):
+            continue
+        if cluster.required:
+            raise too_large(cluster, "NVLink domains", sizes, wanted)
+        notes.append(f"{cluster.kind} groups of {cluster.nodes} nodes are larger than the NVLink domains of the site")
+    return notes
 
 
 def added_spares(added: int, total: str, reason: str) -> str:

@@ -17,11 +17,13 @@ What Slurm 24.11 and 26.05 do with them (tests/cluster/test_topologies.py, tests
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.launcher.allocation import on_blocks, on_grids, on_trees
 from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.plan import Plan, Request, Wanted
+from muster.launcher.allocation.plan import Plan, Wanted, check_nvlink, check_size
+from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 
 
 def plan_request(
@@ -30,19 +32,27 @@ def plan_request(
     spares: int,
     topology: SlurmTopology,
     max_switch_wait_s: int | None,
-    *,
-    nvlink_blocks: bool = False,
+    site: SiteDomains = NOTHING_SAID,
 ) -> Plan:
     """The plan for a job of `nodes` nodes and `spares` more, whose groups ask for `clusters`.
 
     Args:
         max_switch_wait_s: the longest time for which a job may wait for its switches. None: not known.
-        nvlink_blocks: whether the site says that each block is one NVLink domain.
+        site: what the site's own file says.
 
     Raises:
         WrongInput: a requirement, or the number of nodes, fits nowhere in this network.
     """
-    wanted = Wanted(nodes, spares, topology, max_switch_wait_s, nvlink_blocks)
+    wanted = Wanted(nodes, spares, topology, max_switch_wait_s, site)
+    if topology.kind is not Kind.TORUS:  # which says its sizes
+        check_size(wanted)
+    notes = check_nvlink(wanted, clusters)
+    plan = _plan(wanted, clusters)
+    return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
+
+
+def _plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
+    topology = wanted.topology
     if topology.kind is Kind.TREE:
         return on_trees.plan(wanted, clusters)
     if topology.kind is Kind.BLOCK:
@@ -54,4 +64,4 @@ def plan_request(
     if not clusters:
         return Plan(wanted.any)
     why = topology.problem or "Slurm knows of no switches or blocks"
-    return Plan(Request(spares, "any nodes"), notes=(f"the groups are not packed by Slurm: {why}",))
+    return Plan(wanted.any, notes=(f"the groups are not packed by Slurm: {why}",))

@@ -29,6 +29,7 @@ from muster.launcher.spec import spec
 from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
 from muster.launcher.spec.placement import IfNotAvailable
+from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client.backends.commands import CliSlurm
@@ -40,9 +41,6 @@ SBATCH_TIMEOUT_S = 60.0
 """Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _AGENT = "muster-agent"
-_NO_SUCH_SHAPE = "Requested topology configuration is not available"
-"""Slurm's words for a number of nodes that a torus has no shape for."""
-_SIZES = "nodes + spares must be the size of a shape that the torus has (scontrol show topoconf, placements)"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +115,8 @@ async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
         found = await ask.allocate(job, wanted, submission.options, render(submission), slurm)
     if found.reason:
         print_note(f"muster: {found.reason}")
+    for warning in found.warnings:
+        print_note(f"muster: {warning}")
     wire = _wire(found.job, submission.options)
     wire.spares = found.spares
     _add_choice(wire, found.job, ask.if_worse(found, clusters, own_shape=own_shape))
@@ -164,7 +164,7 @@ async def submit(submission: Submission, text: str, options: argparse.Namespace,
             coordinator = None
         path = _write(submission, text)
         try:
-            job = await _sbatch(slurm, path)
+            job = await _sbatch(slurm, path, submission.job)
         except LauncherError:
             path.unlink(missing_ok=True)
             raise
@@ -206,7 +206,7 @@ def _check_durable(durable_dir: str) -> None:
         raise WrongInput(f"durable_dir = {durable_dir!r}: {unsafe}", "Nothing was queued")
 
 
-async def _sbatch(slurm: Slurm, path: Path) -> int:
+async def _sbatch(slurm: Slurm, path: Path, job: spec.Job) -> int:
     # Slurm sets SLURM_RESTART_COUNT only in restarted jobs. A job that such a job submits must not inherit the value.
     environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
@@ -220,8 +220,10 @@ async def _sbatch(slurm: Slurm, path: Path) -> int:
     except NotPermitted as error:
         raise NotAllowed(str(error), "Nothing was queued") from None
     except SlurmRefused as error:
-        sizes = f"{_SIZES}. " if _NO_SUCH_SHAPE in error.message else ""
-        raise WrongInput(f"sbatch refused the job: {error.message}", f"{sizes}Nothing was queued") from None
+        hint = hint_for(error.message, job)
+        raise WrongInput(
+            f"sbatch refused the job: {error.message}", f"{hint}. Nothing was queued" if hint else "Nothing was queued"
+        ) from None
     finally:
         await slurm.aclose()
 

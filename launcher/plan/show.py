@@ -9,10 +9,13 @@ from collections import Counter
 
 from muster.daemon.host.plain_text import plain
 from muster.fabric.sources.tiers import Tiers
+from muster.launcher.allocation.ask import topology_of
+from muster.launcher.allocation.site_domains import load_domains
 from muster.launcher.command import print_note
 from muster.launcher.errors import Unavailable
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
 from muster.launcher.plan.as_json import to_dict
+from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import TYPED_GRES, load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
@@ -75,8 +78,7 @@ async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
     found = {node.name: node for node in nodes.values() if isinstance(node, Node)}
     site = load_site_fabric(FABRIC_FILE, found)
     partition = job.slurm.partition
-    default = next((one for one in topologies if one.default), topologies[0])
-    topology = next((one for one in topologies if partition in one.partitions), default)
+    topology = topology_of(topologies, partition)
     reading = fabric_of(topology, found, site, alone=len(topologies) == 1)
     for warning in reading.warnings:
         print_note(f"muster: {warning}")
@@ -87,6 +89,9 @@ async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
         and node.name in reading.fabric.nodes
         and (partition is None or partition in node.partitions)
     ]
+    partitions = {name for node in found.values() for name in node.partitions}
+    for line in foresee(job, topology, load_domains(topologies), usable, partitions):
+        print_note(f"muster: {line}")
     types = Counter(typed.group(1) for node in usable if (typed := TYPED_GRES.search(node.gres)))
     gpu = max(types, key=lambda name: types[name], default="")
     return SlurmFabric(reading.fabric, frozenset(node.name for node in usable), site.tiers != Tiers(), gpu)

@@ -87,7 +87,10 @@ class Parallelism(Table):
             )
         data = self.data or world // model
         if model * data != world:
-            fits = "" if world % model else f": remove data, or choose data = {world // model}"
+            fits = f": remove data, or choose data = {world // model}"
+            if world % model:
+                multiple = model * data // math.gcd(model * data, local_ranks)
+                fits = f": choose nodes as a multiple of {multiple}" + (" and remove data" if data > 1 else "")
             raise ValueError(f"{written} * data = {factors} * {data} = {model * data} must equal {size}{fits}")
         try:
             return Axes(self.tensor, self.context, self.expert, data, self.pipeline, self.order)

@@ -142,8 +142,10 @@ def test_smaller_segments_relax_blocks() -> None:
 def test_a_requirement_that_nothing_has_room_for(topology: SlurmTopology) -> None:
     with pytest.raises(WrongInput, match="'require leaf' can't be kept: 1 times 8 nodes and 0 spares don't fit"):
         plan(tensor(8, 64, "require leaf"), topology)
-    with pytest.raises(WrongInput, match="can't be kept: 4 times 4 nodes and 1 spares don't fit into 4 "):
+    with pytest.raises(WrongInput, match=r"nodes \+ spares = 16 \+ 1 = 17: Slurm's network has 16 nodes"):
         plan(tensor(16, 32, "require leaf", spares=1), topology)
+    with pytest.raises(WrongInput, match="can't be kept: 5 times 3 nodes and 1 spares don't fit into 4 "):
+        plan(tensor(15, 24, "require leaf", spares=1), topology)
 
 
 def test_a_torus_has_sizes() -> None:

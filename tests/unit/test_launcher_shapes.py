@@ -13,13 +13,18 @@ from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking
 from muster.launcher.allocation.plan import Plan
 from muster.launcher.allocation.request import plan_request
+from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
+from muster.launcher.plan.foresight import foresee
 from muster.launcher.spec.spec import Job, parse
+from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.script import render
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import read_request
+from muster.slurm.client.states import NodeState
+from muster.slurm.client.types import Node
 
 PLAIN = """
 name = "tiny"
@@ -37,8 +42,8 @@ def job(nodes: int, *tables: str, spares: int = 0) -> Job:
     return parse("\n".join([PLAIN, f"nodes = {nodes}", f"spares = {spares}", *tables]), "job.toml")
 
 
-def plan(of: Job, topology: SlurmTopology, *, nvlink_blocks: bool = False) -> Plan:
-    return plan_request(asking(of), of.nodes, of.spares, topology, 300, nvlink_blocks=nvlink_blocks)
+def plan(of: Job, topology: SlurmTopology, site: SiteDomains = NOTHING_SAID) -> Plan:
+    return plan_request(asking(of), of.nodes, of.spares, topology, 300, site)
 
 
 # -- pods of a tree --
@@ -161,7 +166,7 @@ def test_a_job_in_racks_relaxes_by_size() -> None:
 def test_other_blocks_are_no_racks_unless_the_site_says_so() -> None:
     small = SlurmTopology(Kind.BLOCK, (Unit("b0", numbered(0, 8)), Unit("b1", numbered(8, 8))), base_block=8)
     assert plan(job(8), small).strict.options == ()
-    assert plan(job(8), small, nvlink_blocks=True).strict.options == ("--segment=4",)
+    assert plan(job(8), small, SiteDomains(nvlink_blocks=True)).strict.options == ("--segment=4",)
 
 
 # -- tori and rings --
@@ -221,3 +226,105 @@ async def test_without_slurms_answer_a_job_without_groups_says_nothing(
     slurm.unavailable_reason = "slurmctld is silent"
     assert render(await with_shape(submission, slurm)) == render(submission)
     assert capsys.readouterr().err == ""
+
+
+# -- spares near groups, and what else is known before a job is queued --
+
+SMALL_LEAVES = SlurmTopology(Kind.TREE, (*LEAVES[:4], Unit("spine", numbered(0, 16))))
+
+
+def pairs(nodes: int, spares: int) -> Job:
+    return job(nodes, "[parallelism]\ntensor = 8", spares=spares)
+
+
+def test_a_loss_that_no_spare_is_near_is_told() -> None:
+    """Four leaves of four nodes: beside a spare, a leaf has room for one pair."""
+    assert plan(pairs(8, 2), SMALL_LEAVES).losses == (
+        "after the loss of a node, tensor groups may lie in two leaf switches: 2 spares can be near 2 of 4 pieces of 2 "
+        "nodes; spares = 4 could"
+    )
+    assert plan(pairs(8, 4), SMALL_LEAVES).losses == ""
+    assert plan(pairs(8, 0), SMALL_LEAVES).losses == ""  # without a spare, no spare is near anything
+    assert plan(pairs(12, 2), SMALL_LEAVES).losses.endswith(
+        "no number of spares can, because a leaf switch has too little room"
+    )
+
+
+def test_segments_with_room_for_a_spare_are_near() -> None:
+    blocks = SlurmTopology(Kind.BLOCK, tuple(Unit(f"b{at}", numbered(4 * at, 4)) for at in range(4)), base_block=4)
+    found = plan(pairs(6, 3), blocks)
+    assert (found.strict.options, found.losses) == (("--segment=3",), "")
+    assert plan(pairs(6, 2), blocks).losses.startswith("after the loss of a node, tensor groups may lie in two blocks")
+
+
+@pytest.mark.parametrize("topology", [TREE, RACKS, RINGS])
+def test_a_job_that_is_larger_than_the_network_is_refused(topology: SlurmTopology) -> None:
+    with pytest.raises(WrongInput, match=r"nodes \+ spares = 140 \+ 9 = 149: Slurm's network has \d+ nodes"):
+        plan(job(140, spares=9), topology)
+
+
+def test_nvlink_domains_of_the_site_count() -> None:
+    of = job(4, '[parallelism]\ntensor = 16\n[placement]\ntensor = "require nvlink"')
+    assert plan(of, TREE, SiteDomains(nvlink_sizes=(2, 4))).strict.options == ("--switches=1@0:05:00",)
+    with pytest.raises(WrongInput, match=r"'require nvlink' can't be kept: 1 times 4 nodes .* 2 NVLink domains"):
+        plan(of, TREE, SiteDomains(nvlink_sizes=(2, 2)))
+    preferred = job(4, "[parallelism]\ntensor = 16")
+    notes = plan(preferred, TREE, SiteDomains(nvlink_sizes=(2,))).notes
+    assert notes[-1] == "tensor groups of 4 nodes are larger than the NVLink domains of the site"
+
+
+def test_the_sites_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "fabric.toml"
+    assert load_domains((TREE,), file) == NOTHING_SAID
+    file.write_text('nvlink_blocks = true\n[nvlink]\nd1 = "n[0-3]"\nd2 = "n[4-5]"\n')
+    assert load_domains((TREE,), file) == SiteDomains(True, (4, 2))
+    file.write_text('[switches.a]\nswitches = ["a"]\n')
+    assert load_domains((TREE,), file).problem.endswith("switches form a loop: a → a; a switch can't be below itself")
+    assert load_domains((SlurmTopology(Kind.FLAT),), file) == NOTHING_SAID
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("Invalid generic resource (gres) specification", "gpus_per_node = 4: no node has such a GRES."),
+        ("Batch job submission failed: Invalid partition name specified", "slurm.partition = 'gpu': sinfo -o %P"),
+        ("Batch job submission failed: Requested topology configuration is not available", "nodes + spares must be"),
+        (
+            "Batch job submission failed: Requested node configuration is not available",
+            "too few nodes of",
+        ),
+        ("Batch job submission failed: Invalid account", ""),
+    ],
+)
+def test_refusals_have_hints(message: str, hint: str) -> None:
+    found = hint_for(message, job(2, '[slurm]\npartition = "gpu"'))
+    assert found.startswith(hint)
+    assert bool(found) == bool(hint)
+
+
+NODE = Node("n0", frozenset({NodeState.IDLE}), gres="gpu:2", partitions=("main",))
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (job(2, '[slurm]\npartition = "gpu"'), ["Slurm has no partition 'gpu'; it has main"]),
+        (
+            job(2, '[slurm]\npartition = "main"'),
+            ["gpus_per_node = 4: the nodes in service of partition main have 2 GPUs at most"],
+        ),
+        (job(17, "[slurm]", "partition = 'main'"), [
+            "gpus_per_node = 4: the nodes in service of partition main have 2 GPUs at most",
+            "muster submit refuses this job: nodes + spares = 17 + 0 = 17: Slurm's network has 16 nodes; choose 16 or "
+            "less in all",
+        ]),
+    ],
+)  # fmt: skip
+def test_a_plan_foresees_what_submission_says(of: Job, words: list[str]) -> None:
+    assert list(foresee(of, SMALL_LEAVES, NOTHING_SAID, [NODE], {"main"})) == words
+
+
+def test_a_plan_foresees_losses() -> None:
+    of = pairs(8, 2).model_copy(update={"gpus_per_node": None, "ranks_per_node": 4})
+    (line,) = foresee(of, SMALL_LEAVES, NOTHING_SAID, [NODE], {"main"})
+    assert line.startswith("after the loss of a node, tensor groups may lie in two leaf switches: 2 spares can be near")

@@ -241,7 +241,7 @@ def test_no_topology_is_a_flat_one_without_a_problem() -> None:
     [
         ("FancyName=f Nodes=n1", "a line of an unknown form: 'FancyName=f Nodes=n1'"),
         ("SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[0-", "a bracket is not closed"),
-        ("SwitchName=s0 Nodes=n[0-99999999]", "has no number, or more than 65536"),
+        ("SwitchName=s0 Nodes=n[0-99999999]", "has more than 65536 numbers"),
         ("SwitchName=s0 Nodes=n1\nBlockName=b Nodes=n2", "several kinds of topology at once"),
         ("SwitchName=s Nodes=n[1-65000]\n" * 17, "names more than 1048576 nodes, tier by tier"),
         ("TorusName=t Dims=2x1x1 Nodes=n[0-1]", "does not print the positions in a torus"),

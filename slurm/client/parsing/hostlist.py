@@ -69,8 +69,10 @@ def _numbers(part: str) -> Sequence[str]:
     if not _is_number(first) or (dash and not _is_number(last)):
         raise ValueError(f"node list: {part[:80]!r} is neither a number nor a range of numbers")
     width, numbers = len(first), range(int(first), int(last or first) + 1)
-    if not 0 < numbers.stop - numbers.start <= MAX_NAMES:
-        raise ValueError(f"node list: {part[:80]!r} has no number, or more than {MAX_NAMES}")
+    if numbers.stop <= numbers.start:
+        raise ValueError(f"node list: {part[:80]!r} counts down: write the smaller number first")
+    if numbers.stop - numbers.start > MAX_NAMES:
+        raise ValueError(f"node list: {part[:80]!r} has more than {MAX_NAMES} numbers")
     return [f"{number:0{width}d}" for number in numbers]
 
 

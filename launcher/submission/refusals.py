@@ -1,0 +1,27 @@
+"""What would be right when sbatch refuses a job. Slurm's own words say what is wrong, and often not which key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.launcher.spec.spec import Job
+
+_NO_SUCH_SHAPE = "Requested topology configuration is not available"
+
+
+def hint_for(message: str, job: Job) -> str:
+    """The hint for Slurm's `message`. Empty if its words say it all."""
+    gres = f"gpus_per_node = {job.gpus_per_node}" if job.gpus_per_node else f"slurm.gres = {job.slurm.gres!r}"
+    hints = {
+        _NO_SUCH_SHAPE: "nodes + spares must be the size of a shape that the torus has (scontrol show topoconf, "
+        "placements)",
+        "generic resource (gres)": f"{gres}: no node has such a GRES. sinfo -o '%P %G' shows what partitions have",
+        "Invalid partition name": f"slurm.partition = {job.slurm.partition!r}: sinfo -o %P shows the partitions",
+        "Invalid feature": f"slurm.constraint = {job.slurm.constraint!r}: sinfo -o '%P %f' shows the features of nodes",
+        "Invalid node name": f"slurm.exclude = {job.slurm.exclude!r}, or an option of your own, names a node that "
+        "Slurm does not have",
+        "Requested node configuration is not available": "too few nodes of the partition have all that is asked: "
+        "sinfo -o '%P %D %c %m %G' shows nodes, CPUs, memory and GRES",
+    }
+    return next((hint for words, hint in hints.items() if words in message), "")
