@@ -48,6 +48,8 @@ class Scenario:
         stop_s: seconds that a rank's process lives on after its last step, if it was asked to stop.
         copy_s: seconds until a buddy has its copy of a shard.
         fabric: what Slurm and the site say of the network. None: the leaf of each node, when its agent attaches.
+        packed: where tensor groups shall be: "leaf", "require leaf". Empty: nothing is asked.
+        if_worse: what the job does if they are not: "wait", "shrink".
         spec: further fields of the GangSpec.
     """
 
@@ -56,8 +58,12 @@ class Scenario:
         time_limit_s: int | None = None, idle_nodes: int = 0, limits: Limits = NO_LIMITS,
         step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2,
         stop_s: float = _DURATIONS.stop_s / 2, copy_s: float = _DURATIONS.copy_s / 2,
-        fabric: events.FabricSeen | None = None, **spec: object,
+        fabric: events.FabricSeen | None = None, packed: str = "", if_worse: str = "", **spec: object,
     ) -> None:  # fmt: skip
+        if packed:
+            *required, level = packed.split()
+            spec["traffic"] = (events.GroupTraffic("tensor", 10, 1e9, level, bool(required)),)
+        spec["if_worse"] = events.IfWorse(if_worse)
         folder = Path(tempfile.mkdtemp(prefix="muster-scenario-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]
         durations = replace(

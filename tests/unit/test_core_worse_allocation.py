@@ -6,7 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NOT_PACKED
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import GroupTraffic, IfWorse
+from muster.daemon.coordinator.core.state.events import IfWorse
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.simulator.scenarios.scenario import Scenario
@@ -18,8 +18,8 @@ def world(
     if_worse: IfWorse, *, required: bool = False, nodes: int = 6, spares: int = 0, tensor: int = 6, **more: object
 ) -> Scenario:
     """A job of two leaves: n0, n2, ... and n1, n3, ..."""
-    traffic = (GroupTraffic("tensor", 10, 1e9, "leaf", required),)
-    return Scenario(nodes, spares, tensor=tensor, traffic=traffic, if_worse=if_worse, retries=2, **more)  # type: ignore[arg-type]
+    packed = "require leaf" if required else "leaf"
+    return Scenario(nodes, spares, tensor=tensor, packed=packed, if_worse=if_worse, retries=2, **more)  # type: ignore[arg-type]
 
 
 def given_back(scenario: Scenario) -> list[str]:
@@ -48,7 +48,8 @@ def test_a_required_group_does_not_start_wider() -> None:
     assert scenario.facts(facts.GenerationStarted) == []
     (end,) = scenario.facts(facts.GangEnded)
     assert (end.phase, end.exit_code) == (Phase.FAILED, EXIT_NOT_PACKED)
-    assert end.reason == f"{WIDE}, which [placement] requires; the job got no better nodes after 2 more tries"
+    tried = "no better nodes came in 3 runs: raise placement.retries, or prefer"
+    assert end.reason == f"{WIDE}, which [placement] requires; {tried}"
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -58,7 +59,7 @@ def test_a_job_that_may_not_be_requeued_does_not_wait(required: bool) -> None:
     assert given_back(scenario) == []
     assert scenario.gang.final == required
     if required:
-        assert scenario.gang.reason.endswith("the job got no better nodes and may not wait for others")
+        assert scenario.gang.reason.endswith("the job may not be requeued for better nodes: set requeue, or prefer")
 
 
 def test_by_default_it_starts() -> None:

@@ -46,8 +46,10 @@ def respond(gang_turn: GangTurn) -> bool:
         requeueing.requeue(gang_turn, words, given_back=True)
         return True
     if required := _wider(gang_turn, _with_required_only(spec)):
-        tried = f"after {gang.runs_given_back} more tries" if gang.runs_given_back else "and may not wait for others"
-        words = f"{required}, which [placement] requires; the job got no better nodes {tried}"
+        tried = f"no better nodes came in {gang.runs_given_back + 1} runs: raise placement.retries, or prefer"
+        if not spec.requeue:
+            tried = "the job may not be requeued for better nodes: set requeue, or prefer"
+        words = f"{required}, which [placement] requires; {tried}"
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NOT_PACKED, words)
         return True
     return False
