@@ -8,12 +8,14 @@ optimum. For a large one all do, so that the result is never worse than the orde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations
 
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.level import Level
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.clusters import nested
@@ -68,15 +70,22 @@ def place(
     given = set(nodes)
     if len(given) < seats:
         raise ValueError(f"{seats} seats need {seats} nodes, and {len(given)} are given")
-    found = _place(fabric, groups, _first_choices(given, seats, last_choices), seats)
+    found = _place(fabric, groups, _first_choices(fabric, given, seats, last_choices), seats)
     return RankMap(found, tuple(sorted(given.difference(found), key=natural_order)))
 
 
-def _first_choices(nodes: Iterable[str], seats: int, last_choices: Mapping[str, int]) -> list[str]:
-    """The nodes with the lowest numbers, as many as seats or more."""
-    ordered = sorted(nodes, key=lambda node: last_choices.get(node, 0))
+def _first_choices(fabric: Fabric, nodes: Iterable[str], seats: int, last_choices: Mapping[str, int]) -> list[str]:
+    """The nodes without a number, if they are as many as seats or more. Else as many as seats: those with the lowest
+    numbers, of equal ones those with the most others on their leaf."""
+    ordered = sorted(nodes, key=lambda node: (last_choices.get(node, 0), natural_order(node)))
     highest = last_choices.get(ordered[seats - 1], 0)
-    return [node for node in ordered if last_choices.get(node, 0) <= highest]
+    first = [node for node in ordered if last_choices.get(node, 0) < (highest or 1)]
+    if not highest:
+        return first
+    beside = Counter(fabric.domain(node, Level.LEAF).nodes for node in first)
+    last = [node for node in ordered if last_choices.get(node, 0) == highest]
+    last.sort(key=lambda node: -beside[fabric.domain(node, Level.LEAF).nodes])  # stable
+    return [*first, *last[: seats - len(first)]]
 
 
 def _place(fabric: Fabric, groups: Sequence[NodeGroup], nodes: Sequence[str], seats: int) -> tuple[str, ...]:

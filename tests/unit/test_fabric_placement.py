@@ -149,6 +149,15 @@ def test_without_groups_every_map_is_right() -> None:
     assert found == RankMap(("n0", "n1", "n3"), ())
 
 
+def test_a_last_choice_gets_no_seat_before_another_node_whatever_that_costs() -> None:
+    """n4 is alone on its leaf. It gets a seat before the second of the last choices does."""
+    fabric = fat_tree(4, 2)
+    group = NodeGroup(GroupKind.TENSOR, (0, 1, 2, 3), 10, 1e9, preferred=Level.LEAF)
+    found = place(fabric, [group], [f"n{at}" for at in range(5)], 4, {"n0": 1, "n3": 1})
+    assert set(found.seats) == {"n1", "n2", "n4", "n0"}
+    assert found.spares == ("n3",)
+
+
 def test_last_choices_get_a_seat_only_if_there_are_too_few_others() -> None:
     fabric, groups = leaves(3, 3), groups_of(Axes(data=3))
     assert place(fabric, groups, fabric.nodes, 3, {"a1": 1, "b1": 2, "b2": 1}).spares == ("a1", "b1", "b2")
