@@ -42,6 +42,8 @@ METHODS = (
     _NODE_DAEMON,
     "/muster.v1.Muster/Swap",
     "/muster.v1.Muster/Drain",
+    "/muster.v1.Diagnosis/Measurements",
+    "/muster.v1.Diagnosis/MeasureLink",
 )
 """The kept inputs name a method by its place, so a new one comes last."""
 CALLERS = (None, OTHER, OWNER, ROOT)

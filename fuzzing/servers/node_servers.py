@@ -27,6 +27,7 @@ _SERVERS = (call_binding.name_of_agent("g1", "n1"), call_binding.name_of_node_da
 METHODS = (
     *map("/muster.v1.PeerService/{}".format, ("Link", "Offer", "Put", "Fetch", "Stored", "Committed")),
     "/muster.v1.ProbeService/Ping",
+    "/muster.v1.PeerService/OpenSink",
 )
 """The kept inputs name a method by its place, so a new one comes last."""
 
