@@ -6,11 +6,13 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 
 from muster.daemon.host.plain_text import plain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.node_reports import NodeReport, refine
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.command import connect, load_site, print_note
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
@@ -46,7 +48,7 @@ async def run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
         measured = await coordinator.measurements(gang_ref(options.job))
         job = seated_job.job_of(measured.spec) if measured.HasField("spec") else None
-        slurm, why = await _network(job)
+        slurm, why = await _network(job, measured.gang)
         unknown: list[str] = []
         if options.measure:
             fabric = slurm.fabric if slurm else _fabric_of_leaves(measured.gang)
@@ -62,14 +64,21 @@ async def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _network(job: Job | None) -> tuple[SlurmFabric | None, str]:
+async def _network(job: Job | None, gang: GangView) -> tuple[SlurmFabric | None, str]:
     """Slurm's network; or None, and why it is not known."""
     if job is None:
         return None, "the job's spec is not known"
     try:
-        return await slurm_fabric(CliSlurm(), job), ""
+        found = await slurm_fabric(CliSlurm(), job)
     except (Unavailable, SlurmError) as error:
         return None, f"Slurm does not answer: {error}"
+    return replace(found, fabric=with_nvlink_domains(found.fabric, gang)), ""
+
+
+def with_nvlink_domains(fabric: Fabric, gang: GangView) -> Fabric:
+    """`fabric` with the NVLink domains that the nodes of the gang's ranks have reported."""
+    reports = {rank.node: NodeReport(nvlink_domain=rank.nvlink_domain) for rank in gang.ranks if rank.nvlink_domain}
+    return refine(fabric, reports).fabric if reports else fabric
 
 
 def _fabric_of_leaves(gang: GangView) -> Fabric:
@@ -80,7 +89,7 @@ def _fabric_of_leaves(gang: GangView) -> Fabric:
             below.setdefault(node.leaf, set()).add(node.node)
     sets = [NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()]
     names = {node.node for node in gang.nodes} | {rank.node for rank in gang.ranks}
-    return fabric_of(sets, names or {"-"}, Tiers())
+    return with_nvlink_domains(fabric_of(sets, names or {"-"}, Tiers()), gang)
 
 
 async def _measure(

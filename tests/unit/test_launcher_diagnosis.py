@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from muster.launcher.diagnosis.links import Side
 from muster.launcher.diagnosis.pairs import links_to_measure
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.diagnosis.seated_job import job_of, seated
+from muster.launcher.diagnosis.show import with_nvlink_domains
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
@@ -101,6 +103,17 @@ def test_groups_where_they_should_be_are_as_asked() -> None:
     assert packed.torn == []
     assert advice(packed) == []
     assert "2 tensor groups of 4 ranks: in a leaf at most, as asked" in "\n".join(lines(packed))
+
+
+def test_groups_may_be_packed_in_the_nvlink_domains_that_nodes_report() -> None:
+    of = job(JOB.replace("require leaf", "prefer nvlink"))
+    there = measured(["n0", "n1", "n3", "n4"], of)
+    for rank in there.gang.ranks:
+        rank.nvlink_domain = "a.1" if rank.node in ("n0", "n1") else ""
+    where = replace(network(), fabric=with_nvlink_domains(network().fabric, there.gang))
+    assert where.fabric.level_between("n0", "n1") is Level.NVLINK
+    (group,) = diagnose(there, seated(there, of, where.fabric, 8), where, None, []).torn
+    assert (group.nodes, group.asked, group.found) == (("n3", "n4"), Level.NVLINK, Level.LEAF)
 
 
 def test_a_torn_group_is_named_with_its_ranks_nodes_switches_and_cost() -> None:
