@@ -149,7 +149,7 @@ def flip_bit_in_only_version(world: World, gang: str) -> None:
     of which the commit leader holds the only copy of one shard. Then a bit flips, and the leader is lost before its
     decision on the next version arrives. Often a durable checkpoint was asked for."""
     training, known = world.newest_training(gang), world.gang(gang)
-    if training is None or training.over or known is None:
+    if training is None or training.over or known is None or 0 not in training.ranks:  # rank 0 may not be started yet
         return
     leader = training.ranks[0].agent.node
     if node := next((seat.node for seat in known.seats if seat.buddy == leader), ""):
