@@ -16,7 +16,7 @@ Times are Unix seconds as float; None if Slurm has no value. Every `timeout_s` i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -142,29 +142,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """The leaf switch (or block) of each node, and the tree of switches above. Empty on a flat network."""
-
-    leaves: Mapping[str, str] = field(default_factory=dict)
-    """Node name to the name of its leaf switch or block."""
-    parents: Mapping[str, str] = field(default_factory=dict)
-    """Switch name to the name of the switch above. A root has no entry."""
-
-    def leaf(self, node: str) -> str | None:
-        """The leaf switch of `node`; None if the network is flat or the node is not in the topology."""
-        return self.leaves.get(node)
-
-    def switches(self, node: str) -> tuple[str, ...]:
-        """The switches of `node` from its leaf up to a root; empty if the node is not in the topology."""
-        found: list[str] = []
-        above = self.leaves.get(node)
-        while above and above not in found:
-            found.append(above)
-            above = self.parents.get(above)
-        return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
 class StartEstimate:
     """When a job would start, if it were queued now. Slurm assumes that running jobs use their whole time limits."""
 
@@ -207,10 +184,6 @@ class Slurm(Protocol):
         self, names: Collection[str] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> NodeAnswers | Unknown:
         """Returns the requested nodes; each name is a key of the answer. None requests all nodes."""
-        ...
-
-    async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
-        """Returns the network topology of Slurm's topology plugin."""
         ...
 
     async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:

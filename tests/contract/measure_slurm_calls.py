@@ -59,7 +59,7 @@ async def one_round(meter: Meter, world: RealWorld) -> None:
     await meter.time("jobs, all", slurm.jobs())
     await meter.time("nodes, one", slurm.nodes([node]))
     await meter.time("nodes, all", slurm.nodes())
-    await meter.time("topology", slurm.topology())
+    await meter.time("topologies", slurm.topologies())
     await meter.time("drain", slurm.drain(node, "measured"))
     await meter.time("resume", slurm.resume(node))
     await meter.time("set_requeue_flag", slurm.set_requeue_flag(job.id, True))

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
-from muster.slurm.client.types import DEFAULT_TIMEOUT_S, Topology, Unknown
+from muster.slurm.client.types import DEFAULT_TIMEOUT_S, Unknown
 
 NODES = ("n1", "n2", "n3", "n4")
 LEAVES = {"n1": "s0", "n2": "s0", "n3": "s1", "n4": "s1"}
@@ -50,7 +50,7 @@ async def test_only_a_change_is_posted(read: Read) -> None:
     await read.again()
     await read.again()
     assert len(read.posted) == 1
-    read.slurm.cluster.topology = Topology(LEAVES | {"n2": "s1"})
+    read.slurm.cluster.leaves = LEAVES | {"n2": "s1"}
     seen = await read.again()
     assert len(read.posted) == 2
     assert seen.topologies[0].fabric.leaf_name("n2") == "s1"
@@ -58,7 +58,7 @@ async def test_only_a_change_is_posted(read: Read) -> None:
 
 async def test_a_switch_that_is_renamed_is_posted_for_views_show_its_name(read: Read) -> None:
     await read.again()
-    read.slurm.cluster.topology = Topology({node: leaf.upper() for node, leaf in LEAVES.items()})
+    read.slurm.cluster.leaves = {node: leaf.upper() for node, leaf in LEAVES.items()}
     assert (await read.again()).topologies[0].fabric.leaf_name("n1") == "S0"
 
 
@@ -100,7 +100,7 @@ async def test_a_topology_that_can_not_be_understood_is_flat_with_a_warning(read
 async def test_a_new_agent_waits_for_the_first_reading_only(read: Read) -> None:
     await read.watch.wait_until_known(60.0)
     assert len(read.posted) == 1
-    read.slurm.cluster.topology = Topology({})
+    read.slurm.cluster.leaves = {}
     await read.watch.wait_until_known(60.0)
     assert len(read.posted) == 1
     await read.watch.wait_until_known(0.0)

@@ -30,7 +30,6 @@ from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.slurm.client.types import Topology
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, common_pb2, node_pb2, node_pb2_grpc
 
 _NODE_ATTACH = "/muster.v1.NodeService/Attach"
@@ -881,7 +880,7 @@ async def test_a_node_whose_daemon_was_heard_before_a_restart_is_not_unheard(wor
 async def test_the_roll_call_has_leaves_and_jobs(world: ScriptedWorld, api: Any) -> None:
     assert world.coordinator
     await _running(world)
-    world.cluster.topology = Topology({"n1": "s0", "n2": "s1"})
+    world.cluster.leaves = {"n1": "s0", "n2": "s1"}
     other = events.GangSubmitted("other", 5, os.getuid() + 1, "other", events.GangSpec(1, 0), "{}")
     for event in (
         other,

@@ -23,7 +23,7 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.states import JobFlag, JobState
-from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, NodeAnswers, Topology, Unknown
+from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, NodeAnswers, Unknown
 
 NODES = ("n1", "n2", "n3")
 
@@ -320,7 +320,7 @@ async def test_a_drain_on_the_word_of_agents_is_refused_once_the_job_has_given_t
 
 
 async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
-    slurm.cluster.topology = Topology({"n4": "s1"})
+    slurm.cluster.leaves = {"n4": "s1"}
     slurm.unavailable_reason = "slurmctld is away"
     roster = SlurmRoster(slurm)
     await roster.refresh()

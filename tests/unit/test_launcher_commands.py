@@ -26,7 +26,6 @@ from muster.launcher.submission.script import render
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
-from muster.slurm.client.types import Topology
 from muster.v1.agent_pb2 import LinkMeasurement
 from muster.v1.api_pb2 import EventsRequest, GangView, NodeView, RecoveryView, SwapReply
 
@@ -443,7 +442,7 @@ async def test_nodes_before_any_daemon(world: ScriptedWorld, capsys: pytest.Capt
 
 async def test_nodes_without_a_daemon_are_listed(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.coordinator
-    world.cluster.topology = Topology({"n1": "s0", "n3": "s1"})
+    world.cluster.leaves = {"n1": "s0", "n3": "s1"}
     await world.send_signal("n2", 79)
     await world.wait_for_slurm()
     await world.coordinator.roster.refresh()

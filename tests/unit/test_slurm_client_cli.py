@@ -338,27 +338,6 @@ async def test_a_requeue_that_cannot_finish_times_out(commands: Commands, slurm:
         await slurm.requeue(7, timeout_s=0.3)
 
 
-async def test_topology_of_a_tree_and_of_blocks(commands: Commands, slurm: CliSlurm) -> None:
-    commands.have(
-        "scontrol",
-        "echo 'SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]'\n"
-        "echo 'SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n3'\n"
-        "echo 'SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=leaf[1-2]'",
-    )
-    tree = await slurm.topology()
-    assert not isinstance(tree, Unknown)
-    assert tree.leaves == {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2"}
-    assert tree.parents == {"leaf1": "spine", "leaf2": "spine"}
-    commands.have("scontrol", "echo 'BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4'")
-    blocks = await slurm.topology()
-    assert not isinstance(blocks, Unknown)
-    assert blocks.leaf("n4") == "b1"
-    commands.have("scontrol", "echo 'No topology information available'")
-    flat = await slurm.topology()
-    assert not isinstance(flat, Unknown)
-    assert flat.leaf("n4") is None
-
-
 async def test_submit_uses_the_given_folder_and_environment(commands: Commands, slurm: CliSlurm) -> None:
     where = commands.folder / "home"
     where.mkdir()

@@ -27,7 +27,6 @@ from muster.slurm.client.types import (
     NeverStarts,
     NodeAnswers,
     StartEstimate,
-    Topology,
     Unknown,
 )
 
@@ -75,10 +74,6 @@ class CliSlurm(Procedures):
         out = await self._run("show nodes", timeout_s, "scontrol", "--json", "show", "node", "--", *which)
         found = {node.name: node for node in await _parse("scontrol", out, "nodes", records.node)}
         return found if names is None else {name: found.get(name, GONE) for name in names}
-
-    async def _topology(self, timeout_s: float) -> Topology:
-        out = await self._run("show the topology", timeout_s, "scontrol", "show", "topology")
-        return records.topology(out.splitlines())
 
     async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]:
         deadline = Deadline(timeout_s)

@@ -35,7 +35,6 @@ from muster.slurm.client.types import (
     JobAnswers,
     Node,
     NodeAnswers,
-    Topology,
     Unknown,
     updated_exclusions,
 )
@@ -64,9 +63,6 @@ class Procedures(ABC):
 
     @abstractmethod
     async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers: ...
-
-    @abstractmethod
-    async def _topology(self, timeout_s: float) -> Topology: ...
 
     @abstractmethod
     async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]: ...
@@ -108,12 +104,6 @@ class Procedures(ABC):
             return {}
         try:
             return await self._nodes(names, timeout_s)
-        except (SlurmUnavailable, SlurmRefused) as error:
-            return Unknown(str(error))
-
-    async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
-        try:
-            return await self._topology(timeout_s)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 

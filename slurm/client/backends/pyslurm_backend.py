@@ -28,7 +28,6 @@ from muster.slurm.client.types import (
     NeverStarts,
     NodeAnswers,
     StartEstimate,
-    Topology,
     Unknown,
 )
 
@@ -73,9 +72,6 @@ class PyslurmSlurm(Procedures):
         answer = await self._questions.request("show nodes", timeout_s, "nodes", names=asked)
         found = {node.name: node for node in await _understood(answer, records.node)}
         return found if names is None else {name: found.get(name, GONE) for name in names}
-
-    async def _topology(self, timeout_s: float) -> Topology:
-        return await self._cli._topology(timeout_s)
 
     async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]:
         return await self._cli._topologies(timeout_s)

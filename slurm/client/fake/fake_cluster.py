@@ -28,7 +28,7 @@ from muster.slurm.client.fake.start_estimate import estimate
 from muster.slurm.client.parsing import error_messages
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.states import JobState, NodeState
-from muster.slurm.client.types import Job, NeverStarts, Node, StartEstimate, Topology, updated_exclusions
+from muster.slurm.client.types import Job, NeverStarts, Node, StartEstimate, updated_exclusions
 
 NOT_RESPONDING_AFTER: Final = 16.0
 """Seconds from a node's failure until Slurm sets NOT_RESPONDING."""
@@ -84,7 +84,8 @@ class FakeCluster:
         self._now = now
         self._user = user
         self._on_change = on_change
-        self.topology = Topology(leaves or {})
+        self.leaves: Mapping[str, str] = leaves or {}
+        """The leaf switch of each node that has one."""
         self._hosts = {
             name: _NodeEntry(Node(name, frozenset({NodeState.IDLE}), address=name, boot_time=now())) for name in nodes
         }
@@ -203,7 +204,7 @@ class FakeCluster:
         for entry in self._running():
             end = entry.job.end_time or self._now() + _NO_LIMIT_S
             free_at.update((name, end) for name in entry.job.nodes if name in free_at)
-        return estimate(request, free_at, self.topology)
+        return estimate(request, free_at, self.leaves)
 
     def drain(self, node: str, reason: str) -> None:
         """Sets DRAIN and the reason."""

@@ -21,7 +21,6 @@ from muster.slurm.client.types import (
     NeverStarts,
     NodeAnswers,
     StartEstimate,
-    Topology,
     Unknown,
 )
 
@@ -49,14 +48,11 @@ class FakeSlurm:
         found = self.cluster.nodes()
         return dict(found) if names is None else {name: found.get(name, GONE) for name in names}
 
-    async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
-        return Unknown(self.unavailable_reason) if self.unavailable_reason else self.cluster.topology
-
     async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:
         if self.unavailable_reason:
             return Unknown(self.unavailable_reason)
         below: dict[str, list[str]] = {}
-        for node, leaf in self.cluster.topology.leaves.items():
+        for node, leaf in self.cluster.leaves.items():
             below.setdefault(leaf, []).append(node)
         units = tuple(Unit(leaf, tuple(nodes)) for leaf, nodes in below.items())
         return (SlurmTopology(Kind.TREE, units) if units else SlurmTopology(Kind.FLAT),)

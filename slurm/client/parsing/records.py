@@ -9,12 +9,12 @@ A record of another form raises UnknownForm, whatever it holds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from muster.slurm.client.parsing.hostlist import expand
 from muster.slurm.client.states import JobState, job_states, node_states
-from muster.slurm.client.types import Job, Node, Topology
+from muster.slurm.client.types import Job, Node
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
@@ -105,21 +105,6 @@ def partition_topology(record: Record) -> tuple[str, str, tuple[str, ...]]:
     """
     nodes = expand(_words(record.get("nodes", {}).get("configured")))
     return _words(record["name"]), _words(record.get("topology")), nodes
-
-
-def topology(lines: Iterable[str]) -> Topology:
-    """Converts the output of `scontrol show topology`: one line of `Key=value` words for each switch or block."""
-    leaves: dict[str, str] = {}
-    parents: dict[str, str] = {}
-    for line in lines:
-        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        name = words.get("SwitchName") or words.get("BlockName")
-        if not name:
-            continue
-        if "BlockName" in words or words.get("Level") == "0":
-            leaves |= dict.fromkeys(expand(words.get("Nodes", "")), name)
-        parents |= dict.fromkeys(expand(words.get("Switches", "")), name)
-    return Topology(leaves, parents)
 
 
 def _switches(record: Record) -> str:
