@@ -35,11 +35,13 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def _fill(message: Message, text: str) -> None:
-    """Set every text of `message`, and one entry of each list."""
+    """Set every text of `message`, and one entry of each list and of each map from texts to numbers."""
     for field in message.DESCRIPTOR.fields:
         repeated = field.is_repeated
         if field.type == FieldDescriptor.TYPE_STRING:
             getattr(message, field.name).append(text) if repeated else setattr(message, field.name, text)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name)[text] = 1
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             _fill(getattr(message, field.name).add() if repeated else getattr(message, field.name), text)
 
