@@ -60,7 +60,7 @@ def _domains(fabric: Fabric, reports: Mapping[str, NodeReport], tiers: Tiers) ->
     """The NVLink domains of two nodes or more."""
     members: dict[str, set[str]] = {}
     for name, report in reports.items():
-        if report.nvlink_domain and fabric.domain(name, Level.NVLINK).level is not Level.NVLINK:
+        if report.nvlink_domain and all(around.level is not Level.NVLINK for around in fabric.path(name)):
             members.setdefault(report.nvlink_domain, set()).add(name)
     link, ratio = tiers.link(Level.NVLINK), tiers.ratio(Level.NVLINK)
     return [
