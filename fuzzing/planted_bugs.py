@@ -38,8 +38,8 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
     "slurm_text": PlantedBug(
         "A list of a few bytes expands to millions of nodes.",
         module="muster.slurm.client.parsing.hostlist",
-        code="    if not 0 < numbers.stop - numbers.start <= MAX_NAMES:\n",
-        bug="    if not 0 < numbers.stop - numbers.start:\n",
+        code="    if numbers.stop - numbers.start > MAX_NAMES:\n",
+        bug="    if numbers.stop - numbers.start > 1 << 40:\n",
     ),
     "protocol_messages": PlantedBug(
         "A text of an agent goes into the journal at any length.",
