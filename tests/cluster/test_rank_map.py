@@ -260,6 +260,7 @@ def in_blocks(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long  # Slurm's own order, and a cluster for each case
 @pytest.mark.parametrize("tensor", [1, 4], ids=["replicas", "groups"])
 def test_the_order_of_ranks_is_slurms_where_slurm_orders_by_block(in_blocks: Cluster, tensor: int) -> None:
     folder = in_blocks.shared / "blocks"
