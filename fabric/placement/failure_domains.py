@@ -7,6 +7,7 @@ the next ones are mostly in other domains, so a few steps suffice also in a gang
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import eq, mul
@@ -80,6 +81,19 @@ class FailureDomains:
         """How many failure domains both nodes are in. A required one counts REQUIRED times."""
         equal = map(eq, self.of[one], self.of[other])
         return sum(map(mul, self._weights, equal)) if self._weighted else sum(equal)
+
+    def count(self, nodes: Iterable[str]) -> tuple[Counter[object], ...]:
+        """How many of `nodes` are in each domain, by kind. For `shared_with`."""
+        found = tuple(Counter[object]() for _ in self.kinds)
+        for node in nodes:
+            for counter, domain in zip(found, self.of[node], strict=True):
+                counter[domain] += 1
+        return found
+
+    def shared_with(self, node: str, counted: Sequence[Counter[object]]) -> int:
+        """What `node` shares with all nodes that were counted: the sum of `shared`."""
+        numbers = (counter[domain] for counter, domain in zip(counted, self.of[node], strict=True))
+        return sum(map(mul, self._weights, numbers))
 
     def breaks_requirement(self, one: str, other: str) -> bool:
         """Both nodes are in a failure domain that they must not share."""

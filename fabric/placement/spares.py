@@ -59,32 +59,34 @@ class _Exchange:
         self._tries = MOST_EXCHANGES
 
     def spread(self, spares: Sequence[str]) -> tuple[str, ...]:
-        """Exchanges one spare after the other."""
-        kept: list[str] = []
-        for spare in spares:
-            shared = self._shared(spare, kept)
-            best = self._best_seat(spare, shared, kept) if shared else None
+        """Exchanges one spare after the other, the first one last. Each exchange lessens what all spares share."""
+        left = list(spares)
+        for at in reversed(range(len(left))):
+            spare, others = left[at], left[:at] + left[at + 1 :]
+            best = self._best_seat(spare, others)
             if best is not None:
                 self._assignment.change([(best, self._classes.of(spare))])
-                spare, self._seats[best] = self._seats[best], spare
-            kept.append(spare)
+                left[at], self._seats[best] = self._seats[best], spare
         return tuple(self._seats)
 
-    def _shared(self, node: str, spares: Sequence[str]) -> int:
-        return sum(self._apart.shared(node, other) for other in spares)
-
-    def _best_seat(self, spare: str, shared: int, kept: Sequence[str]) -> int | None:
-        """The seat whose node is the best spare instead; None: there is none that is better."""
+    def _best_seat(self, spare: str, others: Sequence[str]) -> int | None:
+        """The seat whose node is the best spare instead; None: there is none that is better. `others`: all other
+        spares.
+        """
+        counted = self._apart.count(others)
+        shared = self._apart.shared_with(spare, counted)
+        if not shared:
+            return None
         number, new = self._last_choices.get(spare, 0), self._classes.of(spare)
-        required, within = self._required(spare, kept), 1e-9 * self._assignment.cost
+        required, within = self._required(spare, others), 1e-9 * self._assignment.cost
         best, found = (shared, 0.0), None
         for seat, node in enumerate(self._seats):
-            less = self._shared(node, kept)
+            less = self._apart.shared_with(node, counted)
             if self._last_choices.get(node, 0) != number or less > best[0] or less >= shared or self._tries <= 0:
                 continue
             self._tries -= 1
             costs = -self._assignment.gain([(seat, new)])
-            pays = costs <= within or self._required(node, kept) < required
+            pays = costs <= within or self._required(node, others) < required
             if pays and (less, costs) < (best if found is not None else (shared, 0.0)):
                 best, found = (less, costs), seat
         return found

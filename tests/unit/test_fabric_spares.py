@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.fabric.groups.axes import Axes
@@ -83,9 +83,11 @@ def test_other_words_are_refused(word: str) -> None:
         spread_over([word])
 
 
-@given(st.text("ab", min_size=6, max_size=9), st.data())
-def test_spares_share_no_more_than_before_and_seats_cost_no_more(leaves: str, data: st.DataObject) -> None:
-    fabric = site(leaves, data.draw(st.text("123", min_size=len(leaves), max_size=len(leaves))))
+@given(st.lists(st.sampled_from(["a1", "a2", "a3", "b1", "b2", "b3"]), min_size=6, max_size=9))
+@example(["b1", "a2", "b1", "b1", "a1", "b1", "a2", "a2"])
+@example(["b3", "b3", "a1", "a3", "a3", "a1", "a2", "a2", "b3"])
+def test_spares_share_no_more_than_before_and_seats_cost_no_more(places: list[str]) -> None:
+    fabric = site("".join(leaf for leaf, _ in places), "".join(rack for _, rack in places))
     apart, classes = FailureDomains(fabric, *spread_over(["rack"])), NodeClasses(fabric, fabric.nodes)
     before = [f"n{number}" for number in range(4)]
     after, spares = spread(fabric, PAIRS, " ".join(before), "rack")
