@@ -60,9 +60,9 @@ def _wider(gang_turn: GangTurn, spec: GangSpec) -> str:
 
 
 def _first_seats(gang_turn: GangTurn, spec: GangSpec) -> list[str]:
-    last_choices = node_checks.last_choices(gang_turn)
-    usable = [member.node for member in gang_turn.usable()]
-    return placement.first_seats(gang_turn.fabric, usable, spec.nodes, last_choices, communicating_seats(spec))
+    usable, last_choices = [member.node for member in gang_turn.usable()], node_checks.last_choices(gang_turn)
+    groups = communicating_seats(spec)
+    return placement.first_seats(gang_turn.fabric, usable, spec.nodes, last_choices, groups, spec.spread_spares)
 
 
 def _with_required_only(spec: GangSpec) -> GangSpec:

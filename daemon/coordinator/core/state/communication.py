@@ -72,13 +72,8 @@ def _levels(spec: GangSpec, *, required: bool) -> Mapping[GroupKind, Level]:
 
 def with_nvlink_domains(fabric: Fabric, members: Iterable[Member]) -> Fabric:
     """`fabric` with the NVLink domains of several nodes that the nodes of these members have reported."""
-    domains = tuple(sorted((member.node, member.nvlink_domain) for member in members if member.nvlink_domain))
-    return _refined(fabric, domains) if domains else fabric
-
-
-@lru_cache(maxsize=16)
-def _refined(fabric: Fabric, domains: tuple[tuple[str, str], ...]) -> Fabric:
-    return refine(fabric, {node: NodeReport(nvlink_domain=domain) for node, domain in domains}).fabric
+    reports = {one.node: NodeReport(nvlink_domain=one.nvlink_domain) for one in members if one.nvlink_domain}
+    return refine(fabric, reports).fabric if reports else fabric
 
 
 def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
