@@ -113,6 +113,7 @@ beside-cluster:
 
 test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit tests, Slurm's own rules, ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(PYTEST) -n 2 -m long tests/unit tests/cluster
+	@$(TORCH) -m long
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
 

@@ -25,7 +25,12 @@ FSDP_ON_CPU = pytest.mark.skipif(OLD, reason="no fully_shard on CPU in this torc
 MODES = ["ddp", pytest.param("fsdp", marks=FSDP_ON_CPU)]
 # Ranks that share one GPU use gloo, which has no collectives for FSDP2 there.
 ON_GPU = pytest.param("ddp", "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
-MODES_ON_DEVICES = [("ddp", "cpu"), pytest.param("fsdp", "cpu", marks=FSDP_ON_CPU), ON_GPU]
+# Training with DDP goes through faults on the real Slurm, too.
+MODES_ON_DEVICES = [
+    pytest.param("ddp", "cpu", marks=pytest.mark.long),
+    pytest.param("fsdp", "cpu", marks=FSDP_ON_CPU),
+    ON_GPU,
+]
 
 SCRIPT = Path(__file__).parent / "checkpoint_script.py"
 HOMES = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
