@@ -12,6 +12,7 @@ from muster.simulator.planted_bugs.planting import PlantedBug
 
 SEEDS = 300
 MORE_SEEDS = {
+    "blame-a-late-order": 600,  # ranks must still run when an agent that came late has just had its order
     "detached-counts-as-fenced": 600,  # an agent is detached at the moment of a fence, and its ranks live on
     "exit-with-the-requeue-flag": 600,  # the batch script ends while Slurm has not answered
     "hang-after-any-idleness": 600,  # few seeds measure idleness, and a hang ends soon after it began
