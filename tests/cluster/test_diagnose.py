@@ -43,19 +43,35 @@ def diagnose(cluster: Cluster, job: int, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_a_shaped_link_a_torn_group_and_a_faster_generation_are_named(healthy: Cluster) -> None:
+def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None:
     spec = TrainingSpec("diagnosed", nodes=4, spares=1, arguments=SLOW_STEPS, settings=SETTINGS)
+    with Training(healthy, spec) as training:
+        job = training.submit()
+        training.wait_step(16)
+        wait_until(lambda: bool(diagnose(healthy, job)["compute_s"]), 60, "ranks have reported their steps")
+        found = diagnose(healthy, job)
+        nodes = [training.node_of(rank) for rank in range(4)]
+        (torn,) = found["torn_groups"]
+        assert (torn["ranks"], torn["nodes"]) == ([0, 1, 2, 3], nodes)
+        assert (torn["asked"], torn["found"]) == ("leaf", "any")
+        assert {healthy.spec.leaf_of(node) for node in nodes} < set(torn["switches"])
+        assert min(found["step_s"], found["compute_s"], found["predicted"]["step_s"]) > 0
+        refused = healthy.exec(LOGIN, "muster", "diagnose", str(job), "--measure", user="bob", check=False)
+        assert (refused.rc, "belongs to uid" in refused.stderr) == (77, True)
+        training.cancel()
+    wait_until(lambda: diagnose(healthy, job)["phase"] == "CANCELLED", 30, "the gang has ended")
+    text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
+    assert "how fast it is now: it is CANCELLED, and no rank trains" in text
+    assert "its last generation, 1, took " in text
+
+
+@pytest.mark.long  # it compares rates, which other tests at the same time would disturb
+def test_a_shaped_link_and_a_faster_generation_are_named(healthy: Cluster) -> None:
+    spec = TrainingSpec("shaped", nodes=4, spares=1, arguments=SLOW_STEPS, settings=SETTINGS)
     with Training(healthy, spec) as training:
         job = training.submit()
         training.wait_step(48)
         fast = diagnose(healthy, job)
-        nodes = [training.node_of(rank) for rank in range(4)]
-        (torn,) = fast["torn_groups"]
-        assert (torn["ranks"], torn["nodes"]) == ([0, 1, 2, 3], nodes)
-        assert (torn["asked"], torn["found"]) == ("leaf", "any")
-        assert {healthy.spec.leaf_of(node) for node in nodes} < set(torn["switches"])
-        assert fast["step_s"] == pytest.approx(fast["compute_s"] + fast["wait_s"], rel=0.5)
-        assert fast["predicted"]["step_s"] > 0
         training.kill_rank(0)
         training.wait_recovered(2)
         slow_node = training.node_of(2)
@@ -73,13 +89,7 @@ def test_a_shaped_link_a_torn_group_and_a_faster_generation_are_named(healthy: C
         assert earlier["share"] == pytest.approx(earlier["step"] / slow["step_s"])
         assert earlier["share"] < 0.9
         assert slow["wait_s"] > fast["wait_s"]
-        refused = healthy.exec(LOGIN, "muster", "diagnose", str(job), "--measure", user="bob", check=False)
-        assert (refused.rc, "belongs to uid" in refused.stderr) == (77, True)
         training.cancel()
-    wait_until(lambda: diagnose(healthy, job)["phase"] == "CANCELLED", 30, "the gang has ended")
-    text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
-    assert "how fast it is now: it is CANCELLED, and no rank trains" in text
-    assert "its last generation, 2, took " in text
 
 
 SHARDED = """

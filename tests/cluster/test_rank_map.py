@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,16 @@ def started(cluster: Cluster, job: int) -> dict[str, Any]:
     return found
 
 
+def noted_racks(cluster: Cluster, job: int) -> dict[str, int]:
+    """How many of the job's nodes are in each rack, by the newest fact about its network."""
+    lines = cluster.exec(LOGIN, "muster", "events", "--json", str(job), user="alice").stdout.splitlines()
+    noted = [fact["json"] for fact in map(json.loads, lines) if fact["name"] == "FabricNoted"]
+    found = Counter[str]()
+    for alike in json.loads(noted[-1])["fabric"]["details"]:
+        found[alike["details"].get("rack", "")] += sum(count for _, count in alike["nodes"])
+    return dict(found)
+
+
 def racks(**nodes: str) -> str:
     return "[racks]\n" + "".join(f'{rack} = "{names}"\n' for rack, names in nodes.items())
 
@@ -228,9 +239,10 @@ def test_ranks_and_buddies_follow_the_controllers_fabric_toml_also_after_a_chang
         # The site moves nodes to other racks. The next generation has other buddies, on the same seats.
         after = racks(r1=f"{a},{e}", r2=f"{b},{c},{d},{f}")
         fabric_file(described).write_text(domains + after)
-        words = f"the network of the gang's nodes has changed: {b}: its GPUs, adapters, rack or power feed have changed"
-        events = ("muster", "events", str(job))
-        wait_until(lambda: words in described.exec(LOGIN, *events, user="alice").stdout, 120, "the change is named")
+        wait_until(lambda: noted_racks(described, job) == {"r1": 2, "r2": 4}, 120, "the coordinator notes the change")
+        said = events(described, job)
+        assert "the network of the gang's nodes has changed: " in said
+        assert f"{b}: its GPUs, adapters, rack or power feed have changed" in said
         training.kill_rank(0)
         training.wait_recovered(2)
         fact = started(described, job)
