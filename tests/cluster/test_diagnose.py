@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,7 +63,7 @@ def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None
     wait_until(lambda: diagnose(healthy, job)["phase"] == "CANCELLED", 30, "the gang has ended")
     text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
     assert "how fast it is now: it is CANCELLED, and no rank trains" in text
-    assert "its last generation, 1, took " in text
+    assert re.search(r"its last generation, \d+, took ", text)
 
 
 @pytest.mark.long  # it compares rates, which other tests at the same time would disturb
@@ -73,10 +74,10 @@ def test_a_shaped_link_and_a_faster_generation_are_named(healthy: Cluster) -> No
         training.wait_step(48)
         fast = diagnose(healthy, job)
         training.kill_rank(0)
-        training.wait_recovered(2)
+        training.wait_recovered(fast["generation"] + 1)
         slow_node = training.node_of(2)
         with shaped(healthy, slow_node):
-            training.wait_step(training.steps(1)[-1][0] + 48)
+            training.wait_step(training.steps(fast["generation"])[-1][0] + 48)
             slow = diagnose(healthy, job, "--measure")
             text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout
         named = slow["slow_links"][0]
@@ -85,7 +86,7 @@ def test_a_shaped_link_and_a_faster_generation_are_named(healthy: Cluster) -> No
         assert f"SLOW: {slow_node} sends slowly" in text
         assert f"muster swap {job} {slow_node}" in text
         earlier = slow["earlier"]
-        assert (earlier["job"], earlier["generation"]) == (job, 1)
+        assert (earlier["job"], earlier["generation"]) == (job, fast["generation"])
         assert earlier["share"] == pytest.approx(earlier["step"] / slow["step_s"])
         assert earlier["share"] < 0.9
         assert slow["wait_s"] > fast["wait_s"]

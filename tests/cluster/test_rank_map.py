@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,9 @@ def test_ranks_are_told_their_gpu_adapters_groups_and_nodes_at_the_start_and_aft
     cluster.sh(LOGIN, f"mkdir -p /shared/placed; cat >/shared/placed/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
     job = cluster.exec(LOGIN, "muster", "submit", "/shared/placed/job.toml", user="alice").stdout.strip()
     lost = ""
-    for generation in (1, 2):
-        ranks = wait_told(folder, generation, 8)
-        assert lost not in {rank["node"] for rank in ranks}
+    for _ in range(2):
+        told = partial(told_without, lost, folder, 8)
+        ranks = wait_until(told, 120, f"ranks have started without {lost or 'a loss'}")
         assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,2,1,3"}
         assert {rank["NCCL_IB_HCA"] for rank in ranks} == {"=mlx5_0,mlx5_1"}
         assert [rank["MUSTER_NEAREST_ADAPTERS"] for rank in ranks] == ["mlx5_0", "mlx5_0", "mlx5_1", "mlx5_1"] * 2
@@ -166,10 +167,20 @@ def test_ranks_are_told_their_gpu_adapters_groups_and_nodes_at_the_start_and_aft
         assert {rank["leaf"] for rank in shown} == {"s0"}
         assert [rank["coordinates"]["tensor"] for rank in shown] == [0, 1, 2, 3] * 2
         assert [rank["coordinates"]["data"] for rank in shown] == [0] * 4 + [1] * 4
-        lost = ranks[0]["node"]
-        if generation == 1:
+        if not lost:
+            lost = ranks[0]["node"]
             cluster.kmsg(lost, FATAL_XID_LINE)
     cluster.exec(LOGIN, "muster", "cancel", job, user="alice")
+
+
+def told_without(lost: str, folder: Path, ranks: int) -> list[dict[str, str]]:
+    """What each rank of the newest generation was told, by rank. Empty if one is missing, or is on the lost node."""
+    generation = max((int(path.name.split("-")[1]) for path in folder.glob("told-*")), default=0)
+    paths = [folder / f"told-{generation}-{rank}" for rank in range(ranks)]
+    if not all(path.exists() for path in paths):
+        return []
+    told = [json.loads(path.read_text()) for path in paths]
+    return [] if lost in {rank["node"] for rank in told} else told
 
 
 def hardware_of(cluster: Cluster, node: str) -> bool:
@@ -243,8 +254,9 @@ def test_ranks_and_buddies_follow_the_controllers_fabric_toml_also_after_a_chang
         said = events(described, job)
         assert "the network of the gang's nodes has changed: " in said
         assert f"{b}: its GPUs, adapters, rack or power feed have changed" in said
+        generation = started(described, job)["generation"]
         training.kill_rank(0)
-        training.wait_recovered(2)
+        training.wait_recovered(generation + 1)
         fact = started(described, job)
         assert [seat["node"] for seat in fact["seats"]] == nodes
         apart = {a: {d, f}, b: {e}, c: {e}, d: {a}, e: {b, c}, f: {a}}
