@@ -316,10 +316,11 @@ def _the_roll_call_shows_who_is_missing(cluster: Cluster) -> None:
     def listed() -> bool:
         said = cluster.exec(LOGIN, "muster", "nodes", "--json", check=False, user="alice")
         rows[:] = [json.loads(line) for line in said.stdout.splitlines()] if said.rc == 0 else []
-        return len(rows) == 10 and any(row["verdict"] == "FIT" for row in rows)
+        heard = any(row["verdict"] == "FIT" for row in rows)
+        return len(rows) == 10 and heard and all(row["leaf"] for row in rows)
 
     try:
-        wait_until(listed, 20, "all nodes are listed, and one of them was heard")
+        wait_until(listed, 20, "all nodes are listed with their leaf, and one of them was heard")
     finally:
         for daemon in daemons:
             cluster.kill_and_read(daemon)
