@@ -6,7 +6,7 @@ nodes, or a name that has shifted lead to no wrong tree. Sets that overlap, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muster.fabric.model.domain import Domain
@@ -66,6 +66,15 @@ def fabric_of(sets: Iterable[NodeSet], nodes: Iterable[str], tiers: Tiers, detai
     link, ratio = tiers.link(Level.ANY), tiers.ratio(Level.ANY)
     children = tuple(_domain(top, tiers) for top in tops)
     return Fabric(Domain(Level.ANY, every, link, children, ratio, name=name), tuple(details))
+
+
+def fabric_of_leaves(leaf_of: Mapping[str, str]) -> Fabric:
+    """A fabric of which no more is known than the leaf switch of each node; "" for none."""
+    below: dict[str, set[str]] = {}
+    for node, leaf in leaf_of.items():
+        if leaf:
+            below.setdefault(leaf, set()).add(node)
+    return fabric_of([NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()], leaf_of, Tiers())
 
 
 def _merged(sets: Iterable[NodeSet]) -> list[NodeSet]:

@@ -56,6 +56,12 @@ def refine(fabric: Fabric, reports: Mapping[str, NodeReport], tiers: Tiers | Non
     return Refined(Fabric(root, tuple(details[name] for name in sorted(details))), tuple(warnings))
 
 
+def with_nvlink_domains(fabric: Fabric, domains: Mapping[str, str]) -> Fabric:
+    """`fabric` with the NVLink domains of several nodes that nodes have reported: by node, "" for none."""
+    reports = {node: NodeReport(nvlink_domain=domain) for node, domain in domains.items() if domain}
+    return refine(fabric, reports).fabric if reports else fabric
+
+
 def _domains(fabric: Fabric, reports: Mapping[str, NodeReport], tiers: Tiers) -> list[Domain]:
     """The NVLink domains of two nodes or more."""
     members: dict[str, set[str]] = {}

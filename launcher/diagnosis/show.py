@@ -11,9 +11,8 @@ from dataclasses import replace
 from muster.daemon.host.plain_text import plain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.natural_order import natural_order
-from muster.fabric.sources.nesting import NodeSet, fabric_of
-from muster.fabric.sources.node_reports import NodeReport, refine
-from muster.fabric.sources.tiers import Tiers
+from muster.fabric.sources.nesting import fabric_of_leaves
+from muster.fabric.sources.node_reports import with_nvlink_domains
 from muster.launcher.command import connect, load_site, print_note
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.diagnosis import seated_job
@@ -72,24 +71,18 @@ async def _network(job: Job | None, gang: GangView) -> tuple[SlurmFabric | None,
         found = await slurm_fabric(CliSlurm(), job)
     except (Unavailable, SlurmError) as error:
         return None, f"Slurm does not answer: {error}"
-    return replace(found, fabric=with_nvlink_domains(found.fabric, gang)), ""
+    return replace(found, fabric=with_nvlink_domains(found.fabric, nvlink_domains(gang))), ""
 
 
-def with_nvlink_domains(fabric: Fabric, gang: GangView) -> Fabric:
-    """`fabric` with the NVLink domains that the nodes of the gang's ranks have reported."""
-    reports = {rank.node: NodeReport(nvlink_domain=rank.nvlink_domain) for rank in gang.ranks if rank.nvlink_domain}
-    return refine(fabric, reports).fabric if reports else fabric
+def nvlink_domains(gang: GangView) -> dict[str, str]:
+    """The NVLink domain that each node with ranks has reported; "" for none."""
+    return {rank.node: rank.nvlink_domain for rank in gang.ranks}
 
 
 def _fabric_of_leaves(gang: GangView) -> Fabric:
     """The network as far as the coordinator tells it: the leaf of each node."""
-    below: dict[str, set[str]] = {}
-    for node in gang.nodes:
-        if node.leaf:
-            below.setdefault(node.leaf, set()).add(node.node)
-    sets = [NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()]
-    names = {node.node for node in gang.nodes} | {rank.node for rank in gang.ranks}
-    return with_nvlink_domains(fabric_of(sets, names or {"-"}, Tiers()), gang)
+    leaf_of = {rank.node: "" for rank in gang.ranks} | {node.node: node.leaf for node in gang.nodes}
+    return with_nvlink_domains(fabric_of_leaves(leaf_of or {"-": ""}), nvlink_domains(gang))
 
 
 async def _measure(

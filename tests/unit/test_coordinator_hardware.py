@@ -10,8 +10,10 @@ from typing import Any
 import grpc.aio
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state.communication import fabric_of_leaves, with_nvlink_domains
-from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.communication import fabric_of_gang
+from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
@@ -115,8 +117,8 @@ def test_members_of_one_nvlink_domain_are_nearer_than_a_leaf() -> None:
         return Member(node, 1, "i", f"{node}:9", batch_host=False, leaf="s0", nvlink_domain=domain)
 
     members = [member("n1", "c.1"), member("n2", "c.1"), member("n3", "")]
-    leaves = fabric_of_leaves(tuple((one.node, one.leaf) for one in members))
-    fabric = with_nvlink_domains(leaves, members)
+    gang = Gang("g", 1, 0, "g", GangSpec(3, 0), "", 0.0, members={one.node: one for one in members})
+    fabric = fabric_of_gang(gang, ObservedState(observing_since=0.0))
     assert fabric.level_between("n1", "n2") is Level.NVLINK
     assert fabric.level_between("n1", "n3") is Level.LEAF
 

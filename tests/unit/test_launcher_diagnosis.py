@@ -15,6 +15,7 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.node_reports import with_nvlink_domains
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.diagnosis import links, steps
 from muster.launcher.diagnosis.advice import advice
@@ -24,7 +25,7 @@ from muster.launcher.diagnosis.links import Side
 from muster.launcher.diagnosis.pairs import links_to_measure
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.diagnosis.seated_job import job_of, seated
-from muster.launcher.diagnosis.show import with_nvlink_domains
+from muster.launcher.diagnosis.show import nvlink_domains
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
@@ -110,7 +111,7 @@ def test_groups_may_be_packed_in_the_nvlink_domains_that_nodes_report() -> None:
     there = measured(["n0", "n1", "n3", "n4"], of)
     for rank in there.gang.ranks:
         rank.nvlink_domain = "a.1" if rank.node in ("n0", "n1") else ""
-    where = replace(network(), fabric=with_nvlink_domains(network().fabric, there.gang))
+    where = replace(network(), fabric=with_nvlink_domains(network().fabric, nvlink_domains(there.gang)))
     assert where.fabric.level_between("n0", "n1") is Level.NVLINK
     (group,) = diagnose(there, seated(there, of, where.fabric, 8), where, None, []).torn
     assert (group.nodes, group.asked, group.found) == (("n3", "n4"), Level.NVLINK, Level.LEAF)

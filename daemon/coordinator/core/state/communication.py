@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import GangSpec, TopologySeen
 from muster.daemon.coordinator.core.state.facts import FabricNoted, Seat
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
@@ -20,9 +20,8 @@ from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.packed_time import StepTimes, step_times
 from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.weights import Weight, usual_weights
-from muster.fabric.sources.nesting import NodeSet, fabric_of
-from muster.fabric.sources.node_reports import NodeReport, refine
-from muster.fabric.sources.tiers import Tiers
+from muster.fabric.sources.nesting import fabric_of_leaves
+from muster.fabric.sources.node_reports import with_nvlink_domains
 
 LastChoices = frozenset[tuple[str, int]]
 """Nodes that get a seat only if there are too few others; those with a higher number last."""
@@ -70,12 +69,6 @@ def _levels(spec: GangSpec, *, required: bool) -> Mapping[GroupKind, Level]:
     return {kind: level for kind, level in found.items() if level is not Level.ANY}
 
 
-def with_nvlink_domains(fabric: Fabric, members: Iterable[Member]) -> Fabric:
-    """`fabric` with the NVLink domains of several nodes that the nodes of these members have reported."""
-    reports = {one.node: NodeReport(nvlink_domain=one.nvlink_domain) for one in members if one.nvlink_domain}
-    return refine(fabric, reports).fabric if reports else fabric
-
-
 def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
     """The fabric of the gang's nodes, removed ones too.
 
@@ -83,7 +76,8 @@ def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
     gang; and if that is nothing, the leaf switches that the members had when they attached. Nodes of which nothing is
     known are attached to the root. NVLink domains are those that the nodes had reported when they attached.
     """
-    return with_nvlink_domains(_fabric_of_switches(gang, observed), gang.members.values())
+    domains = {node: member.nvlink_domain for node, member in gang.members.items()}
+    return with_nvlink_domains(_fabric_of_switches(gang, observed), domains)
 
 
 def _fabric_of_switches(gang: Gang, observed: ObservedState) -> Fabric:
@@ -93,7 +87,7 @@ def _fabric_of_switches(gang: Gang, observed: ObservedState) -> Fabric:
     if gang.fabric is not None:
         return gang.fabric.fabric.part(nodes)
     places = ((node, gang.members[node].leaf if node in gang.members else "") for node in nodes)
-    return fabric_of_leaves(tuple(sorted(places)))
+    return _fabric_of_leaves(tuple(sorted(places)))
 
 
 def _topology_of(gang: Gang, observed: ObservedState) -> TopologySeen | None:
@@ -109,15 +103,8 @@ def _topology_of(gang: Gang, observed: ObservedState) -> TopologySeen | None:
 
 
 @lru_cache(maxsize=16)
-def fabric_of_leaves(places: tuple[tuple[str, str], ...]) -> Fabric:
-    """A fabric of which no more is known than the leaf switch of each node; "" for none."""
-    below: dict[str, set[str]] = {}
-    for node, leaf in places:
-        if leaf:
-            below.setdefault(leaf, set()).add(node)
-    return fabric_of(
-        [NodeSet(frozenset(nodes), leaf) for leaf, nodes in below.items()], [n for n, _ in places], Tiers()
-    )
+def _fabric_of_leaves(places: tuple[tuple[str, str], ...]) -> Fabric:
+    return fabric_of_leaves(dict(places))
 
 
 def pods_of(gang: Gang) -> dict[str, str]:
