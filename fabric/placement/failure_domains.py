@@ -1,8 +1,8 @@
-"""What nodes may fail together with, and whom a node has its copies and its witnesses on: nodes that share as little of
-that as possible.
+"""Failure domains of nodes: the power feed, the rack and the leaf switch. Nodes in the same domain may fail together.
 
-Nodes share a leaf switch, a rack or a power feed. What nobody knows is not shared. Nodes are taken from a ring in which
-the next ones are mostly in other domains, so a few steps suffice also in a gang of 10,000 nodes. Pure.
+Buddies, witnesses and spares are chosen so that they share few domains. An unknown domain counts as not shared. The
+search uses a ring of nodes. Neighbours in the ring are mostly in different domains, so a few steps along it suffice,
+even for 10,000 nodes. Pure.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from muster.fabric.model.level import Level
 SPREAD = (FailureDomain.POWER, FailureDomain.RACK, FailureDomain.LEAF)
 """What copies and witnesses are spread over, the largest first."""
 REQUIRED = 10
-"""A required kind counts as so many others. There are three kinds."""
+"""The weight of a required kind. Each other kind has weight 1, so a required kind counts more than all others."""
 MOST_STEPS = 256
-"""Steps along the ring for one node. Only where domains are of very different size is more to be found later."""
+"""How many steps along the ring are searched for one node. More steps would help only if the domains have very
+different sizes."""
 
 Domains = tuple[object, ...]
-"""The domains of one node, one for each kind. A domain that nobody knows is one of the node's own."""
+"""The domains of one node, one for each kind. For an unknown domain, the node gets a domain of its own."""
 
 
 def spread_over(words: Iterable[str]) -> tuple[tuple[FailureDomain, ...], frozenset[FailureDomain]]:

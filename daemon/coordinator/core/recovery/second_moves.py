@@ -21,7 +21,7 @@ def price(gang_turn: GangTurn) -> MovePrice | None:
     gang, step_s = gang_turn.gang, gang_turn.observed.pace.median_step_s
     size = max(map(_state_size, gang_turn.shards_in_memory().values()), default=0)
     if not size or gang.unattributed_node:
-        return None  # of two nodes that are left, nobody could say which of them the crashes came from
+        return None  # after a second move it would be unknown which of the two nodes has caused the crashes
     seated = {seat.node for seat in gang.seats}
     spares = {member.node for member in gang_turn.usable()} - seated
     unready = frozenset(spares.difference(planned_swap.ready_spares(gang_turn)))
