@@ -176,11 +176,14 @@ def test_ranks_are_told_their_gpu_adapters_groups_and_nodes_at_the_start_and_aft
 def told_without(lost: str, folder: Path, ranks: int) -> list[dict[str, str]]:
     """What each rank of the newest generation was told, by rank. Empty if one is missing, or is on the lost node."""
     generation = max((int(path.name.split("-")[1]) for path in folder.glob("told-*")), default=0)
-    paths = [folder / f"told-{generation}-{rank}" for rank in range(ranks)]
-    if not all(path.exists() for path in paths):
-        return []
-    told = [json.loads(path.read_text()) for path in paths]
+    told = told_in(generation, folder, ranks)
     return [] if lost in {rank["node"] for rank in told} else told
+
+
+def told_in(generation: int, folder: Path, ranks: int) -> list[dict[str, str]]:
+    """What each rank of a generation was told, by rank. Empty if one is missing."""
+    paths = [folder / f"told-{generation}-{rank}" for rank in range(ranks)]
+    return [json.loads(path.read_text()) for path in paths] if all(path.exists() for path in paths) else []
 
 
 def hardware_of(cluster: Cluster, node: str) -> bool:
@@ -311,9 +314,7 @@ def test_the_order_of_ranks_is_slurms_where_slurm_orders_by_block(in_blocks: Clu
 
 def wait_told(folder: Path, generation: int, ranks: int) -> list[dict[str, str]]:
     """What each rank of a generation was told, by rank."""
-    paths = [folder / f"told-{generation}-{rank}" for rank in range(ranks)]
-    wait_until(lambda: all(path.exists() for path in paths), 120, f"generation {generation} has started")
-    return [json.loads(path.read_text()) for path in paths]
+    return wait_until(partial(told_in, generation, folder, ranks), 120, f"generation {generation} has started")
 
 
 @pytest.mark.long
