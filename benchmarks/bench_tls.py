@@ -17,34 +17,35 @@ import asyncio
 import json
 import multiprocessing
 import os
+import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 from rich.console import Console
 
 from benchmarks.bench_recovery import FAULTS, PHASES, Fault, Figures, measure_fault
-from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
-from muster.daemon.transport import authority, call_binding
-from muster.daemon.transport.channel import bind
-from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.server_limits import agent_limits
-from muster.daemon.transport.tls import ServerKey, certificate_name
+from muster.checkpoint.format.layout import PIECE_BYTES
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, piece_ranges, shard_digest
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
+from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.streams.piece_fetch import fetch_pieces
+from muster.checkpoint.store.streams.socket_transport import SocketTransport
+from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
+from muster.checkpoint.store.streams.transport import Holder, PieceAccess
+from muster.daemon.transport.tls import pinned_context
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import Training, TrainingSpec
-from muster.v1 import peer_pb2
+from muster.v1.agent_pb2 import TIER_OWN
 
 OUTPUT = Path("build/tls_overhead.json")
-MESSAGE_BYTES = 512 << 10
-"""As muster.checkpoint.store.replication.transfer sends them."""
-
 
 Recovery = dict[str, float]
 """Seconds of each phase of a recovery, by its name in PHASES."""
@@ -119,67 +120,50 @@ def summary(pairs: dict[str, list[Pair]]) -> dict[str, Any]:
 # -- one stream of pieces --------------------------------------------------------------------------------------------
 
 
-class _Pieces:
-    """Serves pieces of random bytes, as a checkpoint service does."""
-
-    def __init__(self, mib: int) -> None:
-        self._data, self._count = os.urandom(MESSAGE_BYTES), (mib << 20) // MESSAGE_BYTES
-
-    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
-        for number in range(self._count):
-            yield peer_pb2.ShardData(offset=number * MESSAGE_BYTES, data=self._data)
-
-
-def _serve(secret: Path, mib: int, parent: Connection) -> None:
-    asyncio.run(_serve_until_told(secret, mib, parent))
-
-
-async def _serve_until_told(secret: Path, mib: int, parent: Connection) -> None:
-    issuing, key = authority.Authority.create("bench"), ServerKey()
-    key.use(issuing.issue(key.public_key, [certificate_name(call_binding.name_of_agent("g", "n"))]))
-    identity, shards = AgentIdentity("g", "n", "i", os.getuid()), _Pieces(mib)
-    service = PeerService(identity, shards, lambda: None)  # type: ignore[arg-type]  # fetches only
-    server: grpc.aio.Server = make_agent_server(
-        SecretCredentials(secret), agent_limits(members=2), identity, service, tls=True
-    )
-    ports = {"tls": bind(server, "127.0.0.1:0", key.certificates()), "plain": bind(server, "127.0.0.1:0")}
-    await server.start()
-    parent.send((ports, issuing.pem))
-    await asyncio.to_thread(parent.recv)
-    await server.stop(None)
+def _serve(mib: int, parent: Connection) -> None:
+    """Grants a shard of random bytes over both kinds of stream until the parent speaks."""
+    memory = SealedMemory("bench", mib << 20)
+    for start in range(0, memory.size, PIECE_BYTES):
+        memory.view[start : start + PIECE_BYTES] = os.urandom(PIECE_BYTES)
+    pieces = tuple(Piece(o, n, digest_of(memory.view[o : o + n])) for o, n in piece_ranges(memory.size, ()))
+    shard = Shard(0, Version(1, 1), TIER_OWN, pieces, shard_digest(pieces), memory, memory.close)
+    with ExitStack() as stack:
+        access = {}
+        for kind, security in (("tls", StreamSecurity(*pinned_context())), ("plain", None)):
+            transport = SocketTransport(socket.create_server(("127.0.0.1", 0)), security)
+            stack.callback(transport.close)
+            access[kind] = stack.enter_context(transport.grant(shard)).access
+        parent.send((access, pieces))
+        parent.recv()
 
 
-async def _measure_stream(
-    secret: Path, ports: dict[str, int], authorities: bytes, rounds: int
+async def _measure_streams(
+    access: dict[str, PieceAccess], pieces: tuple[Piece, ...], rounds: int
 ) -> dict[str, list[float]]:
-    """GB/s of each round, by kind of connection."""
-    found: dict[str, list[float]] = {"tls": [], "plain": []}
-    channels = PeerChannels(SecretCredentials(secret), "g", plain_text=False)
-    channels.use_authorities(authorities)
+    """GB/s of each round, by kind of stream."""
+    found: dict[str, list[float]] = {kind: [] for kind in access}
+    size = sum(piece.length for piece in pieces)
+    memory = SealedMemory("target", size)
+    memory.view[:] = bytes(size)  # no round pays for the first touch
+    numbers = range(len(pieces))
     for _ in range(rounds):
-        for kind in found:
-            stub = channels.stub_for("n", f"127.0.0.1:{ports[kind]}", plain=kind == "plain")
-            size, began = 0, time.perf_counter()
-            async for message in stub.Fetch(peer_pb2.FetchRequest(gang_id="g")):
-                size += len(message.data)
+        for kind, how in access.items():
+            began = time.perf_counter()
+            await fetch_pieces([Holder("n", "127.0.0.1", how, frozenset(numbers))], pieces, numbers, memory, 1)
             found[kind].append(size / (time.perf_counter() - began) / 1e9)
-    await channels.close()
     return found
 
 
-def measure_shards(folder: Path, mib: int, rounds: int) -> dict[str, list[float]]:
-    """GB/s of one stream of pieces between two processes over loopback, by kind of connection."""
-    secret = folder / "secret"
-    SecretCredentials.create(secret)
+def measure_shards(mib: int, rounds: int) -> dict[str, list[float]]:
+    """GB/s of one stream of pieces between two processes over loopback, digests included, by kind of stream."""
     ours, theirs = multiprocessing.Pipe()
-    # gRPC does not survive a fork.
-    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(secret, mib, theirs))
+    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(mib, theirs))
     server.start()
     try:
-        ports, authorities = ours.recv()
-        return asyncio.run(_measure_stream(secret, ports, authorities, rounds))
+        access, pieces = ours.recv()
+        return asyncio.run(_measure_streams(access, pieces, rounds))
     finally:
-        ours.send("stop")
+        ours.send(None)
         server.join()
 
 
@@ -197,10 +181,7 @@ def main() -> int:
     args = arguments()
     console = Console(stderr=True)
     if args.shards:
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as folder:
-            found = measure_shards(Path(folder), 1024, args.pairs)
+        found = measure_shards(1024, args.pairs)
         rates = {kind: {"median": statistics.median(values), "worst": min(values)} for kind, values in found.items()}
         print(json.dumps({"shard_gb_per_s": rates}))
         return 0

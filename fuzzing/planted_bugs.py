@@ -61,7 +61,7 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
     ),
     "shard_transfers": PlantedBug(
         "Pieces of another length than they say are written into a replica.",
-        module="muster.checkpoint.store.replication.transfer",
+        module="muster.checkpoint.store.replication.shard_offers",
         code="    inline_data_is_whole = all(len(p.data) in (0, p.length) for p in offer.pieces)\n",
         bug="    inline_data_is_whole = True\n",
     ),

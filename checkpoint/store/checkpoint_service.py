@@ -16,8 +16,8 @@ Invariants:
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from math import inf
 from pathlib import Path
 from socket import socket
@@ -36,10 +36,11 @@ from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
 from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.recall import Recall
-from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
+from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import (
@@ -71,6 +72,7 @@ class CheckpointService:
     Args:
         gang_id, node: the gang and the node of this agent.
         dial: returns a stub for the agent on a node.
+        transport: how pieces travel between agents. `close` closes it.
         on_change: called when `shards`, `committed`, `progress` or `rank_reports` have something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
         slot_wait_s: seconds that an offer waits for slots of this node.
@@ -81,6 +83,7 @@ class CheckpointService:
         gang_id: str,
         node: str,
         dial: Dial,
+        transport: PieceTransport,
         on_change: Callable[[], None],
         slots_refused: str = "",
         slot_wait_s: float = LOCAL_SLOT_WAIT_S,
@@ -88,7 +91,7 @@ class CheckpointService:
         self._gang_id = gang_id
         self._slots_refused = slots_refused
         self._node = node
-        self._dial = dial
+        self._transport = transport
         self._on_change = on_change
         self._run_in_thread = run_in_thread = WorkerThreads()
         self._shard_store = store = ShardStore(on_change)
@@ -97,13 +100,21 @@ class CheckpointService:
         self._slots = SlotPool(gang_id, self._grant_free_slot)
         self._replica_builder = ReplicaBuilder(gang_id, store, run_in_thread)
         self._commit_protocol = commit = CommitProtocol(
-            gang_id, node, store, dial, self._spawn, self._on_decision, self._passed_step
+            gang_id, node, store, dial, transport, self._spawn, self._on_decision, self._passed_step
         )
         self._replica_receiver = ReplicaReceiver(
-            gang_id, store, self._replica_builder, commit.stale_reason, self._awaits_slot, slot_wait_s
+            gang_id,
+            node,
+            store,
+            self._replica_builder,
+            transport,
+            commit.address_of,
+            commit.stale_reason,
+            self._awaits_slot,
+            slot_wait_s,
         )
         self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, run_in_thread)
-        self._recall = Recall(gang_id, node, store, self._slots, dial, run_in_thread)
+        self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread)
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
         self._progress: dict[int, int] = {}
@@ -197,7 +208,7 @@ class CheckpointService:
         """Add a shard that this gang's agent left here when the job was requeued. Every byte is verified.
 
         Args:
-            offer: describes the shard, as `transfer.make_offer` does.
+            offer: describes the shard, as `shard_offers.make_offer` does.
             descriptor: the shard's memfd. This method owns it.
 
         Raises:
@@ -205,10 +216,10 @@ class CheckpointService:
         """
         memory = SealedMemory.adopt(descriptor)
         try:
-            pieces = transfer.pieces_of_offer(offer)
+            pieces = shard_offers.pieces_of_offer(offer)
             if offer.gang_id != self._gang_id or memory.size != offer.bytes:
                 raise CorruptShard(f"{memory.size} bytes are described as {offer.bytes} of gang {offer.gang_id}")
-            version = transfer.version_of_offer(offer)
+            version = shard_offers.version_of_offer(offer)
             await self._recall.add_slot_shard(offer.rank, version, pieces, offer.digest, memory)
         except BaseException:
             memory.close()
@@ -223,6 +234,7 @@ class CheckpointService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._transport.close()
         self._replica_builder.close()
         self._shard_store.drop(lambda _: True, "the agent ends")
         self._slots.close()
@@ -232,22 +244,17 @@ class CheckpointService:
 
     async def Offer(
         self, request: peer_pb2.ShardOffer, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> peer_pb2.ShardNeed:
+    ) -> peer_pb2.ShardStored:
         """A node whose buddy this node is offers a shard."""
         return await self._replica_receiver.offer(request)
 
-    async def Put(
-        self, request_iterator: AsyncIterable[peer_pb2.ShardData], context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> peer_pb2.ShardStored:
-        """A node sends the pieces of its shard that were missing here."""
-        return await self._replica_receiver.put(request_iterator)
-
     async def Fetch(
         self, request: peer_pb2.FetchRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[peer_pb2.ShardData]:
+    ) -> AsyncGenerator[peer_pb2.ShardOffer, None]:
         """A node asks for a whole shard, because the shard's rank starts there."""
-        async for message in self._replica_receiver.fetch(request, self._node, context):
-            yield message
+        async with aclosing(self._replica_receiver.fetch(request, context)) as answers:
+            async for offer in answers:
+                yield offer
 
     async def Stored(
         self, request: peer_pb2.StoredReport, context: "grpc.aio.ServicerContext[Any, Any]"

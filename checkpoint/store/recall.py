@@ -7,10 +7,9 @@ rank can see it. A rank gets exactly the version of the restore plan, or an erro
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,19 +20,17 @@ from muster.checkpoint.store.memory.pieces import Piece, verify_pieces
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
-from muster.checkpoint.store.replication import transfer
-from muster.checkpoint.store.replication.dial import Dial, at_port
+from muster.checkpoint.store.replication import shard_offers
+from muster.checkpoint.store.replication.dial import Dial, host_of
+from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource
 
-if TYPE_CHECKING:
-    from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
-
 log = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_S = 120.0
-"""Seconds for fetching one shard from another node."""
+OFFER_TIMEOUT_S = 20.0
+"""Seconds for a holder to answer. The transfer itself may take long: only a stall ends it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Recall:
         gang_id, node: the gang and the node of this agent.
         shard_store, slots: where shards are found, and where recalled shards are added.
         dial: returns a stub for the agent on a node.
+        transport: how pieces travel.
         run_in_thread: runs a function in a thread.
     """
 
@@ -61,6 +59,7 @@ class Recall:
         shard_store: ShardStore,
         slots: SlotPool,
         dial: Dial,
+        transport: PieceTransport,
         run_in_thread: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
@@ -68,6 +67,7 @@ class Recall:
         self._shard_store = shard_store
         self._slots = slots
         self._dial = dial
+        self._transport = transport
         self._run_in_thread = run_in_thread
         self._peer_addresses: dict[str, str] = {}
         self._tasks: dict[int, asyncio.Task[RecalledState]] = {}
@@ -108,8 +108,10 @@ class Recall:
         for source in sources:
             try:
                 return RecalledState(await self._recall_from(rank, version, source))
-            except (CorruptShard, NoMemoryLeft) as error:
+            except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
                 reason = str(error)
+            except TimeoutError:
+                reason = f"no answer within {OFFER_TIMEOUT_S:.0f} s"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
             log.error("rank %d's state at %s can't be had from %s: %s", rank, version, source.node, reason)
@@ -160,25 +162,33 @@ class Recall:
     async def _fetch(self, rank: int, version: Version, source: RestoreSource) -> Shard:
         request = peer_pb2.FetchRequest(gang_id=self._gang_id, node=self._node, rank=rank, version=version.to_wire())
         address = self._peer_addresses[source.node]
-        stream, first = await _open_fetch(self._dial(source.node, address), request)
-        offer = first.offer
-        if first.plain_port:
-            # The pieces come in plain text. They are verified with the offer that came over TLS.
-            plain = self._dial(source.node, at_port(address, first.plain_port), plain=True)
-            stream, _ = await _open_fetch(plain, request)
-        pieces = transfer.pieces_of_offer(offer)
-        offered_version = transfer.version_of_offer(offer)
+        call = self._dial(source.node, address).Fetch(request)
+        try:
+            async with asyncio.timeout(OFFER_TIMEOUT_S):
+                offer = await anext(aiter(call), None)
+            if offer is None:
+                raise CorruptShard("the answer holds no offer")
+            return await self._fetch_offered(rank, version, source, offer, host_of(address))
+        finally:
+            call.cancel()  # the holder need not keep the shard any longer
+
+    async def _fetch_offered(
+        self, rank: int, version: Version, source: RestoreSource, offer: peer_pb2.ShardOffer, host: str
+    ) -> Shard:
+        pieces = shard_offers.pieces_of_offer(offer)
+        offered_version = shard_offers.version_of_offer(offer)
         if (offer.rank, offered_version) != (rank, version):
             raise CorruptShard(f"the answer is rank {offer.rank} of {offered_version}")
         if source.digest and offer.digest.hex() != source.digest:
             raise CorruptShard(f"the shard's digest is {offer.digest.hex()}, the order says {source.digest}")
         memory = await self._run_in_thread(self._slots.allocate, rank, offer.bytes)
         try:
-            await transfer.receive_pieces(stream, memory, pieces)
-            return await self.add_slot_shard(rank, version, pieces, offer.digest, memory)
+            holder = shard_offers.holder_of_offer(offer, host)
+            await self._transport.fetch([holder], pieces, range(len(pieces)), memory)
         except BaseException:
             memory.close()
             raise
+        return self._store(rank, version, pieces, offer.digest, memory)
 
     async def add_slot_shard(
         self, rank: int, version: Version, pieces: tuple[Piece, ...], digest: bytes, memory: SealedMemory
@@ -189,18 +199,12 @@ class Recall:
             CorruptShard: some bytes do not match their digest.
         """
         await self._run_in_thread(verify_pieces, memory, pieces, range(len(pieces)))
+        return self._store(rank, version, pieces, digest, memory)
+
+    def _store(
+        self, rank: int, version: Version, pieces: tuple[Piece, ...], digest: bytes, memory: SealedMemory
+    ) -> Shard:
         slot = self._slots.adopt(rank, memory)
         shard = Shard(rank, version, TIER_OWN, pieces, digest, memory, lambda: self._slots.mark_free(slot))
         self._shard_store.add(shard)
         return shard
-
-
-async def _open_fetch(
-    stub: "PeerServiceAsyncStub", request: peer_pb2.FetchRequest
-) -> tuple[AsyncIterator[peer_pb2.ShardData], peer_pb2.ShardData]:
-    """Ask for a shard. Returns the stream of its pieces, and the first message, which holds the offer."""
-    stream = aiter(stub.Fetch(request, timeout=FETCH_TIMEOUT_S))
-    first = await anext(stream, None)
-    if first is None or not first.HasField("offer"):
-        raise CorruptShard("the answer doesn't begin with an offer")
-    return stream, first

@@ -4,7 +4,9 @@ Everything but the ranks' bytes is as in production: sockets, memfds, digests, t
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,11 @@ import grpc
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.store.memory.pieces import Piece
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S
+from muster.checkpoint.store.streams.socket_transport import SocketTransport
+from muster.checkpoint.store.streams.transport import Holder
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
@@ -109,22 +115,44 @@ def contents(shard: memoryview) -> Mapping[str, bytes]:
     return {"shared": bytes(shard[: footer.objects_offset]), "own": own}
 
 
+class ObservedTransport(SocketTransport):
+    """Sockets on the loopback interface. Counts what this node fetches from others.
+
+    `flows`: while this event is clear, nothing is fetched.
+    `cancelled`: how many fetches were cancelled before they were complete.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(socket.create_server(("127.0.0.1", 0)))
+        self.fetches = 0
+        self.fetched_bytes = 0
+        self.cancelled = 0
+        self.flows = asyncio.Event()
+        self.flows.set()
+
+    async def fetch(
+        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+    ) -> None:
+        self.fetches += 1
+        try:
+            await self.flows.wait()
+            await super().fetch(holders, pieces, wanted, memory)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.fetched_bytes += sum(pieces[n].length for n in wanted)
+
+
 class _PeerService(peer_pb2_grpc.PeerServiceServicer):
-    """A checkpoint service behind a server. It counts what other nodes send to it.
+    """A checkpoint service behind a server. It counts the bytes of pieces that others put into their offers.
 
     `drops_decisions`: announcements of the commit leader are refused.
-    `puts_flow`: while this event is clear, the data of puts is held back.
-    `cancelled_puts`: how many puts were cancelled before they were complete.
     """
 
     def __init__(self, checkpoint_service: CheckpointService) -> None:
         self.checkpoint_service = checkpoint_service
-        self.puts = 0
-        self.sent_bytes = 0
-        self.cancelled_puts = 0
+        self.offered_bytes = 0
         self.drops_decisions = False
-        self.puts_flow = asyncio.Event()
-        self.puts_flow.set()
 
     def Link(self, request_iterator: Any, context: Any) -> AsyncIterator[peer_pb2.LinkPong]:
         raise NotImplementedError("pings are no part of the checkpoint service")
@@ -132,28 +160,14 @@ class _PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def OpenSink(self, request: peer_pb2.SinkRequest, context: Any) -> peer_pb2.SinkReply:
         raise NotImplementedError("measurements are no part of the checkpoint service")
 
-    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
-        self.sent_bytes += sum(len(piece.data) for piece in request.pieces)
+    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardStored:
+        self.offered_bytes += sum(len(piece.data) for piece in request.pieces)
         return await self.checkpoint_service.Offer(request, context)
 
-    async def Put(self, request_iterator: AsyncIterable[peer_pb2.ShardData], context: Any) -> peer_pb2.ShardStored:
-        self.puts += 1
-
-        async def counted() -> AsyncIterator[peer_pb2.ShardData]:
-            async for message in request_iterator:
-                self.sent_bytes += len(message.data)
-                await self.puts_flow.wait()
-                yield message
-
-        try:
-            return await self.checkpoint_service.Put(counted(), context)
-        except asyncio.CancelledError:
-            self.cancelled_puts += 1
-            raise
-
-    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
-        async for message in self.checkpoint_service.Fetch(request, context):
-            yield message
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
+        async with aclosing(self.checkpoint_service.Fetch(request, context)) as offers:
+            async for offer in offers:
+                yield offer
 
     async def Stored(self, request: peer_pb2.StoredReport, context: Any) -> peer_pb2.PeerAck:
         return await self.checkpoint_service.Stored(request, context)
@@ -173,12 +187,18 @@ def reported(service: CheckpointService, rank: int) -> agent_pb2.RankStatus:
 
 @dataclass
 class InProcessNode:
-    """One agent's checkpoint service, and the server in front of it."""
+    """One agent's checkpoint service, how its pieces travel, and the server in front of it."""
 
     checkpoint_service: CheckpointService
+    transport: ObservedTransport
     peer_service: _PeerService
     server: grpc.aio.Server
     address: str
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes of pieces that other nodes have brought here."""
+        return self.peer_service.offered_bytes + self.transport.fetched_bytes
 
     def committed(self) -> Version:
         """The newest version that this node knows to be committed."""
@@ -197,7 +217,7 @@ class InProcessGang:
         self.slot_wait_s = LOCAL_SLOT_WAIT_S
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    def dial(self, node: str, address: str, *, plain: bool = False) -> Any:
+    def dial(self, node: str, address: str) -> Any:
         """A stub for the agent on a node, at its address. All stubs of an address share one channel."""
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address)
@@ -206,14 +226,15 @@ class InProcessGang:
     async def add(self, *names: str) -> None:
         """Start nodes."""
         for name in names:
+            transport = ObservedTransport()
             checkpoint_service = CheckpointService(
-                self.gang_id, name, self.dial, lambda: None, slot_wait_s=self.slot_wait_s
+                self.gang_id, name, self.dial, transport, lambda: None, slot_wait_s=self.slot_wait_s
             )
             peer_service, server = _PeerService(checkpoint_service), grpc.aio.server()
             peer_pb2_grpc.add_PeerServiceServicer_to_server(peer_service, server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
-            self.nodes[name] = InProcessNode(checkpoint_service, peer_service, server, f"127.0.0.1:{port}")
+            self.nodes[name] = InProcessNode(checkpoint_service, transport, peer_service, server, f"127.0.0.1:{port}")
 
     async def lose(self, name: str) -> None:
         """Stop a node and free its memory."""

@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from muster.checkpoint.store.replication.dial import at_port
 from muster.daemon.agent import listening, memory_handover
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
@@ -172,11 +171,8 @@ class Agent:
         spec, identity = self._settings.spec, self._settings.identity
         limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
         key, listen = self._key, self._settings.listen
-        server = make_agent_server(self._settings.credentials, limits, identity, self._service, tls=bool(key))
-        ports = self._settings.ports
-        port = listening.listen(server, listen, ports, key.certificates if key else None)
-        if key and not self._settings.encrypt_checkpoints:
-            self._service.plain_port = listening.listen(server, at_port(listen, 0), ports, None)
+        server = make_agent_server(self._settings.credentials, limits, identity, self._service)
+        port = listening.listen(server, listen, self._settings.ports, key.certificates if key else None)
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)

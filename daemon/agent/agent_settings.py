@@ -40,7 +40,7 @@ class AgentSettings:
     trust: Trust | None = None
     """Whom to take for a coordinator; None: all connections are plain text."""
     encrypt_checkpoints: bool = False
-    """Whether the pieces of shards go over TLS, too. Their digests always do."""
+    """Whether the streams of pieces use TLS, too. The digests of the pieces always come over TLS."""
     ports: PortRange | None = None
     """The site's ports for agents, if `listen` has port 0; None: any free ones."""
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from muster.daemon.agent import listening
 from muster.daemon.agent.interface_speed import rated_bytes_per_s
 from muster.daemon.host import clock
 from muster.daemon.host.port_range import PortRange
 from muster.daemon.preflight.processor_wait import ProcessorWait
+from muster.daemon.transport.channel import ListenError
 from muster.daemon.transport.site_config import split_address
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import LinkMeasurement, MeasureOrder
@@ -74,10 +76,10 @@ class LinkMeter:
             await asyncio.wait({self._receiving}, timeout=ENDING_S)
         if self._receiving is not None and not self._receiving.done():
             return peer_pb2.SinkReply(refused=f"{self._node} takes in another transfer: try again")
-        listener = _listen(self._host, self._ports)
-        if listener is None:
-            ports = f" from {self._ports} (agent_ports of muster.toml)" if self._ports else ""
-            return peer_pb2.SinkReply(refused=f"no port of {self._node} is free{ports}")
+        try:
+            listener = listening.listen_for_streams(self._host, self._ports, backlog=1)
+        except ListenError as error:
+            return peer_pb2.SinkReply(refused=f"{self._node}: {error}")
         token = secrets.token_bytes(_TOKEN_BYTES)
         self._receiving = asyncio.create_task(asyncio.to_thread(_receive, listener, token))
         return peer_pb2.SinkReply(port=listener.getsockname()[1], token=token)
@@ -99,16 +101,6 @@ class LinkMeter:
             return LinkMeasurement(number=order.number, error=f"{self._node} can't send to {order.node}: {words}")
         found.number = order.number
         return found
-
-
-def _listen(host: str, ports: PortRange | None) -> socket.socket | None:
-    """A socket that listens; None: no port is free."""
-    address = "" if host in ("", "0.0.0.0", "::") else host
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in ports.from_random_place() if ports else (0,):
-        with suppress(OSError):
-            return socket.create_server((address, port), family=family, backlog=1)
-    return None
 
 
 def _receive(listener: socket.socket, token: bytes) -> None:

@@ -1,9 +1,13 @@
 """On which ports an agent listens: any free ones, or ports of the site's range (`agent_ports` of muster.toml), which a
 firewall can name. The agents of all jobs on a node share that range.
+
+An agent has one port for calls, and one for streams of pieces of checkpoints. A measurement of a link opens another one
+for some seconds.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -40,7 +44,27 @@ def listen(
             # gRPC logs an error for each port that it can't have, and is content with one family of addresses.
             check_listen_address(_at(host, port))
             return bind(server, _at(host, port), certificates() if certificates else None)
-    raise ListenError(
+    raise ListenError(_no_port_free(ports))
+
+
+def listen_for_streams(host: str, ports: PortRange | None, backlog: int) -> socket.socket:
+    """A socket that listens for plain TCP connections. `host`: the local address, as of the agent's server.
+
+    Raises:
+        ListenError: no port is free.
+    """
+    address = "" if host in _ALL_ADDRESSES else host.strip("[]")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports.from_random_place() if ports else (0,):
+        with suppress(OSError):
+            return socket.create_server((address, port), family=family, backlog=backlog)
+    raise ListenError(_no_port_free(ports))
+
+
+def _no_port_free(ports: PortRange | None) -> str:
+    if ports is None:
+        return "no port of this node is free"
+    return (
         f"no port is free from {ports.first} to {ports.last} on this node: muster.toml has agent_ports = "
         f'"{ports}", and each agent needs two ports'
     )

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication import shard_offers
 from muster.daemon.host import packets
 from muster.daemon.host.kept_memory_client import MAX_SHARDS, open_request, send_request
 from muster.v1.memory_pb2 import KeptShards
@@ -125,7 +125,7 @@ class MemoryHandover:
 
     def _make_description(self, shards: Sequence[Shard]) -> int:
         """Return a memfd with the shards' descriptions; the caller closes it."""
-        kept = KeptShards(shards=[transfer.make_offer(self._gang, self._node, shard) for shard in shards])
+        kept = KeptShards(shards=[shard_offers.make_offer(self._gang, self._node, shard) for shard in shards])
         index = os.memfd_create(f"muster-{self._gang}-kept", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with open(index, "wb", closefd=False) as file:
             file.write(kept.SerializeToString())
@@ -185,7 +185,7 @@ async def _verify_all(store: HandoverStore, offers: Sequence[ShardOffer], memfds
     """Have the checkpoint store verify all shards at once: its threads share the work."""
     tasks = (store.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
     for offer, error in zip(offers, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
-        version = transfer.version_of_offer(offer)
+        version = shard_offers.version_of_offer(offer)
         if isinstance(error, CorruptShard):
             log.error("rank %d's shard of %s from the previous run is damaged: %s", offer.rank, version, error)
         elif error is not None:

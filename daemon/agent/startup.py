@@ -16,7 +16,9 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.daemon.agent import agent_log, durable_dir_check
+from muster.checkpoint.store.streams.socket_transport import SocketTransport
+from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, StreamSecurity
+from muster.daemon.agent import agent_log, durable_dir_check, listening
 from muster.daemon.agent.agent import Agent
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
@@ -27,6 +29,7 @@ from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.agent.ranks.zygote_handle import PRELOAD, ZygoteSpec
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
+from muster.daemon.transport.tls import pinned_context
 from muster.slurm.client import names
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.batch_script import PoolJob
@@ -147,6 +150,15 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
     )
 
 
+def _piece_transport(settings: AgentSettings) -> SocketTransport:
+    """Listens for the streams of pieces. Raises ListenError: no port is free."""
+    security = None
+    if settings.trust and settings.encrypt_checkpoints:
+        security = StreamSecurity(*pinned_context())
+    host = split_address(settings.listen)[0]
+    return SocketTransport(listening.listen_for_streams(host, settings.ports, STREAM_BACKLOG), security)
+
+
 def _restart_count() -> int:
     """How often Slurm has restarted the gang's own job. In a pool job: the count when the pool job was submitted."""
     return int(os.environ.get("MUSTER_RESTARTS") or os.environ.get("SLURM_RESTART_COUNT") or 0)
@@ -171,7 +183,10 @@ def _address_towards(towards: str) -> str:
 async def _serve(settings: AgentSettings) -> int:
     def make_checkpoint_service(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
         refused = "" if settings.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
-        return CheckpointService(settings.identity.gang, settings.identity.node, channels.stub_for, changed, refused)
+        identity = settings.identity
+        return CheckpointService(
+            identity.gang, identity.node, channels.stub_for, _piece_transport(settings), changed, refused
+        )
 
     def make_pool(changed: Callable[[], None]) -> PoolRequests:
         restarts, coordinator_setting = settings.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")

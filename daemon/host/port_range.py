@@ -15,7 +15,7 @@ _FORM = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """The ports from `first` to `last`. At least two: an agent listens on one for TLS and one for plain text."""
+    """The ports from `first` to `last`. At least two: an agent listens on one for calls and one for streams."""
 
     first: int
     last: int

@@ -86,7 +86,6 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     # Between the agents of one gang.
     ("/muster.v1.PeerService/Link",               (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     ("/muster.v1.PeerService/Offer",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
-    ("/muster.v1.PeerService/Put",                (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     ("/muster.v1.PeerService/Fetch",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     ("/muster.v1.PeerService/Stored",             (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
     ("/muster.v1.PeerService/Committed",          (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),

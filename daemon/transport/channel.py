@@ -25,7 +25,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -105,16 +105,12 @@ def open_channel(
     A call ends with RESOURCE_EXHAUSTED if the server answers with a message larger than `receive_bytes`. An attempt to
     connect ends after `connect_s`.
 
-    A bidirectional streaming call needs `credential_metadata` as its metadata. With `keepalive`, a call to a host that
-    has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends with
-    UNAVAILABLE.
+    A call that streams its requests needs `credential_metadata` as its metadata. With `keepalive`, a call to a host
+    that has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends
+    with UNAVAILABLE.
     """
     proofs = _CallProofs(credentials, server or call_binding.name_of_address(address), identity_deadline_s)
-    interceptors: list[Any] = [
-        _UnaryUnary(proofs),
-        _UnaryStream(proofs),
-        _StreamUnary(proofs),
-    ]
+    interceptors: list[Any] = [_UnaryUnary(proofs), _UnaryStream(proofs)]
     received = ("grpc.max_receive_message_length", receive_bytes)
     # In spite of its name, gRPC's limit for one attempt to connect.
     connecting = ("grpc.min_reconnect_backoff_ms", round(1000 * connect_s))
@@ -173,7 +169,6 @@ def make_server(
     limits: ServerLimits,
     *,
     server_names: ServerNames | None = None,
-    plain_methods: Collection[str] | None = None,
     refuse: RefuseCaller | None = None,
     share_port: bool = False,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
@@ -183,7 +178,6 @@ def make_server(
 
     `server_names`: a credential must be made for one of these names (`muster.daemon.transport.call_binding`); None: the
     names that this host has now.
-    `plain_methods`: the methods that may be called on a port without TLS; None: all.
 
     A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
     None: the table of `muster.daemon.transport.authority_table`, for a server that knows no operators but root and its
@@ -199,7 +193,7 @@ def make_server(
 
     own_names = call_binding.names_of_this_host() if server_names is None else frozenset()
     interceptor = CredentialCheck(
-        check, server_names or (lambda: own_names), limits, refuse or Rights(frozenset()).refusal, plain_methods
+        check, server_names or (lambda: own_names), limits, refuse or Rights(frozenset()).refusal
     )
     # Two daemons on one port are a mistake: report it instead of sharing the load.
     reuse = ("grpc.so_reuseport", int(share_port))
@@ -385,26 +379,3 @@ class _UnaryUnary(_CredentialAdder, grpc.aio.UnaryUnaryClientInterceptor):  # ty
 class _UnaryStream(_CredentialAdder, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await continuation(await self._proofs.add(client_call_details, call_binding.encoded(request)), request)
-
-
-class _StreamUnary(_CredentialAdder, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
-    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        messages = _iterate(request_iterator)
-        first = await anext(messages, None)
-        details = await self._proofs.add(client_call_details, b"" if first is None else call_binding.encoded(first))
-        return await continuation(details, messages if first is None else _put_back(first, messages))
-
-
-async def _iterate(messages: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
-    if isinstance(messages, AsyncIterable):
-        async for message in messages:
-            yield message
-    else:
-        for message in messages:
-            yield message
-
-
-async def _put_back(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    yield first
-    async for message in rest:
-        yield message

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -70,10 +70,7 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         server_names: ServerNames,
         limits: ServerLimits,
         refuse: RefuseCaller,
-        plain_methods: Collection[str] | None = None,
     ) -> None:
-        """`plain_methods`: the methods that may be called without TLS; None: all."""
-        self._plain_methods = plain_methods
         self._check = check
         self._server_names = server_names
         self._refuse_caller = refuse
@@ -102,8 +99,7 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             # The exception itself would keep this frame alive in a cycle, until the garbage collector runs.
             end = partial(self._end_call, refused.code, str(refused), handler.request_streaming)
             return grpc.stream_stream_rpc_method_handler(end)
-        needs_tls = self._plain_methods is not None and method not in self._plain_methods
-        return _with_caller(handler, method, proof, digest, needs_tls)
+        return _with_caller(handler, method, proof, digest)
 
     async def _identify(self, method: str, metadata: Any) -> tuple[Proof, str]:
         """Who calls, and the digest of the call's first message. Raises _CallRefused."""
@@ -183,7 +179,7 @@ class _Places:
         self.free += 1
 
 
-def _with_caller(handler: Any, method: str, proof: Proof, digest: str, needs_tls: bool) -> Any:
+def _with_caller(handler: Any, method: str, proof: Proof, digest: str) -> Any:
     """The handler of `method`, which runs with the caller set. `digest`: of the first message that it may receive."""
     kind = _handler_field(handler)
     function = getattr(handler, kind)
@@ -195,21 +191,8 @@ def _with_caller(handler: Any, method: str, proof: Proof, digest: str, needs_tls
         guarded = partial(_run_coroutine, function, method, proof)
     else:
         raise TypeError(f"the handler of {method} must be asynchronous")
-    if needs_tls:
-        guarded = partial(_run_with_tls, method, guarded)
     read = _MessageReader(handler.request_deserializer, digest)
     return handler._replace(**{kind: guarded, "request_deserializer": read})
-
-
-async def _run_with_tls(method: str, handler: _Handler, request: Any, context: _Context) -> Any:
-    if not is_encrypted(context):
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{method} needs TLS; this port is plain text")
-    return await handler(request, context)
-
-
-def is_encrypted(context: _Context) -> bool:
-    """Whether a call came over TLS."""
-    return context.auth_context().get("transport_security_type") == [b"ssl"]
 
 
 async def _run_coroutine(handler: _Handler, method: str, proof: Proof, request: Any, context: _Context) -> Any:

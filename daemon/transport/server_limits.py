@@ -15,7 +15,7 @@ SMALL_MESSAGE_BYTES = 64 * KIB
 ORDER_BYTES = 64 * MIB
 """What the coordinator answers to an agent or a user. An order for 250,000 ranks has 20 MB (measured)."""
 SHARD_MESSAGE_BYTES = 16 * MIB
-"""Between agents. Pieces travel in messages of 512 KiB. An offer names each piece: 9 MiB for a shard of 1 TiB."""
+"""Between agents. An offer names each piece: 9 MiB for a shard of 1 TiB."""
 
 METADATA_BYTES = 8 * KIB
 """The headers of one call. A munge credential has less than 1 KiB."""

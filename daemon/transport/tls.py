@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import ssl
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,22 @@ class ServerKey:
 
     def _configuration_of(self, certificate: bytes) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(self._pem, certificate)])
+
+
+def pinned_context() -> tuple[ssl.SSLContext, str]:
+    """What a port proves itself with whose certificate (PEM, also returned) its callers get over a connection that they
+    trust. Nobody has issued it."""
+    from muster.daemon.transport import authority
+
+    key = authority.make_key()
+    certificate = authority.self_signed(key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with tempfile.TemporaryFile() as file:  # the standard library reads a key from a file only
+        file.write(authority.pem_of_key(key) + certificate)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context, certificate.decode()
 
 
 def _certificates_of(current: Callable[[], grpc.ServerCertificateConfiguration]) -> grpc.ServerCredentials:

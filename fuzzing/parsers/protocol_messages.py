@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits
 from muster.fabric.sources.node_reports import NodeReport
-from muster.v1 import agent_pb2, api_pb2, common_pb2, node_pb2, peer_pb2, rank_pb2
+from muster.v1 import agent_pb2, api_pb2, common_pb2, node_pb2, rank_pb2
 
 _STORED: dict[type, TypeAdapter[Any]] = {
     kind: TypeAdapter(kind) for kind in (events.AgentStatus, events.GangSubmitted, NodeReport)
@@ -64,7 +64,6 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
             node_pb2.NodeOrder,
             api_pb2.RegisterRequest,
             api_pb2.EventsRequest,
-            peer_pb2.ShardData,
             rank_pb2.RankMessage,
             rank_pb2.AgentRankMessage,
         ),

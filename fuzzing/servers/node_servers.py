@@ -13,6 +13,7 @@ import grpc.aio
 from fuzzing.servers import calls
 from fuzzing.servers.health import BugLog
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.testing.no_transport import NoTransport
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.transport import call_binding
@@ -25,7 +26,7 @@ OWNER, OTHER = 1001, 1002
 CALLERS = (None, OTHER, OWNER)
 _SERVERS = (call_binding.name_of_agent("g1", "n1"), call_binding.name_of_node_daemon("n1"))
 METHODS = (
-    *map("/muster.v1.PeerService/{}".format, ("Link", "Offer", "Put", "Fetch", "Stored", "Committed")),
+    *map("/muster.v1.PeerService/{}".format, ("Link", "Offer", "Fetch", "Stored", "Committed")),
     "/muster.v1.ProbeService/Ping",
     "/muster.v1.PeerService/OpenSink",
 )
@@ -45,7 +46,7 @@ class _Node:
     async def _start(self) -> None:
         identity = AgentIdentity("g1", "n1", "i", OWNER)
         self._shards = CheckpointService(
-            "g1", "n1", PeerChannels(self._user, "g1", plain_text=True).stub_for, lambda: None
+            "g1", "n1", PeerChannels(self._user, "g1", plain_text=True).stub_for, NoTransport(), lambda: None
         )
         service = PeerService(identity, self._shards, lambda: None)
         agent = make_agent_server(self._user, agent_limits(members=2), identity, service)

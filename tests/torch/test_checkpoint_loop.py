@@ -23,6 +23,7 @@ from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.store.checkpoint_service import CheckpointService  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
+from muster.checkpoint.testing.no_transport import NoTransport  # noqa: E402
 from muster.checkpoint.training import torch_items  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
@@ -49,7 +50,9 @@ class Agent:
         self.checkpoint_service: CheckpointService = self.call(self._make)
 
     def _make(self) -> CheckpointService:
-        return CheckpointService("g", "n0", lambda address: pytest.fail(f"no peer {address}"), self._changed)
+        return CheckpointService(
+            "g", "n0", lambda node, address: pytest.fail(f"no peer {node}"), NoTransport(), self._changed
+        )
 
     def _changed(self) -> None:
         self.declared.append(reported(self.checkpoint_service, 0).declared_phase)

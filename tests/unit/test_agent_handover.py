@@ -17,8 +17,9 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
+from muster.checkpoint.testing.no_transport import NoTransport
 from muster.checkpoint.training.agent_connection import AgentConnection
 from muster.daemon.agent.memory_handover import MemoryHandover, newest_first
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
@@ -177,16 +178,16 @@ async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Pat
         await first.train(1)
         checkpoint_service = first.nodes["n0"].checkpoint_service
         (shard,) = checkpoint_service.slot_shards()
-        other = CheckpointService("another", "n0", first.dial, lambda: None)
-        offers = [transfer.make_offer(GANG, "n0", shard) for _ in range(3)]
-        offers[1].bytes -= 1
-        offers[2].pieces[0].digest = bytes(16)
-        for offer, taker in zip(offers, (other, checkpoint_service, checkpoint_service), strict=True):
+        other = CheckpointService("another", "n0", first.dial, NoTransport(), lambda: None)
+        described = [shard_offers.make_offer(GANG, "n0", shard) for _ in range(3)]
+        described[1].bytes -= 1
+        described[2].pieces[0].digest = bytes(16)
+        for offer, taker in zip(described, (other, checkpoint_service, checkpoint_service), strict=True):
             with pytest.raises(CorruptShard):
                 await taker.adopt_shard(offer, os.dup(shard.memory.fd))
         loose = os.memfd_create("loose", os.MFD_CLOEXEC)
         with pytest.raises(CorruptShard, match="can still grow"):
-            await checkpoint_service.adopt_shard(offers[0], loose)
+            await checkpoint_service.adopt_shard(described[0], loose)
         await other.close()
 
 

@@ -118,7 +118,7 @@ async def gang(tmp_path: Path) -> AsyncIterator[Gang]:
 
 
 async def test_agents_of_a_node_tell_their_gang_ports_of_the_range(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = free_ports(3)
+    ports = free_ports(4)  # each agent has two
     (gang.folder / "muster.toml").write_text(f'agent_ports = "{ports}"\n')
     monkeypatch.setenv("MUSTER_CONFIG", str(gang.folder / "muster.toml"))
     await gang.start(2, sys.executable, "-c", WAIT)

@@ -41,8 +41,8 @@ class Stranger(peer_pb2_grpc.PeerServiceServicer):
         payload = call_binding.payload_of_call("/muster.v1.PeerService/Offer", server, first)
         return Proof(os.getuid(), os.getgid(), payload)
 
-    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
-        return peer_pb2.ShardNeed(missing=[0])
+    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardStored:
+        return peer_pb2.ShardStored(refused="full")
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ async def test_an_agent_calls_no_other_one_before_it_has_a_certificate(
     """The attack: an agent without a certificate yet shows its owner's credential to whoever listens."""
     channels = PeerChannels(credentials, "g1", plain_text=False)
 
-    async def offer(plain: bool) -> object:
-        return await channels.stub_for("n1", stranger.address, plain=plain).Offer(OFFER)
+    async def offer() -> object:
+        return await channels.stub_for("n1", stranger.address).Offer(OFFER)
 
-    for call in (offer(plain=False), offer(plain=True), channels.open_link("n1", stranger.address, PING)):
+    for call in (offer(), channels.open_link("n1", stranger.address, PING)):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -82,23 +82,20 @@ async def test_an_agent_calls_no_other_one_before_it_has_a_certificate(
     assert stranger.tokens == []
 
 
-async def test_a_connection_in_plain_text_serves_no_call_that_needs_tls(
+async def test_an_agent_with_a_certificate_shows_no_credential_in_plain_text(
     stranger: Stranger, credentials: SecretCredentials
 ) -> None:
-    """An agent asks for the pieces of shards in plain text, on a port of its choice. That may be any port."""
     channels = PeerChannels(credentials, "g1", plain_text=False)
     channels.use_authorities(Authority.create("the coordinator's").pem)
-    assert (await channels.stub_for("n1", stranger.address, plain=True).Offer(OFFER)).missing == [0]
-    assert len(stranger.tokens) == 1
     with pytest.raises(grpc.aio.AioRpcError):
         await channels.stub_for("n1", stranger.address).Offer(OFFER)
     await channels.close()
-    assert len(stranger.tokens) == 1
+    assert stranger.tokens == []
 
 
 async def test_a_site_may_say_that_its_connections_are_plain_text(
     stranger: Stranger, credentials: SecretCredentials
 ) -> None:
     channels = PeerChannels(credentials, "g1", plain_text=True)
-    assert (await channels.stub_for("n1", stranger.address).Offer(OFFER)).missing == [0]
+    assert (await channels.stub_for("n1", stranger.address).Offer(OFFER)).refused == "full"
     await channels.close()

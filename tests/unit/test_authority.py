@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.testing.no_transport import NoTransport
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
@@ -207,12 +208,6 @@ async def _offer(call: Call) -> bool:
     return True
 
 
-async def _put(call: Call) -> bool:
-    offer = peer_pb2.ShardOffer(gang_id=call.gang, node="n2", version=VERSION)
-    await call.peer.Put(_then_wait(peer_pb2.ShardData(offer=offer)))
-    return True
-
-
 async def _fetch(call: Call) -> bool:
     try:
         await anext(aiter(call.peer.Fetch(peer_pb2.FetchRequest(gang_id=call.gang, node="n2", version=VERSION))))
@@ -299,7 +294,7 @@ async def _agent(folder: Path, management_host: str) -> AsyncIterator[tuple[Chos
     owner = ChosenUser(OWNER)
     async with AsyncExitStack() as stack:
         stub_for = PeerChannels(owner, "g1", plain_text=True).stub_for
-        shards = CheckpointService("g1", "n1", stub_for, lambda: None)
+        shards = CheckpointService("g1", "n1", stub_for, NoTransport(), lambda: None)
         stack.push_async_callback(shards.close)
         identity = AgentIdentity("g1", "n1", "i", OWNER)
         service = PeerService(identity, shards, lambda: None)
@@ -343,7 +338,6 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     "/muster.v1.NodeService/Attach": (_coordinator, _attach_node),
     f"{PEER}Link": (_agent, _link),
     f"{PEER}Offer": (_agent, _offer),
-    f"{PEER}Put": (_agent, _put),
     f"{PEER}Fetch": (_agent, _fetch),
     f"{PEER}Stored": (_agent, _stored),
     f"{PEER}Committed": (_agent, _committed),

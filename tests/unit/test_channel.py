@@ -31,12 +31,11 @@ from muster.daemon.transport.server_limits import COORDINATOR, MIB
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.common_pb2 import PingReply, PingRequest
 
-KINDS = ("Offer", "Put", "Fetch", "Link")
+KINDS = ("Offer", "Fetch", "Link")
 LINK = "/muster.v1.PeerService/Link"
 FIRST_PING = peer_pb2.LinkPing(seq=4)
 FIRST_MESSAGES = {
     "Offer": peer_pb2.ShardOffer(),
-    "Put": peer_pb2.ShardData(offset=0),
     "Fetch": peer_pb2.FetchRequest(),
     "Link": FIRST_PING,
 }
@@ -48,18 +47,14 @@ def _caller() -> str:
 
 
 class Peer(peer_pb2_grpc.PeerServiceServicer):
-    """All four kinds of call; each answers with who called."""
+    """All kinds of call; each answers with who called."""
 
-    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
-        return peer_pb2.ShardNeed(refused=_caller())
+    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardStored:
+        return peer_pb2.ShardStored(refused=_caller())
 
-    async def Put(self, request_iterator: AsyncIterator[peer_pb2.ShardData], context: Any) -> peer_pb2.ShardStored:
-        count = len([data async for data in request_iterator])
-        return peer_pb2.ShardStored(refused=f"{_caller()} {count}")
-
-    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
         for _ in range(3):
-            yield peer_pb2.ShardData(data=_caller().encode())
+            yield peer_pb2.ShardOffer(node=_caller())
 
     async def Link(  # type: ignore[override]
         self, request_iterator: AsyncIterator[peer_pb2.LinkPing], context: Any
@@ -115,11 +110,8 @@ async def _call(channel: grpc.aio.Channel, kind: str, metadata: Any = None) -> l
     stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
     if kind == "Offer":
         return [(await stub.Offer(peer_pb2.ShardOffer(), metadata=metadata)).refused]
-    if kind == "Put":
-        data = [peer_pb2.ShardData(offset=n) for n in range(3)]
-        return [(await stub.Put(iter(data), metadata=metadata)).refused]
     if kind == "Fetch":
-        return [answer.data.decode() async for answer in stub.Fetch(peer_pb2.FetchRequest(), metadata=metadata)]
+        return [answer.node async for answer in stub.Fetch(peer_pb2.FetchRequest(), metadata=metadata)]
     pings = iter([FIRST_PING, peer_pb2.LinkPing(seq=5)])
     return [answer.seq async for answer in stub.Link(pings, metadata=metadata)]
 
@@ -140,7 +132,7 @@ async def _send_first_message(channel: grpc.aio.Channel, kind: str, metadata: An
     stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
     call = getattr(stub, kind)(metadata=metadata)
     await call.write(FIRST_MESSAGES[kind])
-    await (call if kind == "Put" else call.read())
+    await call.read()
 
 
 async def _proved(channel: grpc.aio.Channel, kind: str) -> list[Any]:
@@ -174,7 +166,6 @@ async def test_each_kind_of_call_knows_its_caller(
     me = f"{(tmp_path / 'secret').stat().st_uid}@127.0.0.1"
     async with open_channel(served.address, credentials) as channel:
         assert await _proved(channel, "Offer") == [me]
-        assert await _proved(channel, "Put") == [f"{me} 3"]
         assert await _proved(channel, "Fetch") == [me] * 3
         assert await _proved(channel, "Link") == [4, 5]
 

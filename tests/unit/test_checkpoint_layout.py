@@ -17,7 +17,7 @@ from muster.checkpoint.store.memory.pieces import (
     pieces_cover,
     shard_digest,
 )
-from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication import shard_offers
 from muster.v1 import peer_pb2
 
 
@@ -127,15 +127,15 @@ def offer(*pieces: Piece, size: int) -> peer_pb2.ShardOffer:
 )
 def test_an_offer_whose_pieces_do_not_cover_the_shard_is_refused(pieces: list[tuple[int, int]], size: int) -> None:
     with pytest.raises(CorruptShard, match="the offer of rank 2 from n1 contradicts itself"):
-        transfer.pieces_of_offer(offer(*(Piece(a, b, bytes(16)) for a, b in pieces), size=size))
+        shard_offers.pieces_of_offer(offer(*(Piece(a, b, bytes(16)) for a, b in pieces), size=size))
 
 
 def test_an_offer_with_a_wrong_digest_is_refused() -> None:
     said = offer(Piece(0, 10, digest_of(memoryview(bytes(10)))), size=10)
-    assert transfer.pieces_of_offer(said)
+    assert shard_offers.pieces_of_offer(said)
     said.digest = bytes(16)
     with pytest.raises(CorruptShard):
-        transfer.pieces_of_offer(said)
+        shard_offers.pieces_of_offer(said)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import os
 import pickle
 import random
 import re
+import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.replication import transfer_rates
+from muster.checkpoint.store.streams.stream_sockets import REQUEST, TOKEN_BYTES
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents, reported
+from muster.checkpoint.testing.no_transport import NoTransport
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
 from muster.v1.agent_pb2 import BlockTimes
@@ -296,9 +299,9 @@ async def test_data_parallel_ranks_send_only_their_own_objects(gang: Gang) -> No
     for step in range(1, 5):
         await gang.step(step, replica(step))
         await gang.committed(Version(1, step))
-    sent = [n.peer_service.sent_bytes for n in gang.nodes.values()]
+    sent = [n.received_bytes for n in gang.nodes.values()]
     assert 0 < max(sent) < 5 * (1 << 17), sent
-    assert not any(n.peer_service.puts for n in gang.nodes.values()), "small pieces travel inside the offer"
+    assert not any(n.transport.fetches for n in gang.nodes.values()), "small pieces travel inside the offer"
     assert not any(n.checkpoint_service.transfers() for n in gang.nodes.values())
 
 
@@ -308,7 +311,7 @@ async def test_shards_that_differ_are_sent_whole(gang: Gang, monkeypatch: pytest
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
     await gang.committed(Version(1, 1))
-    assert all(n.peer_service.sent_bytes > SHARED for n in gang.nodes.values())
+    assert all(n.received_bytes > SHARED for n in gang.nodes.values())
     for node in gang.nodes.values():
         (copy,) = node.checkpoint_service.transfers()
         assert copy.bytes >= SHARED
@@ -427,12 +430,12 @@ async def test_ranks_that_wait_for_the_previous_commit_keep_every_step(gang: Gan
 async def test_the_wait_for_a_commit_is_limited(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
-    gang.nodes["n1"].peer_service.puts_flow.clear()
+    gang.nodes["n1"].transport.flows.clear()
     for rank, one in gang.ranks.items():
         assert await asyncio.to_thread(one.step, 1, sharded(1)(rank), own(rank, 1), 5.0)
     first = gang.ranks[0]
     assert not await asyncio.to_thread(first.step, 2, sharded(2)(0), own(0, 2), 0.02, scheduled=True)
-    gang.nodes["n1"].peer_service.puts_flow.set()
+    gang.nodes["n1"].transport.flows.set()
     await gang.committed(Version(1, 1))
     # A rank that still waited at step 2 would be told to keep it. Rank 0 has gone on, so a later step is named.
     assert await asyncio.to_thread(first.step, 3, sharded(3)(0), own(0, 3), 5.0, scheduled=True)
@@ -458,7 +461,7 @@ async def test_a_commit_decision_is_sent_until_it_is_received(gang: Gang) -> Non
 
 
 async def test_slots_are_refused_with_the_reason_where_memory_checkpoints_are_off(gang: Gang) -> None:
-    checkpoint_service = CheckpointService(GANG, "alone", gang.dial, lambda: None, "job.toml says so")
+    checkpoint_service = CheckpointService(GANG, "alone", gang.dial, NoTransport(), lambda: None, "job.toml says so")
     checkpoint_service.apply_order(
         agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, places=[agent_pb2.RankPlace(rank=0, node="alone")])
     )
@@ -534,17 +537,17 @@ async def test_shards_without_a_replica_after_a_swap_are_replicated_before_the_n
     await gang.lose("n1")
     moved = {**places, 1: "n1-spare"}
     await gang.run(moved, gang.plan(Version(1, 1)))
-    sent = {name: node.peer_service.sent_bytes for name, node in gang.nodes.items()}
+    before = {name: node.received_bytes for name, node in gang.nodes.items()}
+    fetches = {name: node.transport.fetches for name, node in gang.nodes.items()}
     for rank in gang.ranks.values():
         rank.connection.report_progress(2)  # no snapshot follows
     await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n1-spare"))
     # The replicas of the two other ranks are where they were. Data-parallel ranks send only their own objects.
-    sends_whole_shards = gang.nodes["n1-spare"].peer_service.sent_bytes > 1 << 20
+    sends_whole_shards = gang.nodes["n1-spare"].received_bytes - before["n1-spare"] > 1 << 20
     assert sends_whole_shards == (shared is sharded)
-    assert {n: gang.nodes[n].peer_service.puts for n in gang.nodes} == dict.fromkeys(
-        ("n0", "n2", "n1-spare"), sends_whole_shards
-    )
-    assert gang.nodes["n0"].peer_service.sent_bytes - sent["n0"] < 1 << 18
+    began = {name: node.transport.fetches - fetches[name] for name, node in gang.nodes.items()}
+    assert began == {"n0": 0, "n2": 0, "n1-spare": sends_whole_shards}
+    assert gang.nodes["n0"].received_bytes - before["n0"] < 1 << 18
     await gang.lose("n0")
     starts = await gang.run({**moved, 0: "n2"}, gang.plan(Version(1, 1)))
     for rank, start in starts.items():
@@ -579,16 +582,16 @@ async def test_a_commit_cancels_the_replication_of_the_restored_version(gang: Ga
     await gang.committed(Version(1, 1))
     await gang.lose("n1")
     await gang.run({0: "n0", 1: "spare"}, gang.plan(Version(1, 1)))
-    spare = gang.nodes["spare"].peer_service
-    spare.puts_flow.clear()
+    spare = gang.nodes["spare"].transport
+    spare.flows.clear()
     for rank in gang.ranks.values():
         rank.connection.report_progress(2)
-    await until(lambda: spare.puts == 1)
+    await until(lambda: spare.fetches == 2)
     checkpoint_service = gang.nodes["n0"].checkpoint_service
     version = Version(2, 3).to_wire()
     notice = peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=version, next_step=4, committed=version)
     await gang.dial("n0", gang.nodes["n0"].address).Committed(notice)
-    await until(lambda: spare.cancelled_puts == 1)
+    await until(lambda: spare.cancelled == 1)
     assert Version.from_wire(checkpoint_service.committed()) == Version(2, 3)
 
 
@@ -696,39 +699,63 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
     late = common_pb2.Version(generation=1, step=9)
     notice = await peer.Committed(peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=late))
     assert "fenced generation 1" in notice.refused
-    need = await peer.Offer(peer_pb2.ShardOffer(gang_id=GANG, node="n0", rank=0, version=late))
-    assert "fenced" in need.refused
+    stored = await peer.Offer(peer_pb2.ShardOffer(gang_id=GANG, node="n0", rank=0, version=late))
+    assert "fenced" in stored.refused
     assert gang.nodes["n1"].committed() == Version(1, 1)
 
 
+@contextmanager
+def stranger(answer: bytes) -> Iterator[int]:
+    """A holder that answers whatever it is asked for with these bytes, and then ends. Yields its port."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(TOKEN_BYTES + REQUEST.size, socket.MSG_WAITALL)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+def described(data: bytes) -> peer_pb2.ShardOffer:
+    """An offer of rank 0's shard of one piece with these bytes."""
+    pieces = (Piece(0, len(data), digest_of(memoryview(data))),)
+    offer = peer_pb2.ShardOffer(
+        gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=len(data), digest=shard_digest(pieces)
+    )
+    offer.pieces.add(offset=0, length=len(data), digest=pieces[0].digest)
+    return offer
+
+
 @pytest.mark.parametrize(
-    ("offset", "data", "words"),
-    [
-        (0, b"wrong bytes", "piece 0 .* arrived damaged"),
-        (6, b"right bytes", "in no piece"),
-        (0, b"right", "did not arrive whole"),
-    ],
+    ("answer", "words"),
+    [(b"wrong bytes", "n0: piece 0 .* arrived damaged"), (b"right", "n0: it has ended the stream")],
 )
-async def test_pieces_that_arrive_damaged_or_misplaced_or_incomplete_are_refused(
-    gang: Gang, offset: int, data: bytes, words: str
-) -> None:
+async def test_pieces_that_arrive_damaged_or_incomplete_are_refused(gang: Gang, answer: bytes, words: str) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=0)
-    pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
-    offer = peer_pb2.ShardOffer(
-        gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
-    )
-    offer.pieces.add(offset=0, length=11, digest=pieces[0].digest)
-
-    async def stream() -> AsyncIterator[peer_pb2.ShardData]:
-        yield peer_pb2.ShardData(offer=offer)
-        yield peer_pb2.ShardData(offset=offset, data=data)
-
-    receiver = gang.dial("n1", gang.nodes["n1"].address)
-    assert list((await receiver.Offer(offer)).missing) == [0]
-    stored = await receiver.Put(stream())
+    offer = described(b"right bytes")
+    with stranger(answer) as port:
+        offer.access.port, offer.access.token = port, bytes(TOKEN_BYTES)
+        stored = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
     assert re.search(words, stored.refused)
     assert held(gang, "n1") == set()
+
+
+async def test_an_offer_whose_pieces_can_not_be_fetched_is_refused(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=0)
+    offer = described(b"right bytes")
+    receiver = gang.dial("n1", gang.nodes["n1"].address)
+    assert "the offer names no port" in (await receiver.Offer(offer)).refused
+    offer.access.port, offer.node = 1, "nobody"
+    assert "no order names nobody as a member" in (await receiver.Offer(offer)).refused
+    offer.node = "n0"
+    assert "n0: [Errno 111] Connection refused" in (await receiver.Offer(offer)).refused
 
 
 @pytest.mark.parametrize(
@@ -737,51 +764,19 @@ async def test_pieces_that_arrive_damaged_or_misplaced_or_incomplete_are_refused
 async def test_inline_pieces_that_arrive_damaged_are_refused(gang: Gang, data: bytes, words: str) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=0)
-    pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
-    offer = peer_pb2.ShardOffer(
-        gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
-    )
-    offer.pieces.add(offset=0, length=11, digest=pieces[0].digest, data=data)
-    need = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
-    assert re.search(words, need.refused)
+    offer = described(b"right bytes")
+    offer.pieces[0].data = data
+    stored = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
+    assert re.search(words, stored.refused)
     assert held(gang, "n1") == set()
-
-
-async def test_pieces_whose_digests_were_not_offered_before_are_refused(gang: Gang) -> None:
-    """An offer comes over TLS, the pieces may come in plain text: who changes them changes their digests, too."""
-    await gang.add("n0", "n1")
-    await gang.run({0: "n0", 1: "n1"}, size=0)
-    offers = []
-    for data in (b"right bytes", b"other bytes"):
-        pieces = (Piece(0, 11, digest_of(memoryview(data))),)
-        offer = peer_pb2.ShardOffer(
-            gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
-        )
-        offer.pieces.add(offset=0, length=11, digest=pieces[0].digest)
-        offers.append(offer)
-
-    async def stream() -> AsyncIterator[peer_pb2.ShardData]:
-        yield peer_pb2.ShardData(offer=offers[1])
-        yield peer_pb2.ShardData(data=b"other bytes")
-
-    receiver = gang.dial("n1", gang.nodes["n1"].address)
-    await receiver.Offer(offers[0])
-    stored = await receiver.Put(stream())
-    assert stored.refused == "rank 0 at step 1 of generation 1: these digests were not offered"
 
 
 async def test_a_shard_without_bytes_is_refused(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=0)
     offer = peer_pb2.ShardOffer(gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), digest=shard_digest(()))
-
-    async def stream() -> AsyncIterator[peer_pb2.ShardData]:
-        yield peer_pb2.ShardData(offer=offer)
-        yield peer_pb2.ShardData(offset=0, data=b"x")
-
-    peer = gang.dial("n1", gang.nodes["n1"].address)
-    assert "contradicts itself" in (await peer.Offer(offer)).refused
-    assert "contradicts itself" in (await peer.Put(stream())).refused
+    stored = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
+    assert "contradicts itself" in stored.refused
     assert held(gang, "n1") == set()
 
 
@@ -789,8 +784,8 @@ async def test_messages_of_another_gang_are_refused(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"}, size=0)
     peer = gang.dial("n0", gang.nodes["n0"].address)
-    need = await peer.Offer(peer_pb2.ShardOffer(gang_id="other", version=common_pb2.Version(generation=1, step=1)))
-    assert "belongs to gang g1" in need.refused
+    stored = await peer.Offer(peer_pb2.ShardOffer(gang_id="other", version=common_pb2.Version(generation=1, step=1)))
+    assert "belongs to gang g1" in stored.refused
     with pytest.raises(grpc.aio.AioRpcError, match="holds no shard"):
         async for _ in peer.Fetch(peer_pb2.FetchRequest(gang_id="other")):
             pass
@@ -831,9 +826,10 @@ async def test_a_changed_piece_of_a_replica_is_not_sent(gang: Gang) -> None:
     plan = gang.plan(Version(1, 1), tier=BUDDY)
     gang.ranks[1].connection.slots[0][3] ^= 1
     await gang.lose("n0")
-    with pytest.raises(RestoreError, match=r"n1: DATA_LOSS"):
+    with pytest.raises(RestoreError, match="n1: it has ended the stream"):
         await gang.run({0: "spare", 1: "n1"}, plan)
-    assert (BUDDY, 0, 1, 1) not in held(gang, "n1"), "the replica refers to the piece"
+    # The replica refers to the piece. Its holder drops it when the fetch ends there.
+    await until(lambda: (BUDDY, 0, 1, 1) not in held(gang, "n1"))
 
 
 async def test_a_durable_folder_of_the_same_version_can_replace_a_shard(gang: Gang) -> None:

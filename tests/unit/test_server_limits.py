@@ -287,8 +287,8 @@ async def test_a_user_who_may_not_call_a_method_is_refused_before_the_message(mu
 @pytest.mark.parametrize(
     ("method", "uid", "refused"),
     [
-        ("/muster.v1.PeerService/Put", 1000, ""),
-        ("/muster.v1.PeerService/Put", 1001, "uid 1001 is not the owner of this gang"),
+        ("/muster.v1.PeerService/Offer", 1000, ""),
+        ("/muster.v1.PeerService/Offer", 1001, "uid 1001 is not the owner of this gang"),
         ("/muster.v1.PeerService/Link", 0, "uid 0 is not the owner of this gang"),
         ("/muster.v1.ProbeService/Ping", 1001, ""),
     ],

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -475,63 +475,17 @@ OFFER = peer_pb2.ShardOffer(gang_id="g1", node="n1", rank=3)
 class Shards:
     """A node with one shard, and no other part of the service."""
 
-    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
-        return peer_pb2.ShardNeed(missing=[0])
+    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardStored:
+        return peer_pb2.ShardStored(refused="full")
 
-    async def Put(self, request_iterator: AsyncIterator[peer_pb2.ShardData], context: Any) -> peer_pb2.ShardStored:
-        return peer_pb2.ShardStored(refused=f"{len([data async for data in request_iterator])} messages")
-
-    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
-        yield peer_pb2.ShardData(offer=OFFER)
-        yield peer_pb2.ShardData(data=b"piece")
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
+        yield OFFER
 
     async def Stored(self, request: peer_pb2.StoredReport, context: Any) -> peer_pb2.PeerAck:
         return peer_pb2.PeerAck()
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: Any) -> peer_pb2.PeerAck:
         return peer_pb2.PeerAck()
-
-
-@dataclass
-class Peer:
-    """An agent that serves shards with TLS, and its channels to itself."""
-
-    service: PeerService
-    address: str
-    plain_address: str
-    channels: PeerChannels
-    credentials: SecretCredentials
-
-    def stub(self, *, plain: bool) -> Any:
-        return self.channels.stub_for("n1", self.plain_address if plain else self.address, plain=plain)
-
-
-@pytest.fixture
-async def peer(credentials: SecretCredentials, site: Authority) -> AsyncIterator[Peer]:
-    identity, key = AgentIdentity("g1", "n1", "i", os.getuid()), ServerKey()
-    key.use(site.issue(key.public_key, [certificate_name(call_binding.name_of_agent("g1", "n1"))]))
-    service = PeerService(identity, Shards(), lambda: None)
-    server = make_agent_server(credentials, agent_limits(members=2), identity, service, tls=True)
-    port = bind(server, f"{LOOPBACK}:0", key.certificates())
-    service.plain_port = bind(server, f"{LOOPBACK}:0")
-    await server.start()
-    channels = PeerChannels(credentials, "g1", plain_text=False)
-    channels.use_authorities(site.pem)
-    yield Peer(service, f"{LOOPBACK}:{port}", f"{LOOPBACK}:{service.plain_port}", channels, credentials)
-    await channels.close()
-    await server.stop(None)
-
-
-async def _fetch(stub: Any) -> list[peer_pb2.ShardData]:
-    return [message async for message in stub.Fetch(peer_pb2.FetchRequest(gang_id="g1", node="n2", rank=3))]
-
-
-async def test_digests_come_over_tls_and_pieces_in_plain_text(peer: Peer) -> None:
-    assert (await peer.stub(plain=False).Offer(OFFER)).plain_port == peer.service.plain_port
-    over_tls, in_plain_text = await _fetch(peer.stub(plain=False)), await _fetch(peer.stub(plain=True))
-    assert [(message.offer.rank, message.plain_port) for message in over_tls] == [(3, peer.service.plain_port)]
-    assert [(message.plain_port, message.data) for message in in_plain_text] == [(0, b""), (0, b"piece")]
-    assert (await peer.stub(plain=True).Put(iter([peer_pb2.ShardData(offer=OFFER)]))).refused == "1 messages"
 
 
 async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
@@ -542,7 +496,7 @@ async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
     identity, key = AgentIdentity("g1", "n1", "i", os.getuid()), ServerKey()
     key.use(site.issue(key.public_key, [name]))
     service = PeerService(identity, Shards(), lambda: None)
-    server = make_agent_server(credentials, agent_limits(members=2), identity, service, tls=True)
+    server = make_agent_server(credentials, agent_limits(members=2), identity, service)
     address = f"{LOOPBACK}:{bind(server, f'{LOOPBACK}:0', key.certificates())}"
     await server.start()
     channels = PeerChannels(credentials, "g1", plain_text=False)
@@ -555,48 +509,10 @@ async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
     channels.use_authorities(other.pem)
     await link.write(peer_pb2.LinkPing(gang_id="g1", node="n2", seq=2))
     assert (await link.read()).seq == 2
-    assert (await channels.stub_for("n1", address).Offer(OFFER)).missing == [0]
+    assert (await channels.stub_for("n1", address).Offer(OFFER)).refused == "full"
     link.cancel()
     await channels.close()
     await server.stop(None)
-
-
-async def test_a_site_may_have_pieces_encrypted_too(peer: Peer) -> None:
-    peer.service.plain_port = 0
-    assert (await peer.stub(plain=False).Offer(OFFER)).plain_port == 0
-    assert [message.data for message in await _fetch(peer.stub(plain=False))] == [b"", b"piece"]
-
-
-async def _link(peer: Peer) -> None:
-    ping, channels = peer_pb2.LinkPing(gang_id="g1", node="n2"), PeerChannels(peer.credentials, "g1", plain_text=True)
-    call = await channels.open_link("n1", peer.plain_address, ping)
-    try:
-        await call.read()  # a write that finds the call ended would report an internal error in place of the status
-    finally:
-        await channels.close()
-
-
-async def _ping(peer: Peer) -> None:
-    name = call_binding.name_of_agent("g1", "n1")
-    async with open_channel(peer.plain_address, peer.credentials, server=name) as channel:
-        await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest())
-
-
-CONTROL_CALLS: dict[str, Callable[[Peer], Any]] = {
-    "Offer": lambda peer: peer.stub(plain=True).Offer(OFFER),
-    "Stored": lambda peer: peer.stub(plain=True).Stored(peer_pb2.StoredReport()),
-    "Committed": lambda peer: peer.stub(plain=True).Committed(peer_pb2.CommitNotice()),
-    "Link": _link,
-    "Ping": _ping,
-}
-
-
-@pytest.mark.parametrize("method", CONTROL_CALLS)
-async def test_nothing_but_pieces_is_served_in_plain_text(peer: Peer, method: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await CONTROL_CALLS[method](peer)
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert str(refused.value.details()).endswith("needs TLS; this port is plain text")
 
 
 async def test_handshakes_at_the_same_time_end_no_server(credentials: SecretCredentials, site: Authority) -> None:

@@ -21,9 +21,10 @@ from muster.checkpoint.format.replica_agreement import ReplicaAgreement, Replica
 from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.replication.dial import Dial, at_port
+from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
 from muster.checkpoint.store.replication.transfer_rates import TransferRates
+from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
 
@@ -50,6 +51,7 @@ class CommitProtocol:
         gang_id, node: the gang and the node of this agent.
         shard_store: the shards of this node; decided versions are dropped from it.
         dial: returns a stub for the agent on a node.
+        transport: how pieces travel.
         spawn: runs a coroutine as a task of a generation; the task is cancelled when the generation is fenced.
         on_decision: called after each commit decision.
         passed_step: returns the newest step that some rank of this node can no longer keep.
@@ -61,6 +63,7 @@ class CommitProtocol:
         node: str,
         shard_store: ShardStore,
         dial: Dial,
+        transport: PieceTransport,
         spawn: Callable[[int, Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_decision: Callable[[], None],
         passed_step: Callable[[], int],
@@ -69,6 +72,7 @@ class CommitProtocol:
         self._node = node
         self._shard_store = shard_store
         self._dial = dial
+        self._transport = transport
         self._spawn = spawn
         self._on_decision = on_decision
         self._passed_step = passed_step
@@ -109,6 +113,10 @@ class CommitProtocol:
         self.next_step, self._answered_ranks = 0, set()
         self._cancel_restored_version_task()
         return True
+
+    def address_of(self, node: str) -> str:
+        """The address ("host:port") of the agent on a node; empty: no order has named it."""
+        return self._peer_addresses.get(node, "")
 
     def fence(self, generation: int) -> None:
         """Take no further part in committing versions up to this generation."""
@@ -233,7 +241,7 @@ class CommitProtocol:
                 self._node,
                 shard,
                 self._stub(buddy),
-                lambda port: self._plain_stub(buddy, port),
+                self._transport,
                 lambda size, seconds: self.transfer_rates.note(buddy, size, seconds),
             )
             log.debug("rank %d's shard of %s has a replica, %d bytes sent", shard.rank, shard.version, sent)
@@ -358,10 +366,6 @@ class CommitProtocol:
         if node not in self._peer_addresses:
             raise ReplicaRefused(f"the order names no address for {node}")
         return self._dial(node, self._peer_addresses[node])
-
-    def _plain_stub(self, node: str, port: int) -> "PeerServiceAsyncStub":
-        """A stub for another port of the agent on a node, in plain text."""
-        return self._dial(node, at_port(self._peer_addresses[node], port), plain=True)
 
 
 def _retry_delays() -> Iterator[float]:

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 class Dial(Protocol):
     """Returns a stub for the agent on a node."""
 
-    def __call__(self, node: str, address: str, *, plain: bool = False) -> "PeerServiceAsyncStub":
-        """`address`: host:port. `plain`: in plain text, to a port that the agent itself has named over TLS."""
+    def __call__(self, node: str, address: str) -> "PeerServiceAsyncStub":
+        """`address`: host:port."""
         ...
 
 
-def at_port(address: str, port: int) -> str:
-    """The same host as in `address` (host:port), at another port."""
-    return f"{address.rpartition(':')[0]}:{port}"
+def host_of(address: str) -> str:
+    """The host of an `address` (host:port). An IPv6 address comes without its brackets."""
+    return address.rpartition(":")[0].strip("[]")

@@ -9,7 +9,7 @@ Some pieces need no transfer, because replicas of data parallelism hold equal by
 Data parallelism without sharding therefore sends little more than each rank's own objects.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
@@ -66,12 +66,12 @@ class ReplicaBuilder:
         return SealedMemory(f"muster-{self._gang_id}-r{rank}-b{self._allocated_count}", size, sparse=True)
 
     async def complete(
-        self, rank: int, version: Version, memory: SealedMemory, pieces: tuple[Piece, ...], received: list[int]
+        self, rank: int, version: Version, memory: SealedMemory, pieces: tuple[Piece, ...], received: Collection[int]
     ) -> Shard:
-        """Complete a replica in `memory`, where the pieces `received` are written; verify it, and store it.
+        """Complete a replica in `memory`, where the pieces `received` are written and verified, and store it.
 
         Raises:
-            CorruptShard: a piece arrived damaged, or is nowhere on this node. The memory is kept for the
+            CorruptShard: a piece has changed in the memory of this node, or is nowhere on it. `memory` is kept for the
                 next attempt.
         """
         referenced: dict[int, PieceLocation] = {}
@@ -80,7 +80,7 @@ class ReplicaBuilder:
             self._locate_rest(pieces, set(received), version, referenced, copied)
             for n in referenced:
                 memory.free_pages(pieces[n].offset, pieces[n].length)
-            await self._run_in_thread(_copy_and_verify, memory, pieces, copied, [*received, *copied])
+            await self._run_in_thread(_copy_and_verify, memory, pieces, copied)
         except CorruptShard:
             _release(referenced)
             self.reuse_or_close(rank, memory)
@@ -114,7 +114,7 @@ class ReplicaBuilder:
             if n in received:
                 continue
             if piece.digest not in locations:
-                raise CorruptShard(f"piece {n} did not arrive whole, and is not in this node's memory: offer again")
+                raise CorruptShard(f"piece {n} is no longer in this node's memory: offer again")
             source, source_number = locations[piece.digest]
             target = referenced if source.tier == TIER_OWN and source.version == version else copied
             target[n] = (source.hold(), source_number)
@@ -146,9 +146,7 @@ def _release(locations: dict[int, PieceLocation]) -> None:
         shard.release()
 
 
-def _copy_and_verify(
-    memory: SealedMemory, pieces: Sequence[Piece], copied: dict[int, PieceLocation], written: Iterable[int]
-) -> None:
+def _copy_and_verify(memory: SealedMemory, pieces: Sequence[Piece], copied: dict[int, PieceLocation]) -> None:
     for n, (source, source_number) in copied.items():
         memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = source.piece(source_number)
-    verify_pieces(memory, pieces, written)
+    verify_pieces(memory, pieces, copied)

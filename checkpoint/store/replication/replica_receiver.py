@@ -1,23 +1,28 @@
-"""The receiver of replicas: answers the offers, puts and fetches of other agents.
+"""The receiver of replicas: answers the offers of other agents, and those who fetch a shard from here.
 
-The receiver answers an offer with the pieces that this node lacks. The ranks of this node may be about to fill their
-slots with the same version, and with equal bytes. The receiver then waits a little, because asking for bytes that this
-node will hold in a moment would be a waste.
+The receiver fetches the pieces that this node lacks. The ranks of this node may be about to fill their slots with the
+same version, and with equal bytes. The receiver then waits a little, because fetching bytes that this node will hold in
+a moment would be a waste.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.pieces import Piece, verify_pieces
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft
 from muster.checkpoint.store.memory.shards import ShardStore
-from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication import shard_offers
+from muster.checkpoint.store.replication.dial import host_of
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
+from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceTransport
 from muster.v1 import peer_pb2
 
+FETCH_TIMEOUT_S = 3600.0
+"""Seconds for which a shard is kept for one who fetches it. Streams that stall are ended long before."""
 LOCAL_SLOT_WAIT_S = 0.2
 """Seconds that an offer waits for slots of this node. The wait delays no commit, because a commit needs these slots."""
 
@@ -26,9 +31,11 @@ class ReplicaReceiver:
     """Takes in the shards of other nodes, and sends shards to the nodes that need them.
 
     Args:
-        gang_id: offers of other gangs are refused.
+        gang_id, node: of this agent. Offers of other gangs are refused.
         shard_store: the shards of this node.
         replica_builder: builds the replicas.
+        transport: how pieces travel.
+        address_of: returns the address ("host:port") of the agent on a node; empty: it is unknown.
         stale_reason: returns why a version is refused; empty if it is not.
         awaits_slot: returns whether a rank of this node may still fill a slot with a version.
         slot_wait_s: seconds that an offer waits for such slots.
@@ -37,104 +44,88 @@ class ReplicaReceiver:
     def __init__(
         self,
         gang_id: str,
+        node: str,
         shard_store: ShardStore,
         replica_builder: ReplicaBuilder,
+        transport: PieceTransport,
+        address_of: Callable[[str], str],
         stale_reason: Callable[[Version], str],
         awaits_slot: Callable[[Version], bool],
         slot_wait_s: float = LOCAL_SLOT_WAIT_S,
     ) -> None:
         self._slot_wait_s = slot_wait_s
         self._gang_id = gang_id
+        self._node = node
+        self._transport = transport
+        self._address_of = address_of
         self._shard_store = shard_store
         self._replica_builder = replica_builder
         self._stale_reason = stale_reason
         self._awaits_slot = awaits_slot
         self._slots_changed = asyncio.Event()
-        self._offered: dict[int, tuple[Version, bytes]] = {}
-        """By rank: the version and the digest of the newest offer."""
 
     def notify_slots_changed(self) -> None:
         """Wake all waiting offers: a slot of this node was digested, or will not be."""
         self._slots_changed.set()
         self._slots_changed = asyncio.Event()
 
-    async def offer(self, offer: peer_pb2.ShardOffer) -> peer_pb2.ShardNeed:
-        """Answer which pieces are missing. If none is, the verified replica is stored when this returns."""
-        version = transfer.version_of_offer(offer)
-        if refused := self._refusal(offer.gang_id, version):
-            return peer_pb2.ShardNeed(refused=refused)
-        replica = self._shard_store.replica(offer.rank, version)
-        if replica is not None and replica.digest == offer.digest:
-            return peer_pb2.ShardNeed()  # common for the version that a generation starts from
-        self._offered[offer.rank] = (version, offer.digest)
-        try:
-            pieces = transfer.pieces_of_offer(offer)
-            await self._wait_for_slots(version)
-            missing, inline = self._replica_builder.missing_pieces(version, pieces), transfer.inline_pieces(offer)
-            if inline.keys() >= set(missing):
-                incoming_bytes = sum(pieces[n].length for n in missing)
-                memory = self._replica_builder.allocate(offer.rank, offer.bytes, incoming_bytes)
-                for n in missing:
-                    memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = inline[n]
-                received, missing = missing, []
-                await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, received))
-        except (CorruptShard, NoMemoryLeft) as error:
-            return peer_pb2.ShardNeed(refused=str(error))
-        return peer_pb2.ShardNeed(missing=missing, refused=self._drop_if_stale(offer.rank, version))
-
-    async def put(self, stream: AsyncIterable[peer_pb2.ShardData]) -> peer_pb2.ShardStored:
-        """Receive the missing pieces. The verified replica is stored when this returns without a refusal.
-
-        The pieces may come in plain text, and their digests with them. So the shard must have been offered before, with
-        the same digest: an offer comes over TLS.
-        """
-        source = aiter(stream)
-        first = await anext(source, None)
-        if first is None or not first.HasField("offer"):
-            return peer_pb2.ShardStored(refused="the first message must hold the offer")
-        offer, version = first.offer, transfer.version_of_offer(first.offer)
+    async def offer(self, offer: peer_pb2.ShardOffer) -> peer_pb2.ShardStored:
+        """Fetch the pieces that this node lacks. The verified replica is stored when this returns without a refusal."""
+        version = shard_offers.version_of_offer(offer)
         if refused := self._refusal(offer.gang_id, version):
             return peer_pb2.ShardStored(refused=refused)
-        if self._offered.get(offer.rank) != (version, offer.digest):
-            return peer_pb2.ShardStored(refused=f"rank {offer.rank} at {version}: these digests were not offered")
+        replica = self._shard_store.replica(offer.rank, version)
+        if replica is not None and replica.digest == offer.digest:
+            return peer_pb2.ShardStored()  # common for the version that a generation starts from
         try:
-            await self._receive_replica(offer, version, source)
-        except (CorruptShard, NoMemoryLeft) as error:
+            pieces = shard_offers.pieces_of_offer(offer)
+            await self._wait_for_slots(version)
+            await self._store_replica(offer, version, pieces)
+        except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
             return peer_pb2.ShardStored(refused=str(error))
         return peer_pb2.ShardStored(refused=self._drop_if_stale(offer.rank, version))
 
-    async def _receive_replica(
-        self, offer: peer_pb2.ShardOffer, version: Version, source: AsyncIterable[peer_pb2.ShardData]
-    ) -> None:
-        pieces = transfer.pieces_of_offer(offer)
-        incoming_bytes = sum(pieces[n].length for n in self._replica_builder.missing_pieces(version, pieces))
-        memory = self._replica_builder.allocate(offer.rank, offer.bytes, incoming_bytes)
+    async def _store_replica(self, offer: peer_pb2.ShardOffer, version: Version, pieces: tuple[Piece, ...]) -> None:
+        missing, inline = self._replica_builder.missing_pieces(version, pieces), shard_offers.inline_pieces(offer)
+        memory = self._replica_builder.allocate(offer.rank, offer.bytes, sum(pieces[n].length for n in missing))
         try:
-            received = await transfer.receive_pieces(source, memory, pieces)
+            written = inline.keys() & set(missing)
+            for n in written:
+                memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = inline[n]
+            verify_pieces(memory, pieces, written)
+            if fetched := [n for n in missing if n not in written]:
+                await self._transport.fetch([self._holder_of(offer)], pieces, fetched, memory)
         except BaseException:
             self._replica_builder.reuse_or_close(offer.rank, memory)
             raise
         # Shielded: a thread works on the memory, and must end before the memory may be reused.
-        await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, received))
+        await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, missing))
+
+    def _holder_of(self, offer: peer_pb2.ShardOffer) -> Holder:
+        address = self._address_of(offer.node)
+        if not address:
+            raise FetchFailed(f"no order names {offer.node} as a member yet")
+        if not offer.HasField("access"):
+            raise FetchFailed("some pieces are not on this node, and the offer names no port to fetch them from")
+        return shard_offers.holder_of_offer(offer, host_of(address))
 
     async def fetch(
-        self, request: peer_pb2.FetchRequest, node: str, context: "grpc.aio.ServicerContext[object, object]"
-    ) -> AsyncIterator[peer_pb2.ShardData]:
-        """Send a whole shard to the node that needs it."""
+        self, request: peer_pb2.FetchRequest, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> AsyncGenerator[peer_pb2.ShardOffer, None]:
+        """Offer a shard to the node that needs it, and let it fetch the pieces until it ends this call."""
         version = Version.from_wire(request.version)
         shard = self._shard_store.find(request.rank, version)
         if request.gang_id != self._gang_id or shard is None:
-            reason = f"{node} holds no shard of rank {request.rank} at {version} of gang {request.gang_id}"
+            reason = f"{self._node} holds no shard of rank {request.rank} at {version} of gang {request.gang_id}"
             await context.abort(grpc.StatusCode.NOT_FOUND, reason)
             return
-        try:
-            with shard.held():
-                offer = transfer.make_offer(self._gang_id, node, shard)
-                async for message in transfer.shard_messages(offer, shard, range(len(shard.pieces))):
-                    yield message
-        except CorruptShard as error:
-            self._shard_store.quarantine(shard, str(error))
-            await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        with shard.held(), self._transport.grant(shard) as grant:
+            try:
+                yield shard_offers.make_offer(self._gang_id, self._node, shard, grant.access)
+                await asyncio.sleep(FETCH_TIMEOUT_S)  # the caller ends the call
+            finally:
+                if grant.changed:
+                    self._shard_store.quarantine(shard, grant.changed)
 
     def _refusal(self, gang_id: str, version: Version) -> str:
         if gang_id != self._gang_id:

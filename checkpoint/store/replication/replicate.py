@@ -1,23 +1,25 @@
 """Sending a replica: an agent brings a second copy of its shard to its buddy.
 
-The sender offers the shard with the digest of every piece, and with the bytes of small pieces. The buddy answers which
-pieces it lacks, and the sender sends only these. Replicas of data parallelism mostly lack none, so that one call is
-enough.
+The sender offers the shard with the digest of every piece, and with the bytes of small pieces. The buddy fetches the
+pieces that it lacks, and answers when its replica is complete. Replicas of data parallelism mostly lack none, so that
+nothing but the offer travels.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.replication import transfer
-from muster.daemon.host import clock
+from muster.checkpoint.store.replication import shard_offers
+from muster.checkpoint.store.streams.transport import PieceTransport
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
 
-OFFER_TIMEOUT_S = 10.0
-PUT_TIMEOUT_S = 120.0
-"""Seconds for one call. A put carries up to a whole shard."""
+OFFER_TIMEOUT_S = 30.0
+"""Seconds for an offer of which no piece is fetched."""
+LEAST_BYTES_PER_S = 20 << 20
+"""A slower transfer is given up."""
 
 
 class ReplicaRefused(Exception):
@@ -29,12 +31,11 @@ async def replicate(
     node: str,
     shard: Shard,
     stub: "PeerServiceAsyncStub",
-    plain_stub: Callable[[int], "PeerServiceAsyncStub"],
+    transport: PieceTransport,
     note_sent: Callable[[int, float], None],
 ) -> int:
-    """Bring a replica of `shard` to the buddy behind `stub`. `plain_stub` reaches the buddy at another port, in plain
-    text: the pieces go there if the buddy asks for it. `note_sent` is told the bytes of pieces that a call has carried,
-    and its seconds.
+    """Bring a replica of `shard` to the buddy behind `stub`, which fetches what it lacks through `transport`.
+    `note_sent` is told the bytes of pieces that were fetched, and the seconds.
 
     Returns:
         How many bytes of pieces were sent.
@@ -44,20 +45,13 @@ async def replicate(
         grpc.aio.AioRpcError: the buddy can't be reached.
         CorruptShard: the shard's own bytes have changed.
     """
-    with shard.held():
-        inline_bytes = sum(piece.length for piece in shard.pieces if piece.length <= transfer.INLINE_PIECE_BYTES)
-        need = await stub.Offer(transfer.make_offer(gang_id, node, shard, inline=True), timeout=OFFER_TIMEOUT_S)
-        if need.refused:
-            raise ReplicaRefused(need.refused)
-        if not need.missing:
-            return inline_bytes
-        offer = transfer.make_offer(gang_id, node, shard)
-        receiver = plain_stub(need.plain_port) if need.plain_port else stub
-        started = clock.monotonic()
-        stored = await receiver.Put(transfer.shard_messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
-        seconds = clock.monotonic() - started
+    with shard.held(), transport.grant(shard) as grant:
+        offer = shard_offers.make_offer(gang_id, node, shard, grant.access, inline=True)
+        stored = await stub.Offer(offer, timeout=OFFER_TIMEOUT_S + shard.bytes / LEAST_BYTES_PER_S)
+        sent_bytes, seconds = grant.sent
+        if grant.changed:
+            raise CorruptShard(grant.changed)
     if stored.refused:
         raise ReplicaRefused(stored.refused)
-    sent = sum(shard.pieces[n].length for n in need.missing)
-    note_sent(sent, seconds)
-    return inline_bytes + sent
+    note_sent(sent_bytes, seconds)
+    return sent_bytes + sum(len(piece.data) for piece in offer.pieces)

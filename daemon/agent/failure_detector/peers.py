@@ -20,7 +20,6 @@ from muster.daemon.host import clock
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authority_table import CallerKind
 from muster.daemon.transport.channel import credential_metadata, make_server, open_channel, unavailable_error
-from muster.daemon.transport.credential_check import is_encrypted
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, current_method
 from muster.daemon.transport.job_limits import MAX_NAME_CHARS
 from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, ServerLimits
@@ -36,17 +35,13 @@ _Context = Any
 OpenSink = Callable[[], Awaitable[peer_pb2.SinkReply]]
 """Awaits one transfer that measures a link, or says why not."""
 _REPORT_ANSWERED_S = 10.0
-_PLAIN_METHODS = frozenset({"/muster.v1.PeerService/Put", "/muster.v1.PeerService/Fetch"})
 
 
 class ShardService(Protocol):
     """The part of PeerService that serves shards (muster.checkpoint.store.checkpoint_service)."""
 
-    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed: ...
-    async def Put(
-        self, request_iterator: AsyncIterator[peer_pb2.ShardData], context: _Context
-    ) -> peer_pb2.ShardStored: ...
-    def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]: ...
+    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardStored: ...
+    def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardOffer]: ...
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck: ...
     async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck: ...
 
@@ -80,7 +75,7 @@ class PeerChannels:
         self._plain_text = plain_text
         self._trust: Trust | None = None
         self._authorities = b""
-        self._channels: dict[tuple[str, str, bool], grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
         self._old_channels: list[grpc.aio.Channel] = []
 
     @property
@@ -105,15 +100,13 @@ class PeerChannels:
         self._old_channels += self._channels.values()
         self._channels.clear()
 
-    def stub_for(self, node: str, address: str, *, plain: bool = False) -> PeerServiceAsyncStub:
+    def stub_for(self, node: str, address: str) -> PeerServiceAsyncStub:
         """Return a stub for the agent on `node`, at `address` ("host:port"). Nothing is sent before the first call.
-
-        `plain`: plain text, whatever the site says. The agent at the address must have asked for it.
 
         Raises:
             grpc.aio.AioRpcError: UNAVAILABLE: there is no certificate yet.
         """
-        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address, plain))
+        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address))
 
     async def open_link(self, node: str, address: str, first: peer_pb2.LinkPing) -> Any:
         """Open PeerService.Link to the agent on `node`. Return a call that takes pings and yields pongs. The first ping
@@ -126,17 +119,17 @@ class PeerChannels:
         metadata = await credential_metadata(channel, "/muster.v1.PeerService/Link", first)
         return peer_pb2_grpc.PeerServiceStub(channel).Link(metadata=metadata)  # type: ignore[call-arg]  # see above
 
-    def _channel(self, node: str, address: str, plain: bool = False) -> grpc.aio.Channel:
+    def _channel(self, node: str, address: str) -> grpc.aio.Channel:
         try:
             trust = self.trust
         except IdentityUnavailable as error:
             raise unavailable_error(error) from error
-        key = (node, address, plain)
+        key = (node, address)
         if key not in self._channels:
             self._channels[key] = open_channel(
                 address,
                 self._credentials,
-                trust=None if plain else trust,
+                trust=trust,
                 server=call_binding.name_of_agent(self._gang, node),
                 receive_bytes=SHARD_MESSAGE_BYTES,
             )
@@ -160,8 +153,6 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         order: Callable[[], Order | None],
         open_sink: OpenSink | None = None,
     ) -> None:
-        self.plain_port = 0
-        """The port on which this agent takes and gives pieces of shards in plain text; 0: pieces go over TLS, too."""
         self._identity = identity
         self._shards = shards
         self._order = order
@@ -201,24 +192,15 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             return False
         return bool(order.members) and all(member.node != ping.node for member in order.members)
 
-    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
+    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardStored:
         await self._check_gang(request.gang_id, context)
-        need = await self._shards.Offer(request, context)
-        need.plain_port = self.plain_port
-        return need
+        return await self._shards.Offer(request, context)
 
-    async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
-        return await self._shards.Put(self._of_this_gang(request_iterator, context), context)
-
-    async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardOffer]:
         await self._check_gang(request.gang_id, context)
-        async with aclosing(self._shards.Fetch(request, context)) as messages:  # type: ignore[type-var]
-            async for data in messages:
-                if self.plain_port and is_encrypted(context):
-                    data.plain_port = self.plain_port
-                    yield data
-                    return
-                yield data
+        async with aclosing(self._shards.Fetch(request, context)) as offers:  # type: ignore[type-var]
+            async for offer in offers:
+                yield offer
 
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
         await self._check_gang(request.gang_id, context)
@@ -233,12 +215,6 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         if self._open_sink is None:
             return peer_pb2.SinkReply(refused=f"{self._identity.node} takes in no transfers")
         return await self._open_sink()
-
-    async def _of_this_gang(self, messages: Any, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
-        async for message in messages:
-            if message.HasField("offer"):
-                await self._check_gang(message.offer.gang_id, context)
-            yield message
 
     async def _check_gang(self, gang: str, context: _Context) -> None:
         """End the call of an agent of another gang, unless the table allows it. `refuse_other_users` knows the uid."""
@@ -262,14 +238,12 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
 
 
 def make_agent_server(
-    credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService, *, tls: bool = False
+    credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService
 ) -> grpc.aio.Server:
-    """The server of an agent, with both services. It listens nowhere yet. With `tls`, a port in plain text serves the
-    pieces of shards only."""
+    """The server of an agent, with both services. It listens nowhere yet."""
     names = frozenset({call_binding.name_of_agent(identity.gang, identity.node)})
     refuse = partial(refuse_other_users, identity)
-    plain_methods = _PLAIN_METHODS if tls else None
-    server = make_server(credentials, limits, server_names=lambda: names, plain_methods=plain_methods, refuse=refuse)
+    server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
     common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(identity), server)
     return server

@@ -89,7 +89,7 @@ class Piece(_message.Message):
     """XXH3-128, 16 bytes."""
     data: _builtins.bytes
     """The bytes of a short piece, in an Offer only. Such pieces hold a rank's own objects, which the receiver never has.
-    Empty: the bytes follow with Put.
+    Empty: the bytes are fetched from the sender's streams.
     """
     def __init__(
         self,
@@ -108,7 +108,42 @@ class Piece(_message.Message):
 Global___Piece: _TypeAlias = Piece  # noqa: Y015
 
 @_typing.final
+class PieceAccess(_message.Message):
+    """How the pieces of a shard are fetched: over plain TCP, from a port of the sender's host (see stream_sockets.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    token: _builtins.bytes
+    """The connection must begin with these 16 bytes. They name the shard."""
+    certificate: _builtins.str
+    """The port's certificate (PEM), if the site encrypts checkpoints; empty: plain text. The pieces are verified with the
+    digests of the offer, which came over TLS.
+    """
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        certificate: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "port", b"port", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PieceAccess: _TypeAlias = PieceAccess  # noqa: Y015
+
+@_typing.final
 class ShardOffer(_message.Message):
+    """A shard, to the node that shall hold its replica or that has asked for it. The pieces can be fetched while the call
+    lasts.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GANG_ID_FIELD_NUMBER: _builtins.int
@@ -118,6 +153,7 @@ class ShardOffer(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     rank: _builtins.int
@@ -128,6 +164,8 @@ class ShardOffer(_message.Message):
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]: ...
+    @_builtins.property
+    def access(self) -> Global___PieceAccess: ...
     def __init__(
         self,
         *,
@@ -138,89 +176,27 @@ class ShardOffer(_message.Message):
         bytes: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         pieces: _abc.Iterable[Global___Piece] | None = ...,
+        access: Global___PieceAccess | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "gang_id", b"gang_id", "node", b"node", "pieces", b"pieces", "rank", b"rank", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "bytes", b"bytes", "digest", b"digest", "gang_id", b"gang_id", "node", b"node", "pieces", b"pieces", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShardOffer: _TypeAlias = ShardOffer  # noqa: Y015
 
 @_typing.final
-class ShardNeed(_message.Message):
-    """The pieces that the receiver does not have in memory. A piece that the receiver has in its own slot (data-parallel
-    ranks hold equal bytes) is referenced and not sent.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MISSING_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
-    PLAIN_PORT_FIELD_NUMBER: _builtins.int
-    refused: _builtins.str
-    """The reason why the offer is refused (an older generation, no memory); empty: accepted."""
-    plain_port: _builtins.int
-    """Send the pieces to this port of the receiver's host, in plain text: they are verified with the digests of the offer,
-    which came over TLS. 0: to the port of the offer.
-    """
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
-        refused: _builtins.str = ...,
-        plain_port: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "plain_port", b"plain_port", "refused", b"refused"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ShardNeed: _TypeAlias = ShardNeed  # noqa: Y015
-
-@_typing.final
-class ShardData(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OFFER_FIELD_NUMBER: _builtins.int
-    PLAIN_PORT_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    plain_port: _builtins.int
-    """In the first message, in place of the pieces: fetch them from this port, in plain text. They are verified with the
-    digests of this offer, which came over TLS. 0: the pieces follow.
-    """
-    offset: _builtins.int
-    data: _builtins.bytes
-    @_builtins.property
-    def offer(self) -> Global___ShardOffer:
-        """In the first message only."""
-
-    def __init__(
-        self,
-        *,
-        offer: Global___ShardOffer | None = ...,
-        plain_port: _builtins.int = ...,
-        offset: _builtins.int = ...,
-        data: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offer", b"offer", "offset", b"offset", "plain_port", b"plain_port"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ShardData: _TypeAlias = ShardData  # noqa: Y015
-
-@_typing.final
 class ShardStored(_message.Message):
+    """The receiver holds a verified replica. It has fetched the pieces that it did not have in memory; a piece of its own
+    slot (data-parallel ranks hold equal bytes) is referenced.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REFUSED_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
+    """The reason why the offer is refused (an older generation, no memory); empty: the replica is stored."""
     def __init__(
         self,
         *,

@@ -42,17 +42,12 @@ class PeerServiceStub:
         self.Offer = channel.unary_unary(
                 '/muster.v1.PeerService/Offer',
                 request_serializer=muster_dot_v1_dot_peer__pb2.ShardOffer.SerializeToString,
-                response_deserializer=muster_dot_v1_dot_peer__pb2.ShardNeed.FromString,
-                _registered_method=True)
-        self.Put = channel.stream_unary(
-                '/muster.v1.PeerService/Put',
-                request_serializer=muster_dot_v1_dot_peer__pb2.ShardData.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_peer__pb2.ShardStored.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/muster.v1.PeerService/Fetch',
                 request_serializer=muster_dot_v1_dot_peer__pb2.FetchRequest.SerializeToString,
-                response_deserializer=muster_dot_v1_dot_peer__pb2.ShardData.FromString,
+                response_deserializer=muster_dot_v1_dot_peer__pb2.ShardOffer.FromString,
                 _registered_method=True)
         self.Stored = channel.unary_unary(
                 '/muster.v1.PeerService/Stored',
@@ -87,14 +82,9 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Put(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Fetch(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One offer. The call then lasts until the caller has the pieces and ends it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -128,17 +118,12 @@ def add_PeerServiceServicer_to_server(servicer, server):
             'Offer': grpc.unary_unary_rpc_method_handler(
                     servicer.Offer,
                     request_deserializer=muster_dot_v1_dot_peer__pb2.ShardOffer.FromString,
-                    response_serializer=muster_dot_v1_dot_peer__pb2.ShardNeed.SerializeToString,
-            ),
-            'Put': grpc.stream_unary_rpc_method_handler(
-                    servicer.Put,
-                    request_deserializer=muster_dot_v1_dot_peer__pb2.ShardData.FromString,
                     response_serializer=muster_dot_v1_dot_peer__pb2.ShardStored.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=muster_dot_v1_dot_peer__pb2.FetchRequest.FromString,
-                    response_serializer=muster_dot_v1_dot_peer__pb2.ShardData.SerializeToString,
+                    response_serializer=muster_dot_v1_dot_peer__pb2.ShardOffer.SerializeToString,
             ),
             'Stored': grpc.unary_unary_rpc_method_handler(
                     servicer.Stored,
@@ -209,33 +194,6 @@ class PeerService:
             target,
             '/muster.v1.PeerService/Offer',
             muster_dot_v1_dot_peer__pb2.ShardOffer.SerializeToString,
-            muster_dot_v1_dot_peer__pb2.ShardNeed.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Put(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/muster.v1.PeerService/Put',
-            muster_dot_v1_dot_peer__pb2.ShardData.SerializeToString,
             muster_dot_v1_dot_peer__pb2.ShardStored.FromString,
             options,
             channel_credentials,
@@ -263,7 +221,7 @@ class PeerService:
             target,
             '/muster.v1.PeerService/Fetch',
             muster_dot_v1_dot_peer__pb2.FetchRequest.SerializeToString,
-            muster_dot_v1_dot_peer__pb2.ShardData.FromString,
+            muster_dot_v1_dot_peer__pb2.ShardOffer.FromString,
             options,
             channel_credentials,
             insecure,

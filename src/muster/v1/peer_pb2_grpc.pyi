@@ -33,9 +33,9 @@ class PeerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PeerServiceAsyncStub: ...
     Link: _grpc.StreamStreamMultiCallable[_peer_pb2.LinkPing, _peer_pb2.LinkPong]
     """The peers' heartbeats: a ping every 500 ms, each with an answer."""
-    Offer: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ShardOffer, _peer_pb2.ShardNeed]
-    Put: _grpc.StreamUnaryMultiCallable[_peer_pb2.ShardData, _peer_pb2.ShardStored]
-    Fetch: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardData]
+    Offer: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ShardOffer, _peer_pb2.ShardStored]
+    Fetch: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardOffer]
+    """One offer. The call then lasts until the caller has the pieces and ends it."""
     Stored: _grpc.UnaryUnaryMultiCallable[_peer_pb2.StoredReport, _peer_pb2.PeerAck]
     Committed: _grpc.UnaryUnaryMultiCallable[_peer_pb2.CommitNotice, _peer_pb2.PeerAck]
     OpenSink: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SinkRequest, _peer_pb2.SinkReply]
@@ -45,9 +45,9 @@ class PeerServiceAsyncStub(PeerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Link: _aio.StreamStreamMultiCallable[_peer_pb2.LinkPing, _peer_pb2.LinkPong]  # type: ignore[assignment]
     """The peers' heartbeats: a ping every 500 ms, each with an answer."""
-    Offer: _aio.UnaryUnaryMultiCallable[_peer_pb2.ShardOffer, _peer_pb2.ShardNeed]  # type: ignore[assignment]
-    Put: _aio.StreamUnaryMultiCallable[_peer_pb2.ShardData, _peer_pb2.ShardStored]  # type: ignore[assignment]
-    Fetch: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardData]  # type: ignore[assignment]
+    Offer: _aio.UnaryUnaryMultiCallable[_peer_pb2.ShardOffer, _peer_pb2.ShardStored]  # type: ignore[assignment]
+    Fetch: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardOffer]  # type: ignore[assignment]
+    """One offer. The call then lasts until the caller has the pieces and ends it."""
     Stored: _aio.UnaryUnaryMultiCallable[_peer_pb2.StoredReport, _peer_pb2.PeerAck]  # type: ignore[assignment]
     Committed: _aio.UnaryUnaryMultiCallable[_peer_pb2.CommitNotice, _peer_pb2.PeerAck]  # type: ignore[assignment]
     OpenSink: _aio.UnaryUnaryMultiCallable[_peer_pb2.SinkRequest, _peer_pb2.SinkReply]  # type: ignore[assignment]
@@ -66,13 +66,6 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _peer_pb2.ShardOffer,
         context: _ServicerContext,
-    ) -> _typing.Union[_peer_pb2.ShardNeed, _abc.Awaitable[_peer_pb2.ShardNeed]]: ...
-
-    @_abc_1.abstractmethod
-    def Put(
-        self,
-        request_iterator: _MaybeAsyncIterator[_peer_pb2.ShardData],
-        context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.ShardStored, _abc.Awaitable[_peer_pb2.ShardStored]]: ...
 
     @_abc_1.abstractmethod
@@ -80,7 +73,8 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _peer_pb2.FetchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_peer_pb2.ShardData], _abc.AsyncIterator[_peer_pb2.ShardData]]: ...
+    ) -> _typing.Union[_abc.Iterator[_peer_pb2.ShardOffer], _abc.AsyncIterator[_peer_pb2.ShardOffer]]:
+        """One offer. The call then lasts until the caller has the pieces and ends it."""
 
     @_abc_1.abstractmethod
     def Stored(

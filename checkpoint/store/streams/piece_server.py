@@ -1,0 +1,180 @@
+"""The holder's side of streams: pieces of granted shards, to whoever has the grant's token."""
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.store.memory.pieces import digest_of
+from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.streams import stream_sockets
+from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
+from muster.checkpoint.store.streams.transport import PieceAccess
+from muster.daemon.host import clock
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 64
+"""Connections at once. Whoever reaches the port may open one, and each costs a thread."""
+
+
+@dataclass(eq=False)
+class ShardGrant:
+    """A shard that others may fetch. Threads of the server use it, so its fields change under `lock`."""
+
+    shard: Shard
+    access: PieceAccess
+    changed: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _connections: set[socket.socket] = field(default_factory=set)
+    _ended: bool = False
+    _sent_bytes: int = 0
+    _began: float | None = None
+    _last: float = 0.0
+
+    @property
+    def sent(self) -> tuple[int, float]:
+        """Bytes that were fetched, and seconds from the first request to the last byte."""
+        with self.lock:
+            return self._sent_bytes, self._last - self._began if self._began is not None else 0.0
+
+    def join(self, connection: socket.socket) -> bool:
+        """Count a connection as one of this grant's. False: the grant has ended."""
+        with self.lock:
+            if not self._ended:
+                self._connections.add(connection)
+            return not self._ended
+
+    def leave(self, connection: socket.socket) -> None:
+        """The connection is about to be closed."""
+        with self.lock:
+            self._connections.discard(connection)
+
+    def piece(self, number: int) -> memoryview | None:
+        """The verified bytes of a piece. They stay mapped while the view lives. None: the grant has ended.
+
+        Raises:
+            CorruptShard: there is no such piece, or its bytes have changed.
+        """
+        with self.lock:
+            if self._ended:
+                return None
+            if number >= len(self.shard.pieces):
+                raise CorruptShard(f"a request for piece {number} of {len(self.shard.pieces)}")
+            self._began = clock.monotonic() if self._began is None else self._began
+            data = self.shard.piece(number)
+        if digest_of(data) != self.shard.pieces[number].digest:
+            with self.lock:
+                if self._ended:  # the memory is in use again
+                    return None
+                rank, version = self.shard.rank, self.shard.version
+                self.changed = f"piece {number} of rank {rank}'s shard of {version} has changed in memory"
+                raise CorruptShard(self.changed)
+        return data
+
+    def note_sent(self, count: int) -> None:
+        """A piece of `count` bytes is being sent."""
+        with self.lock:
+            self._sent_bytes += count
+            self._last = clock.monotonic()
+
+    def end(self) -> None:
+        """Send nothing more: the shard's memory may be used again."""
+        with self.lock:
+            self._ended = True
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+class PieceServer:
+    """Serves granted shards on one port.
+
+    Args:
+        listener: a socket that listens. The server closes it.
+        security: with what the streams are encrypted; None: plain text.
+    """
+
+    def __init__(self, listener: socket.socket, security: StreamSecurity | None) -> None:
+        self._listener = listener
+        self._security = security
+        self._port = int(listener.getsockname()[1])
+        self._grants: dict[bytes, ShardGrant] = {}
+        self._free_connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._thread = threading.Thread(target=self._accept, name="pieces", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def grant(self, shard: Shard) -> Iterator[ShardGrant]:
+        """Let others fetch the pieces of `shard` inside the `with` block."""
+        certificate = self._security.certificate if self._security is not None else ""
+        token = secrets.token_bytes(stream_sockets.TOKEN_BYTES)
+        grant = ShardGrant(shard, PieceAccess(self._port, token, certificate))
+        self._grants[token] = grant
+        try:
+            yield grant
+        finally:
+            del self._grants[token]
+            grant.end()
+
+    def close(self) -> None:
+        """Take no further connections, and end those that there are."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for grant in list(self._grants.values()):
+            grant.end()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                continue  # the other side was gone before its connection was taken
+            if not self._free_connections.acquire(blocking=False):
+                log.warning("a stream of pieces is refused: %d are open", MOST_CONNECTIONS)
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="piece stream", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                stream_sockets.limit_stalls(connection, stream_sockets.CONNECT_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._security is None:
+                    self._serve_pieces(connection)
+                else:
+                    with self._security.context.wrap_socket(connection, server_side=True) as encrypted:
+                        self._serve_pieces(encrypted)
+        except OSError as error:
+            log.debug("a stream of pieces has ended: %s", error)
+        except CorruptShard as error:
+            log.error("a stream of pieces is ended: %s", error)
+        finally:
+            self._free_connections.release()
+
+    def _serve_pieces(self, connection: socket.socket) -> None:
+        token = bytearray(stream_sockets.TOKEN_BYTES)
+        stream_sockets.read_into(connection, memoryview(token))
+        grant = self._grants.get(bytes(token))
+        if grant is None or not grant.join(connection):
+            return
+        stream_sockets.limit_stalls(connection, stream_sockets.STALL_S)
+        try:
+            while (request := stream_sockets.read_request(connection)) is not None:
+                first, count = request
+                for number in range(first, first + count):
+                    data = grant.piece(number)
+                    if data is None:
+                        return
+                    grant.note_sent(len(data))  # before: the receiver may be done before this thread goes on
+                    connection.sendall(data)
+        finally:
+            grant.leave(connection)

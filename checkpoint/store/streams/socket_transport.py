@@ -1,0 +1,50 @@
+"""Pieces over TCP, plain or encrypted."""
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from muster.checkpoint.store.memory.pieces import Piece
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
+from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.streams.piece_fetch import fetch_pieces
+from muster.checkpoint.store.streams.piece_server import PieceServer, ShardGrant
+from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
+from muster.checkpoint.store.streams.transport import Holder
+
+MOST_STREAMS = 8
+"""Streams of one transfer. One stream carries about 3 GB/s, digests included, and takes a core on either side."""
+CORES_PER_STREAM = 4
+"""The other cores are left to the training."""
+
+
+class SocketTransport:
+    """A `PieceTransport` over TCP.
+
+    Args:
+        listener: a socket that listens, on which other nodes fetch this node's pieces. The transport closes it.
+        security: with what this node's streams are encrypted; None: plain text.
+        stream_count: streams of one transfer; None: by the number of cores.
+    """
+
+    def __init__(
+        self, listener: socket.socket, security: StreamSecurity | None = None, stream_count: int | None = None
+    ) -> None:
+        self._server = PieceServer(listener, security)
+        cores = len(os.sched_getaffinity(0))
+        self._stream_count = stream_count or max(1, min(MOST_STREAMS, cores // CORES_PER_STREAM))
+
+    def grant(self, shard: Shard) -> AbstractContextManager[ShardGrant]:
+        """Let others fetch the pieces of `shard` inside a `with` block."""
+        return self._server.grant(shard)
+
+    async def fetch(
+        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+    ) -> None:
+        """Fetch the numbered pieces into their places in `memory`."""
+        await fetch_pieces(holders, pieces, wanted, memory, self._stream_count)
+
+    def close(self) -> None:
+        """End all transfers."""
+        self._server.close()

@@ -1,0 +1,107 @@
+"""The sockets of streams, and what travels on them.
+
+The receiver connects to the holder's port and sends the token of the grant, 16 bytes. Then it asks for pieces: two
+numbers of 4 bytes, the first piece and how many follow it. The holder answers with the bytes of these pieces and
+nothing else. A holder that can't go on closes the connection.
+
+The sockets block, in threads of their own. The kernel keeps their time limits, so that one call can take in a whole
+chunk.
+"""
+
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+
+from muster.checkpoint.format.errors import CorruptShard
+
+REQUEST = struct.Struct("!II")
+"""The first piece, and the number of pieces."""
+
+TOKEN_BYTES = 16
+STREAM_BACKLOG = 64
+"""Connections that wait to be accepted."""
+CONNECT_S = 5.0
+"""Seconds for a connection, and for the token to come."""
+STALL_S = 20.0
+"""Seconds without a byte after which a stream is given up."""
+
+_TIME = struct.Struct("@ll")
+_NO_TIME_CHECK = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME: the certificate is known byte by byte, so its dates say nothing."""
+
+
+@dataclass(frozen=True)
+class StreamSecurity:
+    """With what this agent encrypts its streams: the context of its port, and the port's certificate (PEM)."""
+
+    context: ssl.SSLContext
+    certificate: str
+
+
+def connect(host: str, port: int, certificate: str) -> socket.socket:
+    """A connection to a holder's port. With `certificate` it is encrypted, and the holder proves that it is its own.
+
+    Raises:
+        OSError: the holder can't be reached, or proves something else.
+    """
+    connection = socket.create_connection((host, port), timeout=CONNECT_S)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if certificate:
+            connection = _client_context(certificate).wrap_socket(connection)
+        limit_stalls(connection, STALL_S)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _client_context(certificate: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_TIME_CHECK)
+    return context
+
+
+def limit_stalls(connection: socket.socket, seconds: float) -> None:
+    """Let each call on `connection` block for so long at most; then it raises BlockingIOError."""
+    connection.settimeout(None)
+    limit = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def read_into(connection: socket.socket, target: memoryview) -> None:
+    """Fill `target` from the connection.
+
+    Raises:
+        OSError: the other side has ended or stalled.
+    """
+    # An encrypted socket knows no flags.
+    flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
+    while len(target):
+        count = connection.recv_into(target, 0, flags)
+        if not count:
+            raise ConnectionError("it has ended the stream")
+        target = target[count:]
+
+
+def read_request(connection: socket.socket) -> tuple[int, int] | None:
+    """The next request: the first piece and how many. None: the receiver has all that it wants.
+
+    Raises:
+        OSError: the receiver has ended inside a request, or stalled.
+        CorruptShard: the request is of no piece at all.
+    """
+    buffer = bytearray(REQUEST.size)
+    count = connection.recv_into(buffer, 1)
+    if not count:
+        return None
+    read_into(connection, memoryview(buffer)[count:])
+    first, number = REQUEST.unpack(buffer)
+    if not number:
+        raise CorruptShard("a request for no pieces")
+    return first, number

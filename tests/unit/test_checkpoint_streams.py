@@ -1,0 +1,210 @@
+"""Streams: pieces of shards over sockets, from one or several holders, plain and encrypted."""
+
+import asyncio
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
+from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.streams import piece_fetch, piece_server, stream_sockets
+from muster.checkpoint.store.streams.piece_server import ShardGrant
+from muster.checkpoint.store.streams.socket_transport import SocketTransport
+from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
+from muster.checkpoint.store.streams.transport import FetchFailed, Holder
+from muster.daemon.transport.tls import pinned_context
+from muster.v1.agent_pb2 import TIER_OWN
+
+PIECE = 1000
+COUNT = 40
+
+
+def listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+@contextmanager
+def transport(security: StreamSecurity | None = None, streams: int = 2) -> Iterator[SocketTransport]:
+    made = SocketTransport(listener(), security, streams)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def shard(count: int = COUNT) -> Shard:
+    """A shard of random bytes, the same ones each time."""
+    memory = SealedMemory("shard", count * PIECE)
+    memory.view[:] = random.Random(7).randbytes(count * PIECE)
+    pieces = tuple(Piece(n * PIECE, PIECE, digest_of(memory.view[n * PIECE : (n + 1) * PIECE])) for n in range(count))
+    return Shard(0, Version(1, 1), TIER_OWN, pieces, shard_digest(pieces), memory, memory.close)
+
+
+def holder(grant: ShardGrant, node: str = "n0", numbers: Sequence[int] = range(COUNT)) -> Holder:
+    return Holder(node, "127.0.0.1", grant.access, frozenset(numbers))
+
+
+def fetched(holders: Sequence[Holder], of: Shard, wanted: Sequence[int], streams: int = 2) -> SealedMemory:
+    """The memory after a fetch of the `wanted` pieces."""
+    memory = SealedMemory("target", of.bytes)
+    asyncio.run(piece_fetch.fetch_pieces(holders, of.pieces, wanted, memory, streams))
+    return memory
+
+
+def test_pieces_arrive_in_their_places_and_nothing_else_is_written() -> None:
+    held = shard()
+    with transport() as server, server.grant(held) as grant:
+        wanted = [0, 1, 2, 7, 9, 10, COUNT - 1]
+        memory = fetched([holder(grant)], held, wanted)
+        for n, piece in enumerate(held.pieces):
+            expected = bytes(held.piece(n)) if n in wanted else bytes(PIECE)
+            assert memory.view[piece.offset : piece.offset + PIECE] == expected
+        assert grant.sent[0] == len(wanted) * PIECE
+        assert not grant.changed
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), streams=st.integers(1, 5))
+def test_pieces_come_from_whoever_holds_them(data: st.DataObject, streams: int) -> None:
+    held = shard()
+    wanted = sorted(data.draw(st.sets(st.integers(0, COUNT - 1), min_size=1)))
+    parts = data.draw(st.lists(st.sets(st.sampled_from(wanted)), min_size=0, max_size=3))
+    # What nobody else has, the last one has.
+    parts.append(set(wanted) - set().union(*parts))
+    with ExitStack() as stack:
+        grants = [stack.enter_context(stack.enter_context(transport()).grant(held)) for _ in parts]
+        holders = [holder(g, f"n{i}", sorted(p)) for i, (g, p) in enumerate(zip(grants, parts, strict=True))]
+        memory = fetched(holders, held, wanted, streams)
+        assert all(memory.view[n * PIECE : (n + 1) * PIECE] == held.piece(n) for n in wanted)
+        assert sum(g.sent[0] for g in grants) == len(wanted) * PIECE
+
+
+async def test_what_a_holder_can_not_give_comes_from_another_one() -> None:
+    good, bad = shard(), shard()
+    bad.memory.view[20 * PIECE] ^= 1
+    with transport() as first, transport() as second, first.grant(bad) as damaged, second.grant(good) as whole:
+
+        def connect(host: str, port: int, certificate: str) -> socket.socket:
+            while port == whole.access.port and not damaged.changed:
+                os.sched_yield()  # the damaged piece is asked of its first holder
+            return stream_sockets.connect(host, port, certificate)
+
+        memory = SealedMemory("target", good.bytes)
+        holders = [holder(damaged, "n0"), holder(whole, "n1", range(10, COUNT))]
+        await piece_fetch.fetch_pieces(holders, good.pieces, range(COUNT), memory, 1, connect)
+        assert memory.view == good.memory.view
+        assert damaged.changed == "piece 20 of rank 0's shard of step 1 of generation 1 has changed in memory"
+        assert not whole.changed
+
+
+def test_a_fetch_names_each_holder_that_failed_and_why() -> None:
+    held = shard()
+    with listener() as gone:
+        port = gone.getsockname()[1]
+    with transport() as server, server.grant(held) as grant:
+        away = replace(holder(grant, "n1"), access=replace(grant.access, port=port))
+        stranger = replace(holder(grant, "n2"), access=replace(grant.access, token=bytes(16)))
+        with pytest.raises(FetchFailed) as failed:
+            fetched([away, stranger], held, range(COUNT))
+    assert str(failed.value).startswith("40 pieces have not come (")
+    assert "n1: [Errno 111] Connection refused" in str(failed.value)
+    assert "n2: " in str(failed.value)
+    with pytest.raises(FetchFailed, match="no holder has them"):
+        fetched([], held, [0])
+
+
+def test_a_grant_that_has_ended_gives_nothing() -> None:
+    held = shard()
+    with transport() as server:
+        with server.grant(held) as grant:
+            pass
+        with pytest.raises(FetchFailed):
+            fetched([holder(grant)], held, range(COUNT))
+        assert grant.sent == (0, 0.0)
+
+
+def test_a_transfer_ends_with_its_grant() -> None:
+    held = shard()
+    with transport() as server:
+        with server.grant(held) as grant:
+            connection = _stream(grant)
+        with connection:
+            assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("request_bytes", [stream_sockets.REQUEST.pack(COUNT, 1), stream_sockets.REQUEST.pack(0, 0)])
+def test_a_request_of_no_piece_ends_its_stream_only(request_bytes: bytes) -> None:
+    held = shard()
+    with transport() as server, server.grant(held) as grant:
+        with stream_sockets.connect("127.0.0.1", grant.access.port, "") as connection:
+            connection.sendall(grant.access.token + request_bytes)
+            assert connection.recv(1) == b""
+        assert not grant.changed
+        assert fetched([holder(grant)], held, range(COUNT)).view == held.memory.view
+
+
+def _stream(grant: ShardGrant) -> socket.socket:
+    """An open stream that has got piece 0."""
+    connection = stream_sockets.connect("127.0.0.1", grant.access.port, "")
+    connection.sendall(grant.access.token + stream_sockets.REQUEST.pack(0, 1))
+    stream_sockets.read_into(connection, memoryview(bytearray(PIECE)))
+    return connection
+
+
+def test_so_many_streams_are_open_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_server, "MOST_CONNECTIONS", 1)
+    held = shard()
+    with transport() as server, server.grant(held) as grant, _stream(grant), pytest.raises(FetchFailed):
+        fetched([holder(grant)], held, [0])
+
+
+async def test_a_cancelled_fetch_writes_nothing_afterwards() -> None:
+    held, asked, may_answer = shard(), threading.Event(), threading.Event()
+
+    def serve() -> None:
+        connection, _ = slow.accept()
+        with connection:
+            connection.recv(16 + stream_sockets.REQUEST.size, socket.MSG_WAITALL)
+            asked.set()
+            may_answer.wait()
+            try:
+                connection.sendall(held.piece(0))
+            except OSError:
+                return
+
+    with listener() as slow, transport() as server, server.grant(held) as grant:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        access = replace(grant.access, port=slow.getsockname()[1])
+        memory = SealedMemory("target", held.bytes)
+        fetch = asyncio.create_task(
+            piece_fetch.fetch_pieces([replace(holder(grant), access=access)], held.pieces, [0], memory, 1)
+        )
+        await asyncio.to_thread(asked.wait)
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+        may_answer.set()
+        await asyncio.to_thread(thread.join)
+        assert memory.view == bytes(held.bytes)
+
+
+def test_streams_can_be_encrypted_and_the_holder_proves_its_certificate() -> None:
+    held, security = shard(), StreamSecurity(*pinned_context())
+    _, other = pinned_context()
+    with transport(security) as server, server.grant(held) as grant:
+        assert fetched([holder(grant)], held, range(COUNT)).view == held.memory.view
+        with pytest.raises(FetchFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            fetched([replace(holder(grant), access=replace(grant.access, certificate=other))], held, [0])
+        with pytest.raises(FetchFailed):  # in plain text
+            fetched([replace(holder(grant), access=replace(grant.access, certificate=""))], held, [0])
