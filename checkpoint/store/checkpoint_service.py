@@ -100,7 +100,7 @@ class CheckpointService:
         self._slots = SlotPool(gang_id, self._grant_free_slot)
         self._replica_builder = ReplicaBuilder(gang_id, store, run_in_thread)
         self._commit_protocol = commit = CommitProtocol(
-            gang_id, node, store, dial, transport, self._spawn, self._on_decision, self._passed_step
+            gang_id, node, store, dial, transport, self._spawn, self._on_decision, self._passed_step, self._reserve
         )
         self._replica_receiver = ReplicaReceiver(
             gang_id,
@@ -121,6 +121,8 @@ class CheckpointService:
         self._undecided_ranks: set[int] = set()
         """Ranks that have neither kept nor skipped their newest step yet."""
         self._digesting: set[tuple[int, Version]] = set()
+        self._reserved_bytes = 0
+        self._ranks_with_slots: set[int] = set()
 
     # Called by the agent.
 
@@ -134,7 +136,7 @@ class CheckpointService:
         Applying the same order again changes nothing.
         """
         if self._commit_protocol.apply_order(order):
-            self._progress, self._undecided_ranks = {}, set()
+            self._progress, self._undecided_ranks, self._ranks_with_slots = {}, set(), set()
             self.rank_reports.begin_generation()
             replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
             self._replica_builder.set_replicated_ranks(
@@ -177,6 +179,10 @@ class CheckpointService:
     def transfers(self) -> list[ReplicaTransfer]:
         """What copies of shards to other nodes have reached."""
         return self._commit_protocol.transfer_rates.newest()
+
+    def reserved_bytes(self) -> int:
+        """The bytes of memory that this node keeps ready for ranks that may come."""
+        return self._slots.reserve.bytes
 
     def is_digesting(self, rank: int, generation: int) -> bool:
         """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""
@@ -328,6 +334,10 @@ class CheckpointService:
         slots = self._slots.assign(rank, size, new_memories)
         answer = rank_pb2.AgentSlots(slot_bytes=size)
         self._send(rank, generation, rank_pb2.AgentRankMessage(slots=answer), *(slot.memory.fd for slot in slots))
+        self._ranks_with_slots.add(rank)
+        if self._ranks_with_slots >= self._commit_protocol.local_ranks:
+            self._reserved_bytes = 0
+            self._slots.reserve.drop()  # all ranks of this node have what they need
         self._grant_free_slot(rank, for_any_step=True)
 
     def _on_progress(self, rank: int, version: Version, skipped: bool) -> None:
@@ -399,6 +409,19 @@ class CheckpointService:
             self._grant_free_slot(rank)
         self._replica_receiver.notify_slots_changed()
         self._on_change()
+
+    def _reserve(self, slot_bytes: int, ranks: int) -> None:
+        """Keep memory ready for so many ranks with slots of this size. They may come when a node is lost."""
+        if self._slots_refused or slot_bytes <= self._reserved_bytes:
+            return
+        self._reserved_bytes = slot_bytes
+        self._spawn(_NEVER_FENCED, self._fill_reserve(slot_bytes, SLOTS_PER_RANK * ranks))
+
+    async def _fill_reserve(self, slot_bytes: int, count: int) -> None:
+        try:
+            await self._run_in_thread(self._slots.reserve.fill, slot_bytes, count)
+        except NoMemoryLeft as error:
+            log.warning("ranks that move here will wait for memory: %s", error)
 
     def _awaits_slot(self, version: Version) -> bool:
         """Whether a rank of this node may still fill a slot with this version."""

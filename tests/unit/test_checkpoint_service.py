@@ -595,6 +595,23 @@ async def test_a_commit_cancels_the_replication_of_the_restored_version(gang: Ga
     assert Version.from_wire(checkpoint_service.committed()) == Version(2, 3)
 
 
+async def test_a_node_without_ranks_keeps_memory_ready_for_those_that_may_come(gang: Gang) -> None:
+    def ready(node: str) -> int:
+        return gang.nodes[node].checkpoint_service.reserved_bytes()
+
+    await gang.add("n0", "n1", "spare")
+    await gang.run({0: "n0", 1: "n1", 2: "n1"})
+    slot_bytes = max(rank.slot_bytes for rank in gang.ranks.values())
+    await gang.step(1, replica(1))
+    await until(lambda: ready("spare") == 4 * slot_bytes)  # n1 has two ranks with two slots each
+    assert ready("n0") == ready("n1") == 0
+    await gang.lose("n0")
+    (start, *_) = (await gang.run({0: "spare", 1: "n1", 2: "n1"}, gang.plan(Version(1, 1)))).values()
+    assert start.shard is not None
+    assert contents(start.shard)["own"] == own(0, 1)
+    await until(lambda: ready("spare") == 0)  # rank 0 has its slots
+
+
 async def test_replica_memory_is_kept_only_for_ranks_whose_buddy_the_node_is(gang: Gang) -> None:
     def replica_memfds() -> int:
         return len(re.findall(r"memfd:muster-g1-r\d+-b", Path("/proc/self/maps").read_text()))

@@ -10,6 +10,7 @@ with a node. Until the generation commits a version itself, no other state exist
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ class CommitProtocol:
         transport: how pieces travel.
         spawn: runs a coroutine as a task of a generation; the task is cancelled when the generation is fenced.
         on_decision: called after each commit decision.
+        reserve: called on a node without ranks, with the bytes of the largest slot and the most ranks of a node.
         passed_step: returns the newest step that some rank of this node can no longer keep.
     """
 
@@ -67,6 +69,7 @@ class CommitProtocol:
         spawn: Callable[[int, Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_decision: Callable[[], None],
         passed_step: Callable[[], int],
+        reserve: Callable[[int, int], None],
     ) -> None:
         self._gang_id = gang_id
         self._node = node
@@ -76,6 +79,9 @@ class CommitProtocol:
         self._spawn = spawn
         self._on_decision = on_decision
         self._passed_step = passed_step
+        self._reserve = reserve
+        self._slot_bytes = 0
+        """On the commit leader: the largest slot of any rank that was reported."""
         self._answered_ranks: set[int] = set()
         """Ranks of this node that have kept or skipped the step that all ranks keep next."""
         self.next_step = 0
@@ -251,10 +257,15 @@ class CommitProtocol:
         leader = next((place.node for place in self.order.places if place.rank == 0), self._node)
         replicas = {} if skipped else self._replica_digests(version)
         if leader == self._node:
+            self._slot_bytes = max(self._slot_bytes, self._largest_slot(version))
             self._record_report(self._node, version, skipped, replicas)
             return
         report = peer_pb2.StoredReport(
-            gang_id=self._gang_id, node=self._node, version=version.to_wire(), skipped=skipped
+            gang_id=self._gang_id,
+            node=self._node,
+            version=version.to_wire(),
+            skipped=skipped,
+            slot_bytes=self._largest_slot(version),
         )
         for rank, replica in replicas.items():
             report.replicas.add(rank=rank, group=replica.group, digest=replica.digest)
@@ -275,6 +286,10 @@ class CommitProtocol:
         shards = (self._shard_store.slot_shard(rank, version) for rank in self.local_ranks)
         return {shard.rank: shard.replica for shard in shards if shard is not None and shard.replica.group}
 
+    def _largest_slot(self, version: Version) -> int:
+        shards = (self._shard_store.slot_shard(rank, version) for rank in self.local_ranks)
+        return max((shard.bytes for shard in shards if shard is not None), default=0)
+
     # The commit leader.
 
     def receive_report(self, request: peer_pb2.StoredReport) -> str:
@@ -285,6 +300,7 @@ class CommitProtocol:
         if version.generation <= self.fenced_generation:
             return f"{self._node} has fenced generation {self.fenced_generation}"
         replicas = {replica.rank: ReplicaDigest(replica.group, replica.digest) for replica in request.replicas}
+        self._slot_bytes = max(self._slot_bytes, request.slot_bytes)
         self._record_report(request.node, version, request.skipped, replicas)
         return ""
 
@@ -320,6 +336,8 @@ class CommitProtocol:
             void=decision.void,
             next_step=decision.next_step,
             committed=decision.committed.to_wire(),
+            slot_bytes=self._slot_bytes,
+            ranks_per_node=max(Counter(place.node for place in self.order.places).values(), default=0),
         )
         for delay in _retry_delays():
             try:
@@ -341,6 +359,8 @@ class CommitProtocol:
             return f"{self._node} has fenced generation {self.fenced_generation} of gang {self._gang_id}"
         committed = Version.from_wire(request.committed)
         self._apply_decision(CommitDecision(version, request.void, request.next_step, committed))
+        if request.slot_bytes and not self.local_ranks:
+            self._reserve(request.slot_bytes, request.ranks_per_node)
         return ""
 
     def _apply_decision(self, decision: CommitDecision) -> None:

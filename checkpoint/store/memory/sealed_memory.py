@@ -69,6 +69,14 @@ class SealedMemory:
         memory.view = memoryview(memory._map)
         return memory
 
+    @classmethod
+    def of_mapping(cls, fd: int, mapping: mmap.mmap, size: int) -> "SealedMemory":
+        """Own a sealed memfd of `size` bytes that is mapped already, from its begin on. `mapping` may be longer."""
+        memory = cls.__new__(cls)
+        memory.fd, memory.size, memory._map = fd, size, mapping
+        memory.view = memoryview(mapping)[:size]
+        return memory
+
     def __del__(self) -> None:
         # The task that asked for this memory may have been cancelled before it could close the memory.
         if self.fd >= 0:

@@ -7,6 +7,7 @@ nothing holds its shard any more.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from muster.checkpoint.store.memory.reserve import MemoryReserve
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 
 SLOTS_PER_RANK = 2
@@ -41,6 +42,8 @@ class SlotPool:
         self._on_free = on_free
         self._slots: dict[int, list[Slot]] = {}
         self._allocated_count = 0
+        self.reserve = MemoryReserve(gang_id)
+        """Memory for ranks that may come to this node."""
 
     def allocate(self, rank: int, size: int) -> SealedMemory:
         """Allocate memory of `size` bytes for a slot of the rank. A thread may call this.
@@ -48,6 +51,9 @@ class SlotPool:
         Raises:
             NoMemoryLeft: there is too little memory.
         """
+        reserved = self.reserve.take(size)
+        if reserved is not None:
+            return reserved
         self._allocated_count += 1
         return SealedMemory(f"muster-{self._gang_id}-r{rank}-s{self._allocated_count}", size)
 
@@ -106,7 +112,8 @@ class SlotPool:
             slot.memory.close()
 
     def close(self) -> None:
-        """Close the memory of all slots."""
+        """Close the memory of all slots, and the reserve."""
+        self.reserve.close()
         for slots in self._slots.values():
             for slot in slots:
                 slot.memory.close()

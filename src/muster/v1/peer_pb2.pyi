@@ -276,6 +276,7 @@ class StoredReport(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
@@ -283,6 +284,8 @@ class StoredReport(_message.Message):
     """The opposite: a rank of this node had no free slot at the step that all ranks had to snapshot, so the version is
     void.
     """
+    slot_bytes: _builtins.int
+    """The largest slot of this node's ranks, in bytes."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -296,11 +299,12 @@ class StoredReport(_message.Message):
         node: _builtins.str = ...,
         version: _common_pb2.Version | None = ...,
         skipped: _builtins.bool = ...,
+        slot_bytes: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaDigest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "replicas", b"replicas", "skipped", b"skipped", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "replicas", b"replicas", "skipped", b"skipped", "slot_bytes", b"slot_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,6 +322,8 @@ class CommitNotice(_message.Message):
     VOID_FIELD_NUMBER: _builtins.int
     NEXT_STEP_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    RANKS_PER_NODE_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     void: _builtins.bool
@@ -326,6 +332,12 @@ class CommitNotice(_message.Message):
     """
     next_step: _builtins.int
     """All ranks take the next snapshot at this step, or at the first due step after it. Otherwise that version is void."""
+    slot_bytes: _builtins.int
+    """The largest slot of any rank, in bytes. A node without ranks keeps memory of this size ready, for ranks that come
+    to it. 0: unknown.
+    """
+    ranks_per_node: _builtins.int
+    """The most ranks of a node."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -341,10 +353,12 @@ class CommitNotice(_message.Message):
         void: _builtins.bool = ...,
         next_step: _builtins.int = ...,
         committed: _common_pb2.Version | None = ...,
+        slot_bytes: _builtins.int = ...,
+        ranks_per_node: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gang_id", b"gang_id", "next_step", b"next_step", "node", b"node", "version", b"version", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gang_id", b"gang_id", "next_step", b"next_step", "node", b"node", "ranks_per_node", b"ranks_per_node", "slot_bytes", b"slot_bytes", "version", b"version", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
