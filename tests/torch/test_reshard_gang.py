@@ -1,0 +1,88 @@
+"""A checkpoint of one layout and number of ranks is the start of another: equal weights and optimizer states."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from muster.checkpoint.format.versions import Version  # noqa: E402
+from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
+from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
+from muster.v1 import agent_pb2  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    pytest.mark.skipif(
+        tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8), reason="no fully_shard on CPU in this torch"
+    ),
+]
+
+SCRIPT = Path(__file__).parent / "reshard_script.py"
+NODES = ("n0", "n1", "n2", "n3")
+LONG = pytest.mark.long
+
+
+@pytest.fixture
+async def gang() -> AsyncIterator[InProcessGang]:
+    gang = InProcessGang("g")
+    await gang.add(*NODES)
+    yield gang
+    await gang.close()
+
+
+async def run(out: Path, mode: str, world: int, sockets: dict[int, int], steps: int, durable: str = "") -> Any:
+    """What rank 0 has written at the end of a run."""
+    out.mkdir()
+    job = {"steps": steps, "mode": mode, "out": str(out), "durable": durable}
+    process = await start_ranks(SCRIPT, world, sockets, out / "log", job, 1 if sockets else 0)
+    async with asyncio.timeout(120):
+        assert await process.wait() == 0, (out / "log").read_text()[-3000:]
+    return torch.load(out / "full.pt")
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two nested states differ."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{path}.{key}")]
+    same = (
+        torch.equal(one, other) if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) else one == other
+    )
+    return [] if same else [path]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(("fsdp", 4), ("ddp", 2), id="fewer_ranks_and_whole_replicas"),
+        pytest.param(("tp", 2), ("tp", 4), id="wider_tensor_parallelism", marks=LONG),
+        pytest.param(("ddp", 2), ("fsdp", 4), id="replicas_to_shards", marks=LONG),
+        pytest.param(("fsdp", 8), ("fsdp", 4), id="half_of_the_shards", marks=LONG),
+        pytest.param(("fsdp", 4), ("fsdp", 8), id="twice_the_shards", marks=LONG),
+        pytest.param(("hsdp", 4), ("tp", 2), id="replicated_shards_to_tensor_parallelism", marks=LONG),
+    ],
+)
+async def test_another_layout_goes_on_from_a_durable_checkpoint(
+    gang: InProcessGang, tmp_path: Path, first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    mode, world = first
+    places = {rank: NODES[rank % len(NODES)] for rank in range(world)}
+    gang.begin(places)
+    ended = await run(tmp_path / "first", mode, world, {r: gang.socket(r, n) for r, n in places.items()}, steps=5)
+    version = Version(1, 5)
+    async with asyncio.timeout(60):
+        while any(gang.nodes[node].committed() < version for node in places.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    order = agent_pb2.FlushOrder(serial=1, version=version.to_wire(), reason="test")
+    order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
+    durable = tmp_path / "durable"
+    await asyncio.gather(*(n.checkpoint_service.flush(order, str(durable)) for n in gang.nodes.values()))
+
+    mode, world = second
+    started = await run(tmp_path / "second", mode, world, {}, steps=6, durable=str(durable))
+    assert differences(ended["after"], started["before"]) == []
+    assert differences(started["before"], started["after"]) != []
