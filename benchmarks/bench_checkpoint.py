@@ -24,6 +24,7 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import digest_pieces
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank
 from muster.checkpoint.training.agent_connection import AgentConnection
+from muster.checkpoint.training.due_steps import DueSteps
 from muster.v1 import agent_pb2
 
 Figures = dict[str, list[float]]
@@ -93,13 +94,13 @@ def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> F
         before = sum(n.peer_service.sent_bytes for n in gang.nodes.values())
         for rank in ranks:
             seed = step * 1000 + (0 if alike else rank.rank)
-            slot = rank.connection.slot_for_any_step(step, 1, 10)
+            slot = rank.connection.slot_for_any_step(step, 10)
             assert slot is not None
             rank.write(slot, seed.to_bytes(8, "little") * (size // 8), b"own %d" % (step * nodes + rank.rank))
         start = time.perf_counter()
         for rank in ranks:
             rank.connection.report_progress(step)
-            slot = rank.connection.slot_for_any_step(step, 1, 0)
+            slot = rank.connection.slot_for_any_step(step, 0)
             assert slot is not None
             rank.connection.report_filled(slot, step)
         loop.run(_until(gang, Version(1, step)))
@@ -168,7 +169,7 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
             figures["train_step_ms"].append(taken)
             figures["snapshot_stall_ms"].append(stall)
     figures["state_mb"] = [loop.run(_size(gang)) / 1e6]
-    checkpoint._every = 1 << 30
+    checkpoint._due = DueSteps(1 << 30)
     figures["no_snapshot_us"] = [timed(lambda: checkpoint.step(rounds + 3)) * 1000 for _ in range(rounds)]
     last = Version(1, rounds + 2)
     figures["flush_ms"] = [_flush(loop, gang, last)]

@@ -50,6 +50,7 @@ from muster.v1.agent_pb2 import (
     ReplicaDisagreement,
     ReplicaTransfer,
     ShardStatus,
+    SnapshotCost,
 )
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class CheckpointService:
         self._digesting: set[tuple[int, Version]] = set()
         self._reserved_bytes = 0
         self._ranks_with_slots: set[int] = set()
+        self._advised = rank_pb2.AgentInterval()
+        """What rank 0 of this generation was told last."""
 
     # Called by the agent.
 
@@ -137,6 +140,7 @@ class CheckpointService:
         """
         if self._commit_protocol.apply_order(order):
             self._progress, self._undecided_ranks, self._ranks_with_slots = {}, set(), set()
+            self._advised = rank_pb2.AgentInterval()
             self.rank_reports.begin_generation()
             replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
             self._replica_builder.set_replicated_ranks(
@@ -183,6 +187,18 @@ class CheckpointService:
     def reserved_bytes(self) -> int:
         """The bytes of memory that this node keeps ready for ranks that may come."""
         return self._slots.reserve.bytes
+
+    def snapshot_cost(self) -> SnapshotCost | None:
+        """On the commit leader: what snapshots cost; None: nothing was measured in this generation."""
+        costs = self._commit_protocol.costs
+        if not costs.every:
+            return None
+        return SnapshotCost(
+            every=costs.every,
+            auto_interval=costs.auto,
+            stall_us=round(costs.stall_s * 1e6),
+            step_us=round(costs.step_s * 1e6),
+        )
 
     def is_digesting(self, rank: int, generation: int) -> bool:
         """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""
@@ -279,16 +295,30 @@ class CheckpointService:
     def _on_rank_message(self, rank: int, generation: int, message: rank_pb2.RankMessage) -> None:
         if generation == self._commit_protocol.order.generation:
             self.rank_reports.handle_message(rank, message)
+            if rank == 0:
+                self._note_costs(message)
         match message.WhichOneof("body"):
             case "progress":
                 version = Version(generation, message.progress.step)
                 self._on_progress(rank, version, message.progress.snapshot_skipped)
             case "filled":
-                self._on_filled(rank, Version(generation, message.filled.step), message.filled.slot)
+                self._on_filled(rank, Version(generation, message.filled.step), message.filled)
             case "join":
                 self._spawn(generation, self._on_join(rank, generation))
             case "layout":
                 self._spawn(generation, self._on_layout(rank, generation, message.layout.slot_bytes))
+
+    def _note_costs(self, message: rank_pb2.RankMessage) -> None:
+        """Take what a message of rank 0 says of the pace of the training and of its snapshots."""
+        costs = self._commit_protocol.costs
+        match message.WhichOneof("body"):
+            case "progress":
+                costs.note_step(message.progress.step, asyncio.get_running_loop().time())
+            case "declared":
+                costs.note_pause()
+            case "filled":
+                filled = message.filled
+                costs.note_snapshot(filled.stall_us / 1e6, filled.every, auto=filled.auto_interval)
 
     async def _on_join(self, rank: int, generation: int) -> None:
         try:
@@ -353,16 +383,16 @@ class CheckpointService:
             self._replica_receiver.notify_slots_changed()
         self._on_change()
 
-    def _on_filled(self, rank: int, version: Version, number: int) -> None:
-        slot = self._slots.mark_full(rank, number)
+    def _on_filled(self, rank: int, version: Version, filled: rank_pb2.RankFilled) -> None:
+        slot = self._slots.mark_full(rank, filled.slot)
         if slot is None:
-            log.error("rank %d reports slot %d as filled, and may not write this slot: ignored", rank, number)
+            log.error("rank %d reports slot %d as filled, and may not write this slot: ignored", rank, filled.slot)
             return
         if self._commit_protocol.is_not_needed(version):
             self._slots.mark_free(slot)
             return
         self._undecided_ranks.discard(rank)
-        self._commit_protocol.record_filled(rank, version)
+        self._commit_protocol.record_filled(rank, version, filled.stall_us / 1e6)
         # A fence must not cancel this task: what was filled before the fence counts.
         self._digesting.add((rank, version))
         self._spawn(_NEVER_FENCED, self._digest_and_replicate(rank, version, slot))
@@ -407,6 +437,7 @@ class CheckpointService:
     def _on_decision(self) -> None:
         for rank in self._commit_protocol.local_ranks:
             self._grant_free_slot(rank)
+        self._advise_interval()
         self._replica_receiver.notify_slots_changed()
         self._on_change()
 
@@ -422,6 +453,14 @@ class CheckpointService:
             await self._run_in_thread(self._slots.reserve.fill, slot_bytes, count)
         except NoMemoryLeft as error:
             log.warning("ranks that move here will wait for memory: %s", error)
+
+    def _advise_interval(self) -> None:
+        """Tell rank 0 of this node the best interval of snapshots, if it leaves the interval to Muster."""
+        costs = self._commit_protocol.costs
+        advice = rank_pb2.AgentInterval(every=costs.choose(), period=costs.period())
+        if costs.auto and advice != self._advised:
+            self._advised = advice
+            self._send(0, self._commit_protocol.order.generation, rank_pb2.AgentRankMessage(interval=advice))
 
     def _awaits_slot(self, version: Version) -> bool:
         """Whether a rank of this node may still fill a slot with this version."""

@@ -20,7 +20,7 @@ from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.transport import Holder
-from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
+from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
 
@@ -86,7 +86,16 @@ class TorchlessRank:
         )
         layout.write_footer(view, footer)
 
-    def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0, *, scheduled: bool = False) -> bool:
+    def step(
+        self,
+        step: int,
+        shared: bytes,
+        own: bytes,
+        wait_s: float = 0.0,
+        *,
+        scheduled: bool = False,
+        cost: SnapshotCost | None = None,
+    ) -> bool:
         """Finish a step and take its snapshot; returns False if no slot was free.
 
         Args:
@@ -94,17 +103,18 @@ class TorchlessRank:
             shared, own: what to write.
             wait_s: seconds to wait for a slot.
             scheduled: with a wait, take only the slot for the step that all ranks keep next, instead of any slot.
+            cost: what the snapshot cost, as the rank reports it; None: nothing.
         """
         self.connection.report_progress(step)
         if wait_s > 0 and not scheduled:
-            slot = self.connection.slot_for_any_step(step, 1, wait_s)
+            slot = self.connection.slot_for_any_step(step, wait_s)
         else:
-            slot = self.connection.slot_for_scheduled_step(step, 1, wait_s)
+            slot = self.connection.slot_for_scheduled_step(step, wait_s)
         if slot is None:
             self.connection.report_progress(step, skipped=True)
             return False
         self.write(slot, shared, own)
-        self.connection.report_filled(slot, step)
+        self.connection.report_filled(slot, step, cost or SnapshotCost())
         return True
 
 

@@ -52,6 +52,11 @@ socket."""
 NO_STEP_S = 5.0
 """Seconds without a step after which signs of life tell what the flight recorder says. No hang is found sooner."""
 
+FIRST_PERIOD = 8
+"""Steps until ranks with every="auto" first look for another interval, and until they look for the second time."""
+
+_MAX_UINT32 = (1 << 32) - 1
+
 _SLOTS_TIMEOUT_S = 120.0
 """Seconds that the agent may take to allocate slots: large slots take long, because all their pages are allocated."""
 
@@ -64,6 +69,16 @@ class StartPoint:
     generation: int = 0
     shard: memoryview | None = None
     durable_path: str = ""
+
+
+@dataclass(frozen=True)
+class SnapshotCost:
+    """What a snapshot has cost. `stall_s`: seconds for which it held the training up. `every`: steps between two
+    snapshots now. `auto`: they follow from costs and failures."""
+
+    stall_s: float = 0.0
+    every: int = 1
+    auto: bool = False
 
 
 class AgentConnection:
@@ -88,6 +103,10 @@ class AgentConnection:
         self.slots: list[memoryview] = []
         self.alive = True
         self.stop_reason = ""
+        self.first_due: Callable[[int], int] = lambda step: step
+        """Returns the first due step from a step on. By default every step is due."""
+        self.advised_interval = (1, FIRST_PERIOD)
+        """What the agent of rank 0 finds best: steps between two snapshots, and until ranks look again."""
         self._closing = threading.Lock()
         """Held while a sign of life is sent: its thread must not use the number of a closed descriptor."""
         self._signs: SignsOfLife | None = None
@@ -168,11 +187,13 @@ class AgentConnection:
         """Declare a phase in which this rank finishes no step; empty: the phase is over."""
         self._send(RankMessage(declared=RankDeclared(phase=phase)))
 
-    def report_filled(self, slot: int, step: int) -> None:
+    def report_filled(self, slot: int, step: int, cost: SnapshotCost = SnapshotCost()) -> None:
         """Report that a slot holds the state after `step` steps. The agent owns the slot until it is free again."""
         self._free_slots.pop(slot, None)
         self._fill_counts[slot] = self._fill_counts.get(slot, 0) + 1
-        self._send(RankMessage(filled=RankFilled(slot=slot, step=step)))
+        stall_us = min(round(cost.stall_s * 1e6), _MAX_UINT32)
+        filled = RankFilled(slot=slot, step=step, stall_us=stall_us, every=cost.every, auto_interval=cost.auto)
+        self._send(RankMessage(filled=filled))
 
     def report_stopped(self, step: int) -> None:
         """Report that `step` is the last step of this rank, as the agent has asked."""
@@ -207,23 +228,21 @@ class AgentConnection:
         while self.alive and self._receive(0.0)[0] is not None:
             pass
 
-    def slot_for_scheduled_step(self, step: int, every: int, wait_s: float = 0.0) -> int | None:
+    def slot_for_scheduled_step(self, step: int, wait_s: float = 0.0) -> int | None:
         """The slot for the snapshot of `step`; None if `step` is not the step that all ranks keep next.
 
         Args:
-            step: a finished step for which a snapshot is due: `every` divides it.
-            every: steps between snapshots.
+            step: a finished step for which a snapshot is due.
             wait_s: seconds to wait for a commit decision. The decision about the last kept step names the next one.
         """
-        return self._wait_for_slot(lambda: self._scheduled_slot(step, every), wait_s)
+        return self._wait_for_slot(lambda: self._scheduled_slot(step), wait_s)
 
-    def slot_for_any_step(self, step: int, every: int, wait_s: float) -> int | None:
+    def slot_for_any_step(self, step: int, wait_s: float) -> int | None:
         """Any slot that may be written, whatever step it is meant for; None if none is free within `wait_s` seconds.
 
-        All ranks keep the first and the last step, whether these steps are scheduled or not. `every`: as in
-        `slot_for_scheduled_step`.
+        All ranks keep the first and the last step, whether these steps are scheduled or not.
         """
-        return self._wait_for_slot(lambda: self._any_slot(step, every), wait_s)
+        return self._wait_for_slot(lambda: self._any_slot(step), wait_s)
 
     def _wait_for_slot(self, choose: Callable[[], int | None], wait_s: float) -> int | None:
         deadline = time.monotonic() + wait_s
@@ -235,29 +254,29 @@ class AgentConnection:
                 return slot
             self._receive(deadline)
 
-    def _scheduled_slot(self, step: int, every: int) -> int | None:
+    def _scheduled_slot(self, step: int) -> int | None:
         for slot, from_step in sorted(self._free_slots.items()):
             if from_step > step:
                 continue
-            if not self._report_missed_step(from_step, step, every):
+            if not self._report_missed_step(from_step, step):
                 return slot
             del self._free_slots[slot]
         return None
 
-    def _any_slot(self, step: int, every: int) -> int | None:
+    def _any_slot(self, step: int) -> int | None:
         slot = min(self._free_slots, default=None)
         if slot is not None:
-            self._report_missed_step(self._free_slots[slot], step, every)
+            self._report_missed_step(self._free_slots[slot], step)
         return slot
 
-    def _report_missed_step(self, from_step: int, step: int, every: int) -> bool:
+    def _report_missed_step(self, from_step: int, step: int) -> bool:
         """Report a slot that arrived too late for the first due step from `from_step` on; returns whether it did.
 
         All other ranks have kept that step, and have no slot for another step before that step is decided.
         """
-        if from_step == 0 or from_step > (step - 1) // every * every:
+        if from_step == 0 or (first_due := self.first_due(from_step)) >= step:
             return False
-        self.report_progress(-(-from_step // every) * every, skipped=True)
+        self.report_progress(first_due, skipped=True)
         return True
 
     def close(self) -> None:
@@ -307,6 +326,8 @@ class AgentConnection:
             free = message.slot_free
             if free.fills == self._fill_counts.get(free.slot, 0):
                 self._free_slots[free.slot] = free.from_step
+        elif message.HasField("interval"):
+            self.advised_interval = message.interval.every, message.interval.period
         elif message.HasField("stop"):
             self.stop_reason = message.stop.reason or "the agent asks for it"
 

@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
-from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
+from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
+from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
@@ -47,7 +48,8 @@ class Checkpoint:
     """Keeps the state of a training loop in memory, step by step, and restores it.
 
     Args:
-        every: steps between snapshots.
+        every: steps between snapshots; "auto": as many as their measured cost and the rate of failures make best, 1 at
+            least.
         per_rank: names of the states that differ from rank to rank. None: all states but models, optimizers, schedulers
             and gradient scalers.
         wait_share: the share of the training time that may be spent waiting for commits, at most 1 s at a time. When
@@ -63,21 +65,23 @@ class Checkpoint:
     def __init__(
         self,
         *,
-        every: int = 1,
+        every: int | Literal["auto"] = 1,
         per_rank: Collection[str] | None = None,
         wait_share: float = 0.05,
         link: AgentConnection | None = None,
         host_time: Callable[[], float] = time.monotonic,
         **states: Any,
     ) -> None:
-        if every < 1:
-            raise CheckpointError(f"every={every}: a snapshot can be taken every 1 step or more")
+        if every != AUTO and (not isinstance(every, int) or every < 1):
+            raise CheckpointError(f'every={every!r}: a number of steps, 1 or more, or "{AUTO}"')
         if not 0 <= wait_share <= 1:
             raise CheckpointError(f"wait_share={wait_share}: a share of the time, 0 (never wait) to 1")
-        self._every = every
+        self._due = DueSteps(None if every == AUTO else int(every), _join_group)
         self._wait_budget = WaitBudget(wait_share)
         self._states = TrainingState(states, per_rank)
         self._connection = link or AgentConnection.from_environment()
+        if self._connection is not None:
+            self._connection.first_due = self._due.first_due
         self._snapshot_writer: SnapshotWriter | None = None
         self._plan: ShardPlan | None = None
         self._min_object_bytes: dict[str, int] = {}
@@ -148,12 +152,16 @@ class Checkpoint:
         Returns:
             True: go on. False: a planned stop; the state is kept, exit with status 0.
         """
-        if self._connection is None or not self._connection.alive:
+        if self._connection is None:
+            return True
+        self._connection.read_pending()
+        self._due.advise(*self._connection.advised_interval)
+        due = self._due.is_due(n)  # without an agent, too: the other ranks may wait for rank 0's answer
+        if not self._connection.alive:
             return True
         self._end_timed_step(n)
-        self._connection.read_pending()
         stop = self._is_stop_due(n)
-        if final or stop or n % self._every == 0:
+        if final or stop or due:
             if self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0):
                 self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         else:
@@ -257,25 +265,30 @@ class Checkpoint:
         assert self._connection is not None
         # Reported before the copy: the gang runs from its first step on, and planning takes time.
         self._report_finished(n)
+        began = time.monotonic()
         captured = self._states.capture(rank_and_world_size()[0], n)
+        capture_s = time.monotonic() - began
         # A collective call when names or shapes change, so nothing before this depends on the rank's own slots.
         if self._plan is None or self._plan.signature != signature(captured.leaves):
             structure = StateLeaf(tuple(STRUCTURE.split(".")), None)
             self._make_plan(captured, plan_publication([*captured.leaves, structure]))
             wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
-        filled = self._fill_slot(n, captured, wait_s)
+        filled = self._fill_slot(n, captured, wait_s, capture_s)
         if not filled:
             self._connection.report_progress(n, skipped=True)
         return filled
 
-    def _fill_slot(self, n: int, captured: CapturedState, wait_s: float) -> bool:
-        """Write the captured state into a slot; returns False if no slot is free."""
+    def _fill_slot(self, n: int, captured: CapturedState, wait_s: float, capture_s: float) -> bool:
+        """Write the captured state into a slot; returns False if no slot is free.
+
+        `capture_s`: seconds that it took to capture the state. With the copy they are what the snapshot costs.
+        """
         assert self._connection is not None
-        every = self._every
         while self._snapshot_writer is not None:
-            slot = self._connection.slot_for_any_step(n, every, wait_s) if wait_s else self._scheduled_slot(n)
+            slot = self._connection.slot_for_any_step(n, wait_s) if wait_s else self._scheduled_slot(n)
             if slot is None:
                 return False
+            began = time.monotonic()
             try:
                 self._snapshot_writer.write(slot, captured.leaves)
             except ObjectOutgrown as outgrown:
@@ -285,7 +298,8 @@ class Checkpoint:
                 self._make_plan(captured, self._snapshot_writer.plan.publication)
                 wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
                 continue
-            self._connection.report_filled(slot, n)
+            cost = SnapshotCost(capture_s + time.monotonic() - began, self._due.every, auto=self._due.is_auto)
+            self._connection.report_filled(slot, n, cost)
             return True
         return False
 
@@ -294,7 +308,7 @@ class Checkpoint:
         assert self._connection is not None
         started = time.monotonic()
         wait_s = self._wait_budget.remaining_s(started)
-        slot = self._connection.slot_for_scheduled_step(n, self._every, wait_s)
+        slot = self._connection.slot_for_scheduled_step(n, wait_s)
         self._wait_budget.spend(time.monotonic() - started)
         return slot
 
@@ -308,6 +322,14 @@ class Checkpoint:
         if refused:
             log.error("no snapshots: %s", refused)
         self._snapshot_writer = None if refused else SnapshotWriter(self._plan, self._connection.slots)
+
+
+def _join_group() -> RankInGroup | None:
+    """This rank's place among the ranks of the default process group; None if it is alone."""
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return None
+    return RankInGroup(rank, dist.PrefixStore("muster-interval", dist.distributed_c10d._get_default_store()))
 
 
 def _durable_source(start: StartPoint, durable: str) -> Path | None:

@@ -58,6 +58,7 @@ from muster.v1.agent_pb2 import (
     ReplicaTransfer,
     ShardStatus,
     Silence,
+    SnapshotCost,
 )
 from muster.v1.common_pb2 import JobSpec, Version
 
@@ -89,6 +90,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def committed(self) -> Version | None: ...
     def disagreement(self) -> ReplicaDisagreement | None: ...
     def transfers(self) -> list[ReplicaTransfer]: ...
+    def snapshot_cost(self) -> SnapshotCost | None: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
     async def close(self) -> None: ...
@@ -358,6 +360,7 @@ class Agent:
             disagreement=self._checkpoints.disagreement(),
             node_check=self._node_check.status,
             transfers=self._checkpoints.transfers(),
+            snapshot_cost=self._checkpoints.snapshot_cost(),
         )
 
     def _attach(self, port: int) -> AgentStream:

@@ -15,6 +15,9 @@ MAX_PLACEMENT_RETRIES = 1_000
 MAX_GATHER_TIMEOUT_S = 7 * 86400.0
 MAX_HANG_AFTER_S = 7 * 86400.0
 MAX_STOP_BEFORE_S = 86400.0
+MAX_SECONDS = 1e10
+"""Of an interval, or between two failures: 300 years."""
+MAX_STEPS = 1_000_000_000
 MAX_NAME_CHARS = 256
 """Characters of a name that the caller chose, and of an address."""
 MAX_PATH_CHARS = 4_096

@@ -18,6 +18,15 @@ def fleet_mtbf(unit_mtbf: float, units: int) -> float:
     return unit_mtbf / units
 
 
+def observed_mtbf(expected: float, failures: int, watched: float) -> float:
+    """Mean time between failures of a unit after `failures` of them in `watched`, the time of all units together.
+
+    `expected`: the mean time that was expected before. It counts as one failure in that time (the mean of a Gamma
+    distribution of the rate), so that the first failures do not move the estimate at will.
+    """
+    return (expected + watched) / (1 + failures)
+
+
 def young_interval(mtbf: float, checkpoint: float) -> float:
     """Young's time between checkpoints: √(2δM), where a checkpoint takes δ."""
     return math.sqrt(2 * checkpoint * mtbf)

@@ -13,6 +13,7 @@ from rich.text import Text
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.plain_text import plain
 from muster.launcher.output.check_tables import CHECK_TITLES, check_cells
+from muster.launcher.output.checkpoint_lines import checkpoint_lines
 from muster.v1.api_pb2 import ExclusionView, GangView, NodeView, RankView, RecoveryView
 
 _COLOURS = {
@@ -85,6 +86,8 @@ def _summary_table(view: GangView) -> Table:
         _add_row(table, "waits for", view.waiting_for)
     _add_row(table, "generation", str(view.generation))
     _add_row(table, "step", f"{view.step}, committed {_committed(view)}")
+    for title, words in checkpoint_lines(view.checkpoint) if not view.final else ():
+        _add_row(table, title, words)
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
         _add_row(table, "declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected")
     for rank in sorted(view.ranks, key=lambda rank: -rank.slower_by)[:STRAGGLERS_SHOWN]:

@@ -27,6 +27,7 @@ from pydantic import (
 from muster.daemon.transport import job_limits, toml_text
 from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
+from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable
 from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.flags import with_options
@@ -89,12 +90,6 @@ Command = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, _STRINGS]}),
 ]
 TextOrNumber = Annotated[str | None, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]})]
-
-
-class CheckpointTable(Table):
-    """[checkpoint]: where checkpoints are kept."""
-
-    memory: Annotated[bool, Field(strict=True)] = True
 
 
 class Slurm(Table):
@@ -266,6 +261,11 @@ class Job(Table):
                 "elastic = true needs a pure data-parallel job, whose replicas hold the same state: keep only data in "
                 "parallelism, or remove elastic"
             )
+        if self.checkpoint.durable_every and not (self.durable_dir and self.checkpoint.memory):
+            raise ValueError(
+                "checkpoint.durable_every needs durable_dir, where checkpoints are written, and checkpoint.memory = "
+                "true, from which they are written"
+            )
         if self.gpus_per_node and self.slurm.gres:
             raise ValueError("gpus_per_node and slurm.gres both request GRES for each node: keep one of them")
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
@@ -322,6 +322,12 @@ class Job(Table):
             run_dir=self.run_dir,
             durable_dir=self.durable_dir,
             memory_checkpoint=self.checkpoint.memory,
+            durable_every_steps=self.checkpoint.durable_every_steps,
+            durable_every_s=self.checkpoint.durable_every_s,
+            durable_auto=self.checkpoint.durable_every == AUTO,
+            durable_keep=self.checkpoint.durable_keep,
+            durable_keep_s=self.checkpoint.durable_keep_hours * HOUR_S,
+            node_mtbf_s=self.checkpoint.node_mtbf_hours * HOUR_S,
             gather_timeout_s=self.gather_timeout,
             max_failures=self.max_failures,
             requeue=self.requeue,

@@ -139,7 +139,7 @@ LAST_STEP = """
     rank = TorchlessRank(AgentConnection.from_environment(), 0, 1)
     rank.join()
     rank.layout(256 << 20)
-    rank.connection.slot_for_any_step(7, 1, 30.0)
+    rank.connection.slot_for_any_step(7, 30.0)
     print(os.getpid(), flush=True)
     while not os.path.exists("go"):
         time.sleep(0.01)

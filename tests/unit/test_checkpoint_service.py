@@ -333,16 +333,16 @@ async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> Non
     first, second = gang.ranks[0], gang.ranks[1]
     await asyncio.to_thread(first.step, 1, replica(1)(0), own(0, 1), 5.0)
     await until(lambda: (OWN, 0, 1, 1) in held(gang, "n0"))
-    assert first.connection.slot_for_any_step(2, 1, 0) is None, "no second slot before step 1 is decided"
+    assert first.connection.slot_for_any_step(2, 0) is None, "no second slot before step 1 is decided"
     await asyncio.to_thread(second.step, 1, replica(1)(1), own(1, 1), 5.0)
     await gang.committed(Version(1, 1))
     await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
-    assert first.connection.slot_for_any_step(3, 1, 0) is None, "step 1 is committed and must be kept"
+    assert first.connection.slot_for_any_step(3, 0) is None, "step 1 is committed and must be kept"
     assert (OWN, 0, 1, 1) in held(gang, "n0")
     await asyncio.to_thread(second.step, 2, replica(2)(1), own(1, 2), 5.0)
     await gang.committed(Version(1, 2))
-    assert await asyncio.to_thread(first.connection.slot_for_any_step, 3, 1, 5.0) is not None
+    assert await asyncio.to_thread(first.connection.slot_for_any_step, 3, 5.0) is not None
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -392,7 +392,7 @@ async def test_the_last_step_is_kept_although_a_rank_has_missed_an_earlier_one(g
     await gang.step(1, replica(1))
     await gang.committed(Version(1, 1))
     first, second = gang.ranks[0], gang.ranks[1]
-    await until(lambda: first.connection.slot_for_scheduled_step(2, 1) is not None)
+    await until(lambda: first.connection.slot_for_scheduled_step(2) is not None)
     assert await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2))
     last = [asyncio.to_thread(one.step, 3, replica(3)(r), own(r, 3), 10.0) for r, one in ((0, first), (1, second))]
     assert await asyncio.gather(*last) == [True, True]
@@ -469,7 +469,7 @@ async def test_slots_are_refused_with_the_reason_where_memory_checkpoints_are_of
     rank = TorchlessRank(connection, 0, 1)
     assert await asyncio.to_thread(rank.join) == StartPoint()
     assert await asyncio.to_thread(rank.layout, SHARED) == "job.toml says so"
-    assert connection.slot_for_any_step(1, 1, 0) is None
+    assert connection.slot_for_any_step(1, 0) is None
     connection.close()
     await checkpoint_service.close()
 
@@ -479,7 +479,7 @@ async def test_a_rank_that_reports_a_wrong_or_broken_slot_is_ignored(gang: Gang)
     await gang.run({0: "n0"})
     connection = gang.ranks[0].connection
     connection.report_filled(7, 1)
-    slot = connection.slot_for_any_step(1, 1, 5.0)
+    slot = connection.slot_for_any_step(1, 5.0)
     assert slot is not None
     connection.slots[slot][-64:] = bytes(64)
     connection.report_filled(slot, 1)
@@ -682,7 +682,7 @@ async def test_only_slots_that_were_filled_before_a_fence_count(gang: Gang) -> N
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     gang.ranks[0].write(0, replica(1)(0), own(0, 1))
-    slot = gang.ranks[1].connection.slot_for_any_step(1, 1, 5.0)
+    slot = gang.ranks[1].connection.slot_for_any_step(1, 5.0)
     assert slot is not None
     gang.ranks[1].write(slot, replica(1)(1), own(1, 1))
     gang.ranks[1].connection.report_filled(slot, 1)

@@ -123,9 +123,10 @@ PLACEMENT = (
     "fabric/sources/nesting.py",
     "fabric/sources/node_reports.py",
     "fabric/sources/tiers.py",
+    "fabric/cost/reliability.py",
     "fabric/estimate/failures.py",
 )
-"""Where the core's seats come from."""
+"""Where the core's seats come from, and how long the intervals of checkpoints are."""
 CORE_MAY_SHARE = (
     "muster.daemon.coordinator.core",
     *(f"muster.{path.removesuffix('.py').replace('/', '.')}" for path in PLACEMENT),

@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/store/memory",
         "checkpoint/store/streams",
         "checkpoint/store/replication",
+        "fabric/cost",
     },
     "checkpoint/store/flush": {"daemon/host", "checkpoint/format", "checkpoint/store/memory"},
     "checkpoint/store": {
@@ -192,8 +193,14 @@ ROOMS: dict[str, set[str]] = {
         "fabric/placement",
         "fabric/sources",
     },
-    "daemon/coordinator/core/detection": {"daemon/transport", "daemon/coordinator/core/state"},
+    "daemon/coordinator/core/detection": {
+        "daemon/transport",
+        "fabric/cost",
+        "fabric/estimate",
+        "daemon/coordinator/core/state",
+    },
     "daemon/coordinator/core/recovery": {
+        "fabric/cost",
         "fabric/estimate",
         "fabric/placement",
         "checkpoint/format",

@@ -21,6 +21,7 @@ from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
+from muster.checkpoint.store.commit.snapshot_interval import SnapshotCosts
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
@@ -97,6 +98,10 @@ class CommitProtocol:
         self.transfer_rates = TransferRates()
         self.order = Order()
         self.local_ranks: frozenset[int] = frozenset()
+        self.costs = SnapshotCosts()
+        """What snapshots cost in this generation. Complete on the commit leader, whose node has rank 0."""
+        self._stalls: dict[Version, float] = {}
+        """For versions that are not decided: the longest stall in seconds, of this node; on the leader of all nodes."""
         self.skipped = NO_VERSION
         """The newest version that this node will never store. Older versions that are not committed are skipped too."""
 
@@ -116,6 +121,7 @@ class CommitProtocol:
         )
         self.disagreement = None
         self._replicated_ranks, self.skipped = {}, NO_VERSION
+        self.costs, self._stalls = SnapshotCosts(order.mtbf_s), {}
         self.next_step, self._answered_ranks = 0, set()
         self._cancel_restored_version_task()
         return True
@@ -155,8 +161,9 @@ class CommitProtocol:
 
     # The shards of this node.
 
-    def record_filled(self, rank: int, version: Version) -> None:
-        """Record that a rank of this node has filled a slot."""
+    def record_filled(self, rank: int, version: Version, stall_s: float = 0.0) -> None:
+        """Record that a rank of this node has filled a slot, which held its training up for `stall_s` seconds."""
+        self._note_stall(version, stall_s)
         if version.step >= self.next_step:
             self._answered_ranks.add(rank)
 
@@ -266,6 +273,7 @@ class CommitProtocol:
             version=version.to_wire(),
             skipped=skipped,
             slot_bytes=self._largest_slot(version),
+            stall_us=round(self._stalls.get(version, 0.0) * 1e6),
         )
         for rank, replica in replicas.items():
             report.replicas.add(rank=rank, group=replica.group, digest=replica.digest)
@@ -301,8 +309,13 @@ class CommitProtocol:
             return f"{self._node} has fenced generation {self.fenced_generation}"
         replicas = {replica.rank: ReplicaDigest(replica.group, replica.digest) for replica in request.replicas}
         self._slot_bytes = max(self._slot_bytes, request.slot_bytes)
+        self._note_stall(version, request.stall_us / 1e6)
         self._record_report(request.node, version, request.skipped, replicas)
         return ""
+
+    def _note_stall(self, version: Version, stall_s: float) -> None:
+        if version > self.committed:
+            self._stalls[version] = max(stall_s, self._stalls.get(version, 0.0))
 
     def _record_report(self, node: str, version: Version, skipped: bool, replicas: ReplicaDigests) -> None:
         if skipped:
@@ -312,6 +325,8 @@ class CommitProtocol:
         if decision is None:
             return
         self._note_disagreement(decision)
+        if not decision.void:
+            self.costs.note_stall(self._stalls.get(version, 0.0))
         for member in self._peer_addresses:
             self._spawn(version.generation, self._announce(member, decision))
         self._apply_decision(decision)
@@ -381,6 +396,7 @@ class CommitProtocol:
         self._cancel_restored_version_task()
         self._shard_store.drop(lambda shard: shard.version < version, "a newer version is committed")
         self._replicated_ranks = {newer: ranks for newer, ranks in self._replicated_ranks.items() if newer > version}
+        self._stalls = {newer: stall_s for newer, stall_s in self._stalls.items() if newer > version}
 
     def _stub(self, node: str) -> "PeerServiceAsyncStub":
         if node not in self._peer_addresses:

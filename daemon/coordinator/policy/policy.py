@@ -194,6 +194,7 @@ class _Limits(BaseModel):
     journal_mib_per_job: Annotated[float, Field(gt=0)]
     journal_mib_per_user: Annotated[float, Field(gt=0)]
     lemon_after: Annotated[int, Field(ge=0)]
+    node_mtbf_hours: Annotated[float, Field(ge=0, le=1e7)]
     resume_after_check: bool
     observe: bool
 

@@ -51,6 +51,11 @@ _MAXIMA = {
     "stop_before_s": job_limits.MAX_STOP_BEFORE_S,
     "hang_after_s": job_limits.MAX_HANG_AFTER_S,
     "hang_after_idle_s": job_limits.MAX_HANG_AFTER_S,
+    "node_mtbf_s": job_limits.MAX_SECONDS,
+    "durable_every_s": job_limits.MAX_SECONDS,
+    "durable_every_steps": job_limits.MAX_STEPS,
+    "durable_keep": job_limits.MAX_STEPS,
+    "durable_keep_s": job_limits.MAX_SECONDS,
     "tensor_parallel": job_limits.MAX_RANKS,
     "context_parallel": job_limits.MAX_RANKS,
     "expert_parallel": job_limits.MAX_RANKS,
@@ -106,6 +111,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         stacks_generation=message.stacks_generation,
         disagreement=_disagreement(message.disagreement) if message.HasField("disagreement") else None,
         node_check=node_check(message.node_check) if message.HasField("node_check") else None,
+        snapshot_cost=_snapshot_cost(message.snapshot_cost) if message.HasField("snapshot_cost") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
@@ -187,6 +193,10 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         if_worse=_if_worse(message.if_worse),
         retries=message.retries,
         smaller=tuple(message.smaller),
+        node_mtbf_s=message.node_mtbf_s,
+        durable_every_steps=message.durable_every_steps,
+        durable_every_s=message.durable_every_s,
+        durable_auto=message.durable_auto,
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
@@ -427,6 +437,10 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
         return None
     fetch_us = tuple(message.fetch_us) if len(message.fetch_us) == count else ()
     return events.BlockTimes(message.first_block, tuple(message.compute_us), tuple(message.wait_us), fetch_us)
+
+
+def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:
+    return events.SnapshotCost(message.every, message.auto_interval, message.stall_us / 1e6, message.step_us / 1e6)
 
 
 def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:

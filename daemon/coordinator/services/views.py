@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import lemons
+from muster.daemon.coordinator.core.recovery import flushing
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state.durable_state import (
@@ -54,9 +55,45 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         not_finite=gang.not_finite,
         wider_groups=gang.wider_groups,
         extra_communication_s=gang.extra_communication_s,
+        checkpoint=checkpoint_view(gang, seen),
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
+    return view
+
+
+def checkpoint_view(gang: Gang, seen: ObservedGang) -> api_pb2.CheckpointView:
+    """What is kept of a gang, how often, what that costs, and what a fault loses now."""
+    reports = (agent.status for agent in seen.agents.values() if agent.attached)
+    cost = next((status.snapshot_cost for status in reports if status.snapshot_cost is not None), None)
+    flush, flush_s, stall_s = gang.flush, seen.flush_costs.took_s, seen.flush_costs.stall_s
+    view = api_pb2.CheckpointView(
+        mtbf_s=gang.mtbf_s,
+        durable_every_s=flushing.durable_interval_s(gang, seen),
+        durable_every_steps=gang.spec.durable_every_steps,
+        durable_auto=gang.spec.durable_auto,
+        flush_s=flush_s,
+        flush_stall_s=stall_s,
+        durable_path=gang.durable_path,
+    )
+    if cost is not None:
+        view.every, view.auto_interval, view.cost = cost.every, cost.auto, cost.share
+        view.stall_s, view.step_s = cost.stall_s, cost.step_s
+    step_s = seen.pace.median_step_s or (cost.step_s if cost is not None else 0.0)
+    if flush is not None:
+        view.flush_serial, view.flush_error = flush.serial, flush.error
+        view.flushing = not flushing.is_over(gang)
+    between_s = view.durable_every_s or view.durable_every_steps * step_s
+    view.durable_cost = min(1.0, stall_s / between_s) if between_s else 0.0
+    step = seen.step_number
+    committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
+    newest = max((v for v in (committed, gang.restored_version, gang.durable_version) if v is not None), default=None)
+    if newest is not None:
+        view.loses_steps = max(0, step - newest.step)
+        view.loses_s = view.loses_steps * step_s
+    if gang.durable_version is not None:
+        view.durable_loses_steps = max(0, step - gang.durable_version.step)
+        view.durable_loses_s = view.durable_loses_steps * step_s
     return view
 
 

@@ -108,6 +108,7 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     order.master_port = gang.master_port
     order.keep_stacks = gang.hang is not None
     order.agreed_groups.extend(gang.agreed_groups)
+    order.mtbf_s = gang.mtbf_s
     order.replicas_differ = gang.disagreement is not None and gang.disagreement.comparison_ends
     if gang.swap is not None:
         order.planned_swap = gang.swap.reason

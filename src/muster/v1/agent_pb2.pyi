@@ -552,6 +552,39 @@ class ReplicaTransfer(_message.Message):
 Global___ReplicaTransfer: _TypeAlias = ReplicaTransfer  # noqa: Y015
 
 @_typing.final
+class SnapshotCost(_message.Message):
+    """What snapshots cost, from the commit leader, whose node has rank 0. Medians of the newest ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_FIELD_NUMBER: _builtins.int
+    AUTO_INTERVAL_FIELD_NUMBER: _builtins.int
+    STALL_US_FIELD_NUMBER: _builtins.int
+    STEP_US_FIELD_NUMBER: _builtins.int
+    every: _builtins.int
+    """Steps between two snapshots, and whether they follow from costs and failures."""
+    auto_interval: _builtins.bool
+    stall_us: _builtins.int
+    """Microseconds for which a snapshot holds the slowest rank up; 0: not measured."""
+    step_us: _builtins.int
+    """Microseconds of one step without a snapshot; 0: not measured."""
+    def __init__(
+        self,
+        *,
+        every: _builtins.int = ...,
+        auto_interval: _builtins.bool = ...,
+        stall_us: _builtins.int = ...,
+        step_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "stall_us", b"stall_us", "step_us", b"step_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotCost: _TypeAlias = SnapshotCost  # noqa: Y015
+
+@_typing.final
 class AgentStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -615,6 +648,7 @@ class AgentStatus(_message.Message):
     DISAGREEMENT_FIELD_NUMBER: _builtins.int
     NODE_CHECK_FIELD_NUMBER: _builtins.int
     TRANSFERS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_COST_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -673,6 +707,10 @@ class AgentStatus(_message.Message):
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaTransfer]:
         """One for each node that this agent has copied shards to."""
 
+    @_builtins.property
+    def snapshot_cost(self) -> Global___SnapshotCost:
+        """From the commit leader; absent: nothing was measured."""
+
     def __init__(
         self,
         *,
@@ -696,10 +734,11 @@ class AgentStatus(_message.Message):
         disagreement: Global___ReplicaDisagreement | None = ...,
         node_check: _common_pb2.NodeCheck | None = ...,
         transfers: _abc.Iterable[Global___ReplicaTransfer] | None = ...,
+        snapshot_cost: Global___SnapshotCost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "node_check", b"node_check"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "node_check", b"node_check", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1042,6 +1081,7 @@ class Order(_message.Message):
     PLANNED_SWAP_FIELD_NUMBER: _builtins.int
     REPLICAS_DIFFER_FIELD_NUMBER: _builtins.int
     AGREED_GROUPS_FIELD_NUMBER: _builtins.int
+    MTBF_S_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -1070,6 +1110,8 @@ class Order(_message.Message):
     """
     replicas_differ: _builtins.bool
     """With RUN: replicas of this job differ for a reason of its own. Versions are committed without a comparison."""
+    mtbf_s: _builtins.float
+    """With RUN: seconds between two failures of the nodes that carry ranks; 0: not known."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -1111,10 +1153,11 @@ class Order(_message.Message):
         planned_swap: _builtins.str = ...,
         replicas_differ: _builtins.bool = ...,
         agreed_groups: _abc.Iterable[_builtins.int] | None = ...,
+        mtbf_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -375,6 +375,106 @@ class ExclusionView(_message.Message):
 Global___ExclusionView: _TypeAlias = ExclusionView  # noqa: Y015
 
 @_typing.final
+class CheckpointView(_message.Message):
+    """What is kept of a gang, how often, what that costs, and what a fault loses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MTBF_S_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    AUTO_INTERVAL_FIELD_NUMBER: _builtins.int
+    STALL_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    LOSES_STEPS_FIELD_NUMBER: _builtins.int
+    LOSES_S_FIELD_NUMBER: _builtins.int
+    DURABLE_EVERY_S_FIELD_NUMBER: _builtins.int
+    DURABLE_EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    DURABLE_AUTO_FIELD_NUMBER: _builtins.int
+    FLUSH_S_FIELD_NUMBER: _builtins.int
+    FLUSH_STALL_S_FIELD_NUMBER: _builtins.int
+    DURABLE_COST_FIELD_NUMBER: _builtins.int
+    DURABLE_LOSES_STEPS_FIELD_NUMBER: _builtins.int
+    DURABLE_LOSES_S_FIELD_NUMBER: _builtins.int
+    DURABLE_PATH_FIELD_NUMBER: _builtins.int
+    FLUSH_SERIAL_FIELD_NUMBER: _builtins.int
+    FLUSHING_FIELD_NUMBER: _builtins.int
+    FLUSH_ERROR_FIELD_NUMBER: _builtins.int
+    mtbf_s: _builtins.float
+    """Seconds between two failures of the job's nodes, as observed or configured; 0: not known."""
+    every: _builtins.int
+    """Snapshots in memory: steps between two of them; 0: none was reported."""
+    auto_interval: _builtins.bool
+    """every="auto": the interval follows from costs and failures."""
+    stall_s: _builtins.float
+    """Seconds for which a snapshot holds the training up, and of one step without it; 0: not measured."""
+    step_s: _builtins.float
+    cost: _builtins.float
+    """The share of the time that snapshots cost (0.01: 1 %)."""
+    loses_steps: _builtins.int
+    """What is lost if a node fails now: steps after the newest committed version, and their seconds. Absent: all."""
+    loses_s: _builtins.float
+    durable_every_s: _builtins.float
+    """Durable checkpoints while the job trains: seconds or steps between two of them; both 0: only when something else asks
+    for one.
+    """
+    durable_every_steps: _builtins.int
+    durable_auto: _builtins.bool
+    """The interval follows from costs and failures."""
+    flush_s: _builtins.float
+    """Seconds that the newest complete one took, and for which a flush holds the training up on average."""
+    flush_stall_s: _builtins.float
+    durable_cost: _builtins.float
+    """The share of the time that flushes at this interval cost."""
+    durable_loses_steps: _builtins.int
+    """What is lost if all memory is lost now. Absent: all."""
+    durable_loses_s: _builtins.float
+    durable_path: _builtins.str
+    """The newest complete durable checkpoint; empty: there is none."""
+    flush_serial: _builtins.int
+    """The newest flush; 0: there was none. `flushing`: it runs. `flush_error`: why it has failed."""
+    flushing: _builtins.bool
+    flush_error: _builtins.str
+    def __init__(
+        self,
+        *,
+        mtbf_s: _builtins.float = ...,
+        every: _builtins.int = ...,
+        auto_interval: _builtins.bool = ...,
+        stall_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        cost: _builtins.float = ...,
+        loses_steps: _builtins.int | None = ...,
+        loses_s: _builtins.float = ...,
+        durable_every_s: _builtins.float = ...,
+        durable_every_steps: _builtins.int = ...,
+        durable_auto: _builtins.bool = ...,
+        flush_s: _builtins.float = ...,
+        flush_stall_s: _builtins.float = ...,
+        durable_cost: _builtins.float = ...,
+        durable_loses_steps: _builtins.int | None = ...,
+        durable_loses_s: _builtins.float = ...,
+        durable_path: _builtins.str = ...,
+        flush_serial: _builtins.int = ...,
+        flushing: _builtins.bool = ...,
+        flush_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "loses_steps", b"loses_steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "cost", b"cost", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_s", b"mtbf_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
+    _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015
+    _WhichOneofReturnType__loses_steps: _TypeAlias = _typing.Literal["loses_steps"]  # noqa: Y015
+    _WhichOneofArgType__loses_steps: _TypeAlias = _typing.Literal["_loses_steps", b"_loses_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__durable_loses_steps) -> _WhichOneofReturnType__durable_loses_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loses_steps) -> _WhichOneofReturnType__loses_steps | None: ...
+
+Global___CheckpointView: _TypeAlias = CheckpointView  # noqa: Y015
+
+@_typing.final
 class GangView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -399,6 +499,7 @@ class GangView(_message.Message):
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     WIDER_GROUPS_FIELD_NUMBER: _builtins.int
     EXTRA_COMMUNICATION_S_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -435,6 +536,8 @@ class GangView(_message.Message):
     def exclusions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExclusionView]:
         """The nodes that Slurm was told to leave out of the job's next start."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointView: ...
     def __init__(
         self,
         *,
@@ -459,10 +562,11 @@ class GangView(_message.Message):
         not_finite: _builtins.str = ...,
         wider_groups: _builtins.str = ...,
         extra_communication_s: _builtins.float = ...,
+        checkpoint: Global___CheckpointView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

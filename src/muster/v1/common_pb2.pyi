@@ -174,6 +174,12 @@ class JobSpec(_message.Message):
     SMALLER_FIELD_NUMBER: _builtins.int
     ESTIMATE_TABLES_FIELD_NUMBER: _builtins.int
     SPREADING_FIELD_NUMBER: _builtins.int
+    NODE_MTBF_S_FIELD_NUMBER: _builtins.int
+    DURABLE_EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    DURABLE_EVERY_S_FIELD_NUMBER: _builtins.int
+    DURABLE_AUTO_FIELD_NUMBER: _builtins.int
+    DURABLE_KEEP_FIELD_NUMBER: _builtins.int
+    DURABLE_KEEP_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -236,6 +242,17 @@ class JobSpec(_message.Message):
     """The tables of job.toml that estimates need, as JSON, for `muster diagnose`. The coordinator does not read it. Empty:
     the launcher did not say.
     """
+    node_mtbf_s: _builtins.float
+    """Seconds between two failures of one node of the job; 0: what the coordinator has observed."""
+    durable_every_steps: _builtins.int
+    """When a version is written to `durable_dir` while the job trains: after so many steps, or seconds, or at the interval
+    that the costs and failures give. None of them: only when something else asks for it.
+    """
+    durable_every_s: _builtins.float
+    durable_auto: _builtins.bool
+    durable_keep: _builtins.int
+    """How many of its own durable checkpoints the gang keeps, and for how many seconds older ones stay; 0: no such limit."""
+    durable_keep_s: _builtins.float
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -304,10 +321,16 @@ class JobSpec(_message.Message):
         smaller: _abc.Iterable[_builtins.int] | None = ...,
         estimate_tables: _builtins.str = ...,
         spreading: Global___Spreading | None = ...,
+        node_mtbf_s: _builtins.float = ...,
+        durable_every_steps: _builtins.int = ...,
+        durable_every_s: _builtins.float = ...,
+        durable_auto: _builtins.bool = ...,
+        durable_keep: _builtins.int = ...,
+        durable_keep_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

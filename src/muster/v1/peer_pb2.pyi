@@ -278,6 +278,7 @@ class StoredReport(_message.Message):
     SKIPPED_FIELD_NUMBER: _builtins.int
     SLOT_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    STALL_US_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     skipped: _builtins.bool
@@ -286,6 +287,8 @@ class StoredReport(_message.Message):
     """
     slot_bytes: _builtins.int
     """The largest slot of this node's ranks, in bytes."""
+    stall_us: _builtins.int
+    """The longest time for which the snapshot held a rank of this node up (RankFilled.stall_us)."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -301,10 +304,11 @@ class StoredReport(_message.Message):
         skipped: _builtins.bool = ...,
         slot_bytes: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaDigest] | None = ...,
+        stall_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "replicas", b"replicas", "skipped", b"skipped", "slot_bytes", b"slot_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "replicas", b"replicas", "skipped", b"skipped", "slot_bytes", b"slot_bytes", "stall_us", b"stall_us", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

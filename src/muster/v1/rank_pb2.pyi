@@ -80,17 +80,29 @@ class RankFilled(_message.Message):
 
     SLOT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    STALL_US_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    AUTO_INTERVAL_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     step: _builtins.int
+    stall_us: _builtins.int
+    """Microseconds for which this snapshot held the training up, without the wait for a slot. 0: not measured."""
+    every: _builtins.int
+    """Steps between two snapshots now."""
+    auto_interval: _builtins.bool
+    """The interval follows from costs and failures (every="auto")."""
     def __init__(
         self,
         *,
         slot: _builtins.int = ...,
         step: _builtins.int = ...,
+        stall_us: _builtins.int = ...,
+        every: _builtins.int = ...,
+        auto_interval: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slot", b"slot", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "slot", b"slot", "stall_us", b"stall_us", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -421,6 +433,32 @@ class AgentStop(_message.Message):
 Global___AgentStop: _TypeAlias = AgentStop  # noqa: Y015
 
 @_typing.final
+class AgentInterval(_message.Message):
+    """To rank 0 of a job that leaves the interval to Muster: the best one now. Rank 0 tells the other ranks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_FIELD_NUMBER: _builtins.int
+    PERIOD_FIELD_NUMBER: _builtins.int
+    every: _builtins.int
+    """Steps between two snapshots."""
+    period: _builtins.int
+    """Steps after which the ranks look whether the interval has changed."""
+    def __init__(
+        self,
+        *,
+        every: _builtins.int = ...,
+        period: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "period", b"period"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentInterval: _TypeAlias = AgentInterval  # noqa: Y015
+
+@_typing.final
 class AgentRankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -428,6 +466,7 @@ class AgentRankMessage(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     SLOT_FREE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def restore(self) -> Global___AgentRestore: ...
     @_builtins.property
@@ -436,6 +475,8 @@ class AgentRankMessage(_message.Message):
     def slot_free(self) -> Global___AgentSlotFree: ...
     @_builtins.property
     def stop(self) -> Global___AgentStop: ...
+    @_builtins.property
+    def interval(self) -> Global___AgentInterval: ...
     def __init__(
         self,
         *,
@@ -443,12 +484,13 @@ class AgentRankMessage(_message.Message):
         slots: Global___AgentSlots | None = ...,
         slot_free: Global___AgentSlotFree | None = ...,
         stop: Global___AgentStop | None = ...,
+        interval: Global___AgentInterval | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "interval", b"interval", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "interval", b"interval", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["restore", "slots", "slot_free", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["restore", "slots", "slot_free", "stop", "interval"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

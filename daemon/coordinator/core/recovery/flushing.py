@@ -1,15 +1,27 @@
 """Flushes to durable storage: which version, who writes it, and when it is written."""
 
+from math import inf
+
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Flush, Gang
 from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.fabric.cost.reliability import daly_interval
 
 FLUSH_TIMEOUT_S = 120.0
 """Seconds after which a flush that is not complete has failed."""
+RETRY_S = 60.0
+"""Seconds between a failed flush and the next one that the job's policy asks for."""
+MEMORY_LOST_SHARE = 0.1
+"""Share of the failures after which no memory holds the state: several nodes at once, or a requeue. An assumption."""
+LEAST_COST = 0.01
+"""Part of its time that a flush costs the training at least: less can't be told from the length of a step."""
+UNMEASURED_INTERVAL_S = 600.0
+"""Seconds to the first flush with durable_every = auto: nothing is known of its cost before."""
 
 
 def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
@@ -57,6 +69,8 @@ def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
     chosen = restore_plan.choose_sources(
         gang_turn.shards_in_memory(), version, gang_turn.gang.ranks_of(version), home, leaving
     )
+    observed = gang_turn.observed
+    observed.flush_costs.begin(serial, observed.last_step, gang_turn.now)
     gang_turn.turn.record(facts.FlushOrdered(gang_turn.gang.id, serial, version, chosen, reason))
 
 
@@ -76,6 +90,66 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
         return
     if not circuit_breaker.why_no_request(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
         _order_flush(gang_turn, version, f"asked for by {asked_by}")
+
+
+def start_due_flush(gang_turn: GangTurn) -> None:
+    """Order the flush that is due by the job's policy (`durable_every`), once no other flush runs.
+
+    After a failed flush the policy asks again as often as before, but not within RETRY_S: storage that is full or dead
+    stays so for some time. Training goes on meanwhile.
+    """
+    gang = gang_turn.gang
+    words = _policy_words(gang_turn)
+    if not words or gang.phase is not Phase.RUNNING or (gang.flush and not is_over(gang)):
+        return
+    version = unsaved_version(gang_turn)
+    if version is None:
+        return
+    due_at = _due_at(gang_turn, version)
+    if gang_turn.now < due_at:
+        if due_at < inf:
+            gang_turn.turn.tick_at(due_at)
+    elif circuit_breaker.why_no_request(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+        gang_turn.turn.tick_at(gang_turn.now + RETRY_S)
+    else:
+        _order_flush(gang_turn, version, words)
+
+
+def _due_at(gang_turn: GangTurn, version: Version) -> float:
+    """When `version` shall be written by the job's policy (seconds); infinite: a later version."""
+    gang = gang_turn.gang
+    retry_at = gang.flush.asked_at + RETRY_S if gang.flush and gang.flush.error else 0.0
+    if (every_steps := gang.spec.durable_every_steps) > 0:
+        saved = gang.durable_version.step if gang.durable_version is not None else 0
+        return retry_at if version.step - saved >= every_steps else inf
+    before = gang.flush.asked_at if gang.flush else gang.registered_at
+    return max(before + durable_interval_s(gang, gang_turn.observed), retry_at)
+
+
+def durable_interval_s(gang: Gang, observed: ObservedGang) -> float:
+    """Seconds between two durable checkpoints by the job's policy; 0: the policy does not count seconds.
+
+    With "auto" it is Daly's interval for what a flush costs the training. Only failures that take all memory count: one
+    in 1 / MEMORY_LOST_SHARE. Storage is shared, so it rests for at least as long as a flush takes.
+    """
+    spec = gang.spec
+    if not spec.durable_auto:
+        return spec.durable_every_s
+    took_s, stall_s = observed.flush_costs.took_s, observed.flush_costs.stall_s
+    if not took_s or not gang.mtbf_s:
+        return UNMEASURED_INTERVAL_S
+    cost_s = max(stall_s, LEAST_COST * took_s)
+    return max(daly_interval(gang.mtbf_s / MEMORY_LOST_SHARE, cost_s), 2 * took_s)
+
+
+def _policy_words(gang_turn: GangTurn) -> str:
+    """The job's policy as the reason of a flush; empty: it has none."""
+    spec = gang_turn.gang.spec
+    if spec.durable_every_steps:
+        return f"durable_every = {spec.durable_every_steps} steps"
+    if spec.durable_auto:
+        return f"durable_every = auto, now {durable_interval_s(gang_turn.gang, gang_turn.observed) / 60:.1f} minutes"
+    return f"durable_every = {spec.durable_every_s / 60:g} minutes" if spec.durable_every_s else ""
 
 
 def is_over(gang: Gang) -> bool:
@@ -104,6 +178,8 @@ def check_flush(gang_turn: GangTurn) -> None:
     if error:
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", error))
     elif not index.flush_pending:
+        observed = gang_turn.observed
+        observed.flush_costs.end(flush.serial, observed.last_step, observed.pace.median_step_s, gang_turn.now)
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, durable_path(gang, flush.version), ""))
     else:
         gang_turn.turn.tick_at(late_at + 0.01)

@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.detection import (
     corruption_detector,
     departure,
     failure_detector,
+    failure_rate,
     hang_detector,
     node_checks,
     progress_timeouts,
@@ -299,6 +300,9 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             close_copies=close,
             wider_groups=wider,
             extra_communication_s=extra_s,
+            mtbf_s=failure_rate.job_mtbf_s(
+                gang_turn.turn.state, gang_turn.turn.limits, gang.spec, len(seats), gang_turn.now
+            ),
         )
     )
 
@@ -429,6 +433,7 @@ def _run(gang_turn: GangTurn) -> None:
         straggler_detector.detect_stragglers(gang_turn)
         planned_swap.respond(gang_turn)
         flushing.start_requested_flush(gang_turn)
+        flushing.start_due_flush(gang_turn)
 
 
 def _first_step(gang_turn: GangTurn) -> int:

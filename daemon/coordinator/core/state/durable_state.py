@@ -63,6 +63,8 @@ class Node:
     """The newest check that the coordinator asked for and that has ended."""
     resumed_at: float = 0.0
     """When Muster last resumed the node (seconds); 0: never."""
+    registered_at: float = 0.0
+    """When the node's daemon was first heard (seconds); 0: an earlier version of Muster has not noted it."""
     failed_again: bool = False
     """The node went out of service soon after Muster had resumed it, and nobody has resumed it since."""
 
@@ -338,6 +340,8 @@ class Gang:
     """The network of its nodes, as noted last; None: nothing is known but the leaves of members."""
     extra_communication_s: float = 0.0
     """What that costs in each step, in predicted seconds."""
+    mtbf_s: float = 0.0
+    """Seconds between two failures of the nodes that carry ranks, as known when the generation started; 0: unknown."""
     runs_given_back: int = 0
     """Runs of the job in a row that gave their nodes back, because groups would have lain wider than asked."""
 

@@ -83,6 +83,12 @@ class GangSpec:
     """What a node and its buddy shall not share, as in Spreading (common.proto)."""
     spread_spares: tuple[str, ...] = ()
     """What two spares shall not share, likewise."""
+    node_mtbf_s: float = 0.0
+    """Seconds between two failures of one node; 0: what the coordinator has observed."""
+    durable_every_steps: int = 0
+    durable_every_s: float = 0.0
+    durable_auto: bool = False
+    """When a version is written to `durable_dir` while the gang trains, as in JobSpec (common.proto)."""
 
     @property
     def fewest(self) -> int:
@@ -224,6 +230,22 @@ class NodeCheck:
     counters: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotCost:
+    """What snapshots cost (SnapshotCost in agent.proto). Times are seconds; 0: not measured."""
+
+    every: int
+    auto: bool
+    stall_s: float
+    step_s: float
+
+    @property
+    def share(self) -> float:
+        """The share of the training time that snapshots take."""
+        between = self.every * self.step_s + self.stall_s
+        return self.stall_s / between if between > 0 else 0.0
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
@@ -255,6 +277,8 @@ class AgentStatus:
     disagreement: ReplicaDisagreement | None = None
     """From the commit leader: the first version of its generation on which replicas disagree."""
     node_check: NodeCheck | None = None
+    snapshot_cost: SnapshotCost | None = None
+    """From the commit leader: what snapshots cost in its generation; None: nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,7 @@ class GenerationStarted:
     `wider_groups`: which groups lie in more leaves or pods than the job asks, in words; empty: none.
     `extra_communication_s`: what that costs in each step, in predicted seconds.
     `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
+    `mtbf_s`: seconds between two failures of the nodes that carry ranks, as far as that is known then.
     """
 
     gang: str
@@ -236,6 +237,7 @@ class GenerationStarted:
     wider_groups: str = ""
     extra_communication_s: float = 0.0
     close_copies: str = ""
+    mtbf_s: float = 0.0
 
 
 @keeps_stored_names

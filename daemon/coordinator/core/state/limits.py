@@ -51,6 +51,8 @@ class Limits:
     """The same for all gangs of one user."""
     lemon_after: int = 3
     """Failures of a node within 30 days with which it is named a lemon; 0: no node is."""
+    node_mtbf_hours: float = 0.0
+    """Hours between two failures of one node of the site; 0: as observed."""
     resume_after_check: bool = False
     """Muster resumes a node that it has drained itself, once the node has passed a check."""
     observe: bool = False

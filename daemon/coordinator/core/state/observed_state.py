@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
-from muster.daemon.coordinator.core.state.step_pace import StepPace
+from muster.daemon.coordinator.core.state.step_pace import FlushCosts, StepPace
 from muster.fabric.sources.node_reports import NodeReport
 
 COORDINATOR = "coordinator"
@@ -136,6 +136,7 @@ class ObservedGang:
     """Since when agents report errors that no order mends, or SIGTERM; 0: none does."""
     cancel_requested_by: str = ""
     """Who has asked to cancel the gang; empty: nobody, or the request is carried out."""
+    flush_costs: FlushCosts = field(default_factory=FlushCosts)
     flush_requested_by: str = ""
     """Who has asked for a durable checkpoint; empty: nobody, or the request is carried out."""
     flushed_for: set[str] = field(default_factory=set)

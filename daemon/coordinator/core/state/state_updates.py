@@ -197,6 +197,7 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
     node = _node(state, fact.node)
     if isinstance(fact, facts.NodeRegistered):
         node.boot_id, node.probe_address, node.addresses = fact.boot_id, fact.probe_address, fact.addresses
+        node.registered_at = node.registered_at or at
     else:
         node.health = check_node_transition(node.health, fact.health)
         if fact.health not in OUT_OF_SERVICE:
@@ -418,6 +419,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.restored_version, gang.restore_sources = fact.version, fact.sources
     gang.agreed_groups = fact.agreed_groups
+    gang.mtbf_s = fact.mtbf_s
     if fact.version is not None and fact.warning:
         _note_disagreement(gang, fact.version, "", f"step {fact.version.step} is restored: {fact.warning}")
     gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory does not change it

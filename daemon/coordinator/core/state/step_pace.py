@@ -1,4 +1,7 @@
-"""How fast a gang trains, as its agents' statuses show. Nothing of it is journaled: it is measured again."""
+"""How fast a gang trains, as its agents' statuses show, and how much flushes slow it down.
+
+Nothing of it is journaled: it is measured again.
+"""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,6 +10,8 @@ from muster.daemon.coordinator.core.state.events import AgentStatus
 
 _STEPS_KEPT = 32
 """Number of newest steps over which the median is taken."""
+_FLUSHES_KEPT = 8
+"""Number of newest flushes over which the mean is taken."""
 _STEPS_FOR_MEDIAN = 3
 """Number of steps from which on the median is meaningful."""
 
@@ -44,6 +49,36 @@ class StepPace:
             if len(self._steps) >= _STEPS_FOR_MEDIAN:
                 self.median_step_s = sorted(self._steps)[len(self._steps) // 2]
         self._stepped_at = now
+
+
+@dataclass(slots=True)
+class FlushCosts:
+    """What flushes of one gang take and cost, in seconds; 0: not measured."""
+
+    took_s: float = 0.0
+    """How long the newest complete flush took."""
+    _began: tuple[int, tuple[int, int], float] | None = None
+    """The running flush: its serial, the newest (generation, step) when it was ordered, and when that was."""
+    _stalls: deque[float] = field(default_factory=lambda: deque(maxlen=_FLUSHES_KEPT))
+
+    @property
+    def stall_s(self) -> float:
+        """Mean for which a flush held the training up: its time, less the steps that were finished meanwhile."""
+        return max(0.0, sum(self._stalls) / len(self._stalls)) if self._stalls else 0.0
+
+    def begin(self, serial: int, step: tuple[int, int], now: float) -> None:
+        """A flush is ordered. `step`: the newest finished (generation, step)."""
+        self._began = serial, step, now
+
+    def end(self, serial: int, step: tuple[int, int], median_step_s: float, now: float) -> None:
+        """The flush is complete. Without a known pace, or after a restart meanwhile, only its time is known."""
+        if self._began is None or self._began[0] != serial:
+            return
+        _, before, began = self._began
+        self._began, self.took_s = None, now - began
+        if median_step_s > 0 and before[0] == step[0]:
+            # Negative values count as well: the first and the last step were part of the flush in part only.
+            self._stalls.append(self.took_s - (step[1] - before[1]) * median_step_s)
 
 
 def _in_phase(status: AgentStatus) -> bool:

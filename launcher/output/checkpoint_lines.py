@@ -1,0 +1,64 @@
+"""What `muster status` says of checkpoints: how often they are made, what that costs, what a fault loses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from muster.v1.api_pb2 import CheckpointView
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
+
+
+def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
+    """Title and text of each line."""
+    if view.every:
+        yield "snapshots", "; ".join(_snapshot_words(view))
+    if view.durable_every_s or view.durable_every_steps or view.durable_path or view.flush_serial:
+        yield "durable", "; ".join(_durable_words(view))
+    if view.mtbf_s and (view.auto_interval or view.durable_auto):
+        yield "failures", f"one of the job's nodes fails every {duration(view.mtbf_s)}, as configured or observed"
+
+
+def _snapshot_words(view: CheckpointView) -> Iterator[str]:
+    every = "every step" if view.every == 1 else f"every {view.every} steps"
+    yield f"{every} (auto)" if view.auto_interval else every
+    if view.stall_s:
+        yield f"{duration(view.stall_s)} each, {view.cost:.2%} of the time"
+    if view.HasField("loses_steps"):
+        yield f"a fault now loses {_loss(view.loses_steps, view.loses_s)}"
+
+
+def _durable_words(view: CheckpointView) -> Iterator[str]:
+    if view.durable_every_steps:
+        yield f"every {view.durable_every_steps} steps"
+    elif view.durable_every_s:
+        yield f"every {duration(view.durable_every_s)}" + (" (auto)" if view.durable_auto else "")
+    if view.flush_s:
+        held_up = f", which hold the training up for {duration(view.flush_stall_s)}" if view.flush_stall_s else ""
+        yield f"{duration(view.flush_s)} each{held_up}, {view.durable_cost:.2%} of the time"
+    if view.flushing:
+        yield f"flush {view.flush_serial} runs"
+    elif view.flush_error:
+        yield f"flush {view.flush_serial} failed: {view.flush_error}"
+    if view.HasField("durable_loses_steps"):
+        yield f"without any memory a fault now loses {_loss(view.durable_loses_steps, view.durable_loses_s)}"
+    if view.durable_path:
+        yield f"newest: {view.durable_path}"
+
+
+def _loss(steps: int, seconds: float) -> str:
+    words = "1 step" if steps == 1 else f"{steps} steps"
+    return f"{words}, {duration(seconds)}" if seconds else words
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: "43 ms", "7.2 s", "12 min", "5.5 h", "12 days"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.3g} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.3g} min"
+    if seconds < 2 * _DAY_S:
+        return f"{seconds / _HOUR_S:.3g} h"
+    return f"{seconds / _DAY_S:,.0f} days"

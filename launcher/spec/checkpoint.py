@@ -1,0 +1,53 @@
+"""[checkpoint] of job.toml: where checkpoints are kept, how often they become durable, and for how long. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from muster.daemon.transport import job_limits
+from muster.launcher.spec.table import Table
+
+MINUTE_S, HOUR_S = 60.0, 3600.0
+_EVERY = re.compile(r"(\d+) (step|minute)s?")
+AUTO = "auto"
+
+Hours = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
+class CheckpointTable(Table):
+    """[checkpoint]: where checkpoints are kept."""
+
+    memory: Annotated[bool, Field(strict=True)] = True
+    durable_every: str = ""
+    """Write a durable checkpoint while the job trains: "500 steps", "30 minutes" or "auto". Empty: never unasked."""
+    durable_keep: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
+    """The newest so many of this job's durable checkpoints are kept. 0: all, unless durable_keep_hours is given."""
+    durable_keep_hours: Hours = 0.0
+    """Older ones are kept for so many hours. 0: none, if durable_keep is given."""
+    node_mtbf_hours: Hours = 0.0
+    """Hours between two failures of one node, for intervals that Muster chooses. 0: as observed."""
+
+    @field_validator("durable_every")
+    @classmethod
+    def _check_durable_every(cls, value: str) -> str:
+        found = _EVERY.fullmatch(value)
+        if value not in ("", AUTO) and (found is None or not 0 < int(found[1]) <= job_limits.MAX_STEPS):
+            raise ValueError('must be a number of steps or minutes, or "auto": "500 steps", "30 minutes"')
+        return value
+
+    @property
+    def durable_every_steps(self) -> int:
+        """Steps between two durable checkpoints; 0: steps don't count."""
+        return self._every("step")
+
+    @property
+    def durable_every_s(self) -> float:
+        """Seconds between two durable checkpoints; 0: the time does not count."""
+        return self._every("minute") * MINUTE_S
+
+    def _every(self, unit: str) -> int:
+        found = _EVERY.fullmatch(self.durable_every)
+        return int(found[1]) if found and found[2] == unit else 0

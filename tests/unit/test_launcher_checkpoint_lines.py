@@ -1,0 +1,70 @@
+"""What `muster status` says of a gang's checkpoints."""
+
+from muster.daemon.coordinator.core.state.events import AgentStatus, SnapshotCost
+from muster.daemon.coordinator.services.views import gang_view
+from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
+from muster.simulator.scenarios.scenario import Scenario
+from muster.v1.api_pb2 import CheckpointView
+
+
+def lines(view: CheckpointView) -> dict[str, str]:
+    return dict(checkpoint_lines(view))
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    assert lines(CheckpointView()) == {}
+
+
+def test_what_was_chosen_what_it_costs_and_what_a_fault_loses() -> None:
+    view = CheckpointView(
+        mtbf_s=28_800, every=9, auto_interval=True, stall_s=0.043, step_s=5.0, cost=0.00096, loses_steps=7, loses_s=35.0
+    )
+    assert lines(view) == {
+        "snapshots": "every 9 steps (auto); 43 ms each, 0.10% of the time; a fault now loses 7 steps, 35 s",
+        "failures": "one of the job's nodes fails every 8 h, as configured or observed",
+    }
+
+
+def test_a_user_s_own_interval_is_shown_with_its_cost() -> None:
+    view = CheckpointView(mtbf_s=1, every=1, stall_s=0.007, step_s=0.1, cost=0.065, loses_steps=1, loses_s=0.1)
+    assert lines(view) == {"snapshots": "every step; 7 ms each, 6.50% of the time; a fault now loses 1 step, 100 ms"}
+
+
+def test_durable_checkpoints() -> None:
+    view = CheckpointView(
+        durable_every_s=1800, durable_auto=True, flush_s=6.2, flush_stall_s=0.25, durable_cost=0.00014,
+        durable_loses_steps=214, durable_loses_s=1070, durable_path="/d/step_00000800_g1_g", flush_serial=3,
+    )  # fmt: skip
+    assert lines(view)["durable"] == (
+        "every 30 min (auto); 6.2 s each, which hold the training up for 250 ms, 0.01% of the time; "
+        "without any memory a fault now loses 214 steps, 17.8 min; newest: /d/step_00000800_g1_g"
+    )
+    assert "flush 4 runs" in lines(CheckpointView(flush_serial=4, flushing=True))["durable"]
+    failed = CheckpointView(durable_every_steps=500, flush_serial=4, flush_error="n1: /d is full")
+    assert lines(failed)["durable"] == "every 500 steps; flush 4 failed: n1: /d is full"
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0.0004, 0.9, 90, 150, 7300, 200_000, 1e8)] == [
+        "0.4 ms", "900 ms", "90 s", "2.5 min", "2.03 h", "2 days", "1,157 days",
+    ]  # fmt: skip
+
+
+def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:
+    world = Scenario(2, 0, flush_s=1.0, durable_dir="/durable", durable_every_steps=50, node_mtbf_s=7200.0)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 70)
+    seen = world.core.observed.gang("g")
+    seen.agents["n0"].status = AgentStatus(
+        committed=seen.agents["n0"].status.committed, snapshot_cost=SnapshotCost(4, True, 0.02, 0.18)
+    )
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint
+    assert (view.every, view.auto_interval) == (4, True)
+    assert abs(view.cost - 0.02 / (4 * 0.18 + 0.02)) < 1e-9
+    assert view.mtbf_s == 3600.0
+    assert view.HasField("loses_steps")
+    assert 0 <= view.loses_steps <= 5
+    assert view.durable_every_steps == 50
+    assert world.gang.durable_version is not None
+    assert view.durable_loses_steps == seen.step_number - world.gang.durable_version.step > 0
+    assert view.flush_serial == 1
+    assert view.durable_path == world.gang.durable_path
