@@ -31,6 +31,7 @@ COMMANDS = (
     Entry("events", "show the events of a job and their reasons"),
     Entry("logs", "show the output of a job's ranks"),
     Entry("cancel", "end a job"),
+    Entry("flush", "write the newest step in memory to durable storage"),
     Entry("swap", "let a spare take the place of a node of a job"),
     Entry("drain", "drain a node, and move the ranks on it to spares (operators)"),
     Entry("nodes", "list all nodes and their health"),

@@ -125,6 +125,15 @@ class CoordinatorClient:
         """Cancels the gang. Returns the coordinator's answer in words."""
         return (await self._answer(self._stub.Cancel(ref, timeout=CALL_TIMEOUT_S))).text
 
+    async def flush(self, ref: pb.GangRef) -> int:
+        """Has the newest step in memory written to durable storage. Returns the number of the flush within the gang.
+
+        Raises:
+            WrongInput: the job has no durable_dir.
+            NotNow: nothing can be flushed now.
+        """
+        return (await self._answer(self._stub.Flush(ref, timeout=CALL_TIMEOUT_S))).serial
+
     async def swap(self, ref: pb.GangRef, node: str, reason: str) -> pb.SwapReply:
         """Asks that a spare takes the place of `node`.
 

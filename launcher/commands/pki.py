@@ -45,16 +45,16 @@ def _days(text: str) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    from muster.launcher.commands import pki_files  # only here: it imports cryptography
+    from muster.launcher.certificates import certificate_files  # only here: it imports cryptography
 
     try:
         if options.action == "init":
-            pki_files.make_files(options.folder, options.hosts, options.days)
+            certificate_files.make_files(options.folder, options.hosts, options.days)
         elif options.action == "renew":
-            pki_files.renew_files(options.folder, options.hosts, options.days)
+            certificate_files.renew_files(options.folder, options.hosts, options.days)
         else:
             for file in options.files:
-                print(pki_files.description(file), flush=True)
+                print(certificate_files.description(file), flush=True)
     except TlsError as error:
         raise WrongInput(str(error)) from None
     except OSError as error:

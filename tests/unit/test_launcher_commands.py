@@ -17,6 +17,8 @@ from muster.daemon.host import rank_log_files
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import COMMANDS, main, parser
+from muster.launcher.commands.flush import Outcome as Flushed
+from muster.launcher.commands.flush import outcome_of_flush
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
@@ -27,7 +29,7 @@ from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.v1.agent_pb2 import LinkMeasurement
-from muster.v1.api_pb2 import EventsRequest, GangView, NodeView, RecoveryView, SwapReply
+from muster.v1.api_pb2 import CheckpointView, EventsRequest, GangView, NodeView, RecoveryView, SwapReply
 
 SPEC = """
 name = "tiny"
@@ -239,9 +241,9 @@ async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytes
     assert status != 0
 
 
-async def _training(world: ScriptedWorld) -> None:
+async def _training(world: ScriptedWorld, **spec: Any) -> None:
     """Both ranks have finished step 3, and keep it."""
-    await world.start_agents(NODES)
+    await world.start_agents(NODES, **spec)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
@@ -269,6 +271,54 @@ async def test_swap_waits_for_the_outcome(world: ScriptedWorld, capsys: pytest.C
     assert said[1].startswith("n3 took the place of n2 after step 3: no step was repeated, ")
     with pytest.raises(NotNow):
         await muster(world, "swap", "1", "n1")
+
+
+async def test_flush_waits_for_the_durable_checkpoint(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await _training(world, durable_dir="/durable")
+    async with CoordinatorClient(world.address, SecretCredentials(world.folder.parent / "secret")) as coordinator:
+        async for view in coordinator.watch(gang_ref("1")):
+            if view.committed.step == 3:
+                break
+    assert await muster(world, "flush", "1") == 0
+    gang = gang_of(world, 1)
+    assert outputs(capsys)[0].splitlines() == [f"/durable/step_00000003_g1_{gang}"]
+    assert await muster(world, "flush", "--no-wait", "1") == 0
+    assert outputs(capsys)[0].splitlines() == ["flush 2 is ordered"]
+
+
+async def test_flush_of_a_job_without_a_durable_folder(world: ScriptedWorld) -> None:
+    await _training(world)
+    with pytest.raises(WrongInput, match="this job has no durable_dir to flush to"):
+        await muster(world, "flush", "1")
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (GangView(), None),
+        (GangView(checkpoint=CheckpointView(flush_serial=2)), None),
+        (GangView(checkpoint=CheckpointView(flush_serial=3, flushing=True)), None),
+        (
+            GangView(checkpoint=CheckpointView(flush_serial=3, durable_path="/d/step_7")),
+            Flushed(True, "/d/step_7"),
+        ),
+        (
+            GangView(checkpoint=CheckpointView(flush_serial=3, flush_error="n1: /d is full", durable_path="/d/step_1")),
+            Flushed(False, "flush 3 failed: n1: /d is full"),
+        ),
+        (
+            GangView(final=True, phase="CANCELLED", reason="asked for by root"),
+            Flushed(False, "flush 3 did not end: the job is CANCELLED: asked for by root"),
+        ),
+        (
+            GangView(checkpoint=CheckpointView(flush_serial=4, flushing=True)),
+            Flushed(False, "flush 3 was followed by another one before its end was seen: see muster events"),
+        ),
+    ],
+    ids=["unknown", "earlier", "runs", "complete", "failed", "cancelled", "another"],
+)
+def test_the_outcome_of_a_flush(view: GangView, outcome: Flushed | None) -> None:
+    assert outcome_of_flush(view, 3) == outcome
 
 
 async def test_drain_prints_what_becomes_of_each_job(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
