@@ -116,6 +116,11 @@ def _manifest_in(folder: Path) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) else {}
 
 
+def gang_of_manifest(folder: Path) -> str:
+    """The gang that the manifest in a folder names; empty if there is none, or if it can't be read."""
+    return str(_manifest_in(folder).get("gang", ""))
+
+
 @dataclass(frozen=True)
 class _CompleteCheckpoint:
     """A complete checkpoint. `completed_ns`: when its metadata was written, in ns since 1970. `is_foreign`: it belongs
@@ -134,7 +139,7 @@ def _complete_checkpoints(folder: Path) -> Iterator[_CompleteCheckpoint]:
         if label is None or not (path / METADATA).is_file():
             continue
         is_foreign = path.stat().st_uid not in (0, os.geteuid())
-        gang = label.gang or ("" if is_foreign else str(_manifest_in(path).get("gang", "")))
+        gang = label.gang or ("" if is_foreign else gang_of_manifest(path))
         yield _CompleteCheckpoint(path, gang, label.version, (path / METADATA).stat().st_mtime_ns, is_foreign)
 
 

@@ -29,6 +29,7 @@ from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
+from muster.checkpoint.store.flush.retention import Retention
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
@@ -54,6 +55,9 @@ from muster.v1.agent_pb2 import (
 )
 
 log = logging.getLogger(__name__)
+
+FLUSH_THREADS = 2
+"""One writes; one may still hang in the file system on behalf of a flush that was given up."""
 
 _NEVER_FENCED = 1 << 62
 """A generation above all others, for tasks that a fence must not cancel."""
@@ -114,7 +118,9 @@ class CheckpointService:
             self._awaits_slot,
             slot_wait_s,
         )
-        self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, run_in_thread)
+        # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
+        self._flush_threads = WorkerThreads(FLUSH_THREADS)
+        self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads)
         self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread)
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
@@ -209,16 +215,18 @@ class CheckpointService:
         """Ask every rank up to `last_generation` to finish the step, keep the state and exit."""
         self._sockets.stop(reason, last_generation)
 
-    async def flush(self, order: FlushOrder, durable_dir: str) -> None:
+    async def flush(self, order: FlushOrder, durable_dir: str, keep: int = 0, keep_s: float = 0.0) -> None:
         """Write this node's part of a version to `durable_dir`. On the flush leader this returns when all is complete.
 
         The flush writes the version that the order names, or a newer one if the gang has committed one since. A newer
         order ends the flush of an older order, so every agent needs every order, whether it writes a part or not.
 
+        `keep`, `keep_s`: which older checkpoints of this gang stay (`retention.Retention`).
+
         Raises:
             FlushError: the flush failed or was superseded. No incomplete files are left.
         """
-        await self._flusher.flush(order, Path(durable_dir))
+        await self._flusher.flush(order, Path(durable_dir), Retention(keep, keep_s))
 
     def slot_shards(self) -> list[Shard]:
         """The shards in this node's slots, of the two newest versions. Between two commits there are no more."""
@@ -261,6 +269,7 @@ class CheckpointService:
         self._shard_store.drop(lambda _: True, "the agent ends")
         self._slots.close()
         self._run_in_thread.close()
+        self._flush_threads.close()
 
     # The part of PeerService that concerns shards. grpc.aio calls these methods.
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from muster.checkpoint.format.errors import FlushError
 from muster.daemon.agent import listening, memory_handover
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
@@ -91,7 +92,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def disagreement(self) -> ReplicaDisagreement | None: ...
     def transfers(self) -> list[ReplicaTransfer]: ...
     def snapshot_cost(self) -> SnapshotCost | None: ...
-    async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
+    async def flush(self, order: FlushOrder, durable_dir: str, keep: int = ..., keep_s: float = ...) -> None: ...
     def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
     async def close(self) -> None: ...
 
@@ -146,6 +147,7 @@ class Agent:
         self._killed_generation = 0
         self._last_flush = (0, "")
         self._flush_serial = 0
+        self._flush_task: asyncio.Task[None] | None = None
         self._failure = settings.failure
         self._sigterm_notice = ""
         self._stop_requested = asyncio.Event()
@@ -228,6 +230,8 @@ class Agent:
         if order.HasField("flush") and order.flush.serial > max(self._flush_serial, self._last_flush[0]):
             self._flush_serial = order.flush.serial
             self._flush(order.flush)
+        elif not order.HasField("flush") and self._flush_task is not None:
+            self._flush_task.cancel()  # the coordinator has given it up: the file system may hang
         for request in self._pool.new_requests(order.pool):
             self._spawn(self._pool.submit(request), vital=False)
         self._converge()
@@ -288,14 +292,15 @@ class Agent:
         def finished(task: asyncio.Task[Any]) -> None:
             if order.serial < self._flush_serial:
                 return  # a newer order has cancelled this flush; only the newer flush is reported
-            error = None if task.cancelled() else task.exception()
+            error = FlushError("given up by the coordinator") if task.cancelled() else task.exception()
             self._last_flush = (order.serial, str(error) if error is not None else "")
             self._status_changed()
 
         # The coordinator decides about a failed flush; training goes on.
-        self._spawn(self._checkpoints.flush(order, self._settings.spec.durable_dir), vital=False).add_done_callback(
-            finished
-        )
+        spec = self._settings.spec
+        work = self._checkpoints.flush(order, spec.durable_dir, spec.durable_keep, spec.durable_keep_s)
+        self._flush_task = self._spawn(work, vital=False)
+        self._flush_task.add_done_callback(finished)
 
     async def _keep_stacks(self, generation: int) -> None:
         await self._stacks.write(generation, self._supervisor.pids(generation))

@@ -167,6 +167,8 @@ def _write_rank_file(part: FlushPart, shard: Shard, written: list[Path]) -> None
             items.append((item.number, file_offsets[item.offset], len(data)))
         file.flush()
         os.fsync(file.fileno())
+    # A flush that was given up has released the shard: its rank may have changed the bytes meanwhile.
+    part.raise_if_superseded()
     note = RankFileNote(shard.rank, index.world_size, shard.digest.hex(), end, digest.hexdigest(), items)
     note_path = part.note_path(shard.rank)
     written += (_unfinished_path(note_path), note_path)

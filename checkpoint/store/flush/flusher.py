@@ -7,18 +7,31 @@ itself: the older flush stops at its next check and removes its files, and only 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
+from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_old
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import FlushOrder
 
 log = logging.getLogger(__name__)
+
+REMOVAL_WAIT_S = 5.0
+"""Seconds for which a flush that is complete waits for the removal of older checkpoints, which goes on after that. Most
+are removed in a moment, and the agent may be about to exit."""
+
+
+@contextmanager
+def _set_at_the_end(event: threading.Event) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        event.set()
 
 
 class Flusher:
@@ -47,9 +60,14 @@ class Flusher:
         self._newest_serial = 0
         self._superseded = threading.Event()
         self._one_at_a_time = asyncio.Lock()
+        self._removal: asyncio.Future[None] | None = None
 
-    async def flush(self, order: FlushOrder, durable_folder: Path) -> None:
-        """Write this node's part of a version. On the flush leader this returns when the whole folder is complete.
+    async def flush(self, order: FlushOrder, durable_folder: Path, retention: Retention = KEEP_ALL) -> None:
+        """Write this node's part of a version. On the flush leader this returns when the whole folder is complete, and
+        older folders of the gang are removed as `retention` says.
+
+        Whoever cancels this gives the flush up: the shards are released at once, even while a thread hangs in a dead
+        file system. What such a thread still writes counts for nothing.
 
         Raises:
             FlushError: the flush failed or was superseded. None of its files are left.
@@ -63,12 +81,14 @@ class Flusher:
         self._superseded = superseded = threading.Event()
         try:
             async with self._one_at_a_time:
-                await self._flush(order, durable_folder, superseded)
+                await self._flush(order, durable_folder, superseded, retention)
         finally:
             # After a cancellation a thread may still be writing.
             superseded.set()
 
-    async def _flush(self, order: FlushOrder, durable_folder: Path, superseded: threading.Event) -> None:
+    async def _flush(
+        self, order: FlushOrder, durable_folder: Path, superseded: threading.Event, retention: Retention
+    ) -> None:
         writers: dict[int, str] = {}
         """The node that writes each rank's file: the first by name of the nodes that hold the rank's shard."""
         for source in order.sources:
@@ -81,7 +101,8 @@ class Flusher:
         is_leader = writers.get(0) == self._node
         part: flush_part.FlushPart | None = None
         try:
-            with ExitStack() as held:
+            # Set before the shards are released: a thread that still writes them must notice it.
+            with ExitStack() as held, _set_at_the_end(superseded):
                 version, shards = await self._choose_shards(order, local_ranks, exchange, held)
                 part = flush_part.FlushPart(
                     version,
@@ -97,6 +118,10 @@ class Flusher:
                 if is_leader:
                     final_folder = await self._run_in_thread(flush_publish.publish, part, shards[0])
                     log.info("flushed %s to %s: %s", version, final_folder, order.reason)
+            if is_leader:
+                removal = self._run_in_thread(self._remove_old, final_folder, order.serial, retention)
+                self._removal = asyncio.ensure_future(removal)
+                await asyncio.wait({self._removal}, timeout=REMOVAL_WAIT_S)
         finally:
             if is_leader:
                 # Remove the declarations before the files: a node that still writes looks for them after its files.
@@ -105,6 +130,14 @@ class Flusher:
                 )
                 if part is not None:
                     await self._run_in_thread(flush_publish.remove_folder, part.temporary_folder)
+
+    def _remove_old(self, newest: Path, serial: int, retention: Retention) -> None:
+        """Remove what need not stay. The checkpoint is complete, so no error fails the flush."""
+        try:
+            for folder in remove_old(newest, self._gang_id, serial, retention):
+                log.info("removed %s: durable_keep = %d, %g s", folder, retention.keep, retention.keep_s)
+        except OSError as error:
+            log.warning("an older checkpoint can't be removed: %s", error)
 
     async def _choose_shards(
         self, order: FlushOrder, ranks: list[int], exchange: flush_version.VersionExchange, held: ExitStack
