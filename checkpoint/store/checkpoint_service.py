@@ -30,6 +30,7 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.flush.retention import Retention
+from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
@@ -130,6 +131,9 @@ class CheckpointService:
         self._digesting: set[tuple[int, Version]] = set()
         self._reserved_bytes = 0
         self._ranks_with_slots: set[int] = set()
+        self._copies = CopiesOfOthers()
+        self.no_slots = ""
+        """Why a rank of the running generation has no slots; empty: none was refused slots for lack of memory."""
         self._advised = rank_pb2.AgentInterval()
         """What rank 0 of this generation was told last."""
 
@@ -146,12 +150,12 @@ class CheckpointService:
         """
         if self._commit_protocol.apply_order(order):
             self._progress, self._undecided_ranks, self._ranks_with_slots = {}, set(), set()
-            self._advised = rank_pb2.AgentInterval()
+            self._advised, self.no_slots = rank_pb2.AgentInterval(), ""
             self.rank_reports.begin_generation()
             replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
-            self._replica_builder.set_replicated_ranks(
-                place.rank for place in order.places if place.node in replicated_nodes
-            )
+            copied_ranks = [place.rank for place in order.places if place.node in replicated_nodes]
+            self._replica_builder.set_replicated_ranks(copied_ranks)
+            self._copies = CopiesOfOthers(len(copied_ranks), len(self._commit_protocol.local_ranks))
             self._recall.start(order, sorted(self._commit_protocol.local_ranks))
 
     def fence(self, generation: int) -> None:
@@ -315,7 +319,7 @@ class CheckpointService:
             case "join":
                 self._spawn(generation, self._on_join(rank, generation))
             case "layout":
-                self._spawn(generation, self._on_layout(rank, generation, message.layout.slot_bytes))
+                self._spawn(generation, self._on_layout(rank, generation, message.layout))
 
     def _note_costs(self, message: rank_pb2.RankMessage) -> None:
         """Take what a message of rank 0 says of the pace of the training and of its snapshots."""
@@ -350,21 +354,26 @@ class CheckpointService:
         with recalled.shard.held(), _closing(recalled.shard.memory.open_read_only()) as fd:
             self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer), fd)
 
-    async def _on_layout(self, rank: int, generation: int, size: int) -> None:
+    async def _on_layout(self, rank: int, generation: int, layout: rank_pb2.RankLayout) -> None:
         """Give a rank its slots. The rank has its state, so shards that no restore plan needs are dropped before."""
         restored = Version.from_wire(self._commit_protocol.order.restore.version)
         self._shard_store.drop(
             lambda shard: shard.version.generation < generation and shard.version != restored,
             "a newer generation runs",
         )
-        new_memories = []
+        new_memories, size = [], layout.slot_bytes
         try:
             if self._slots_refused:
                 raise NoMemoryLeft(self._slots_refused)
-            for _ in range(SLOTS_PER_RANK - self._slots.count_of_size(rank, size)):
+            new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)
+            self._copies.note(rank, size, layout.shared_bytes)
+            check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies)
+            for _ in range(new_slots):
                 new_memories.append(await self._run_in_thread(self._slots.allocate, rank, size))
         except NoMemoryLeft as error:
             log.error("rank %d gets no slots: %s", rank, error)
+            self.no_slots = "" if self._slots_refused else str(error)
+            self._on_change()
             for memory in new_memories:
                 memory.close()
             answer = rank_pb2.AgentSlots(slot_bytes=size, refused=str(error))

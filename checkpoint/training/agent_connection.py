@@ -142,15 +142,18 @@ class AgentConnection:
             return _start_point(message.restore, fds)
         raise RestoreError("the agent ended before it said where to start from")
 
-    def request_slots(self, slot_bytes: int, header_bytes: int) -> str:
+    def request_slots(self, slot_bytes: int, header_bytes: int, shared_bytes: int = 0) -> str:
         """Ask for two slots of this size. Their bytes are in `slots` afterwards.
+
+        `shared_bytes`: those that other ranks hold as well.
 
         Returns:
             Why there are no slots; empty if there are.
         """
         self.slots = []
         self._free_slots.clear()
-        self._send(RankMessage(layout=RankLayout(slot_bytes=slot_bytes, header_bytes=header_bytes)))
+        layout = RankLayout(slot_bytes=slot_bytes, header_bytes=header_bytes, shared_bytes=shared_bytes)
+        self._send(RankMessage(layout=layout))
         deadline = time.monotonic() + _SLOTS_TIMEOUT_S
         while self.alive and time.monotonic() < deadline:
             message, fds = self._receive(deadline)

@@ -318,7 +318,8 @@ class Checkpoint:
         replicas = find_replicas(self._states, captured.leaves, publication.world_size)
         self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas)
         self._close_snapshot_writer()
-        refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset)
+        shared_bytes = self._plan.compared_bytes if self._plan.replica_group else 0
+        refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset, shared_bytes)
         if refused:
             log.error("no snapshots: %s", refused)
         self._snapshot_writer = None if refused else SnapshotWriter(self._plan, self._connection.slots)

@@ -84,6 +84,8 @@ _SILENCE_BY_REACHABILITY = {
 class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, Protocol):
     """The memory store of this node (muster.checkpoint.store.checkpoint_service.CheckpointService)."""
 
+    no_slots: str
+
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
     def apply_order(self, order: Order) -> None: ...
     def fence(self, generation: int) -> None: ...
@@ -366,6 +368,7 @@ class Agent:
             node_check=self._node_check.status,
             transfers=self._checkpoints.transfers(),
             snapshot_cost=self._checkpoints.snapshot_cost(),
+            no_slots=self._checkpoints.no_slots,
         )
 
     def _attach(self, port: int) -> AgentStream:

@@ -11,6 +11,8 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 
 def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
     """Title and text of each line."""
+    if view.no_slots:
+        yield "no snapshots", view.no_slots
     if view.every:
         yield "snapshots", "; ".join(_snapshot_words(view))
     if view.durable_every_s or view.durable_every_steps or view.durable_path or view.flush_serial:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
 from muster.checkpoint.store.memory.pieces import Piece
-from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, available_bytes
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, Tier
@@ -64,31 +65,60 @@ def test_memory_that_is_not_available_is_refused_with_the_reason() -> None:
         SealedMemory("huge", 1 << 40)
 
 
-def proc(tmp_path: Path, available_kb: int, group: str = "/job") -> Path:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {available_kb} kB\n")
-    (tmp_path / "self/cgroup").write_text(f"0::{group}\n")
-    return tmp_path
+def proc(tmp_path: Path, available_kb: int, *groups: str) -> Path:
+    folder = tmp_path / "proc"
+    (folder / "self").mkdir(parents=True)
+    (folder / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {available_kb} kB\n")
+    (folder / "self/cgroup").write_text("".join(f"{group}\n" for group in groups))
+    return folder
+
+
+def limited(group: Path, limit: str, v1: bool) -> None:
+    """A cgroup with 4096 bytes in use. Of these, 4096 bytes are files that are no shared memory: they make way."""
+    group.mkdir(parents=True, exist_ok=True)
+    (group / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(limit + "\n")
+    (group / ("memory.usage_in_bytes" if v1 else "memory.current")).write_text("4096\n")
+    stat = "cache 7\nshmem 8\ntotal_cache 5096\ntotal_shmem 1000\n" if v1 else "anon 0\nfile 5096\nshmem 1000\n"
+    (group / "memory.stat").write_text(stat)
 
 
 @pytest.mark.parametrize("where", ["job", "job/step/task"])
-@pytest.mark.parametrize(("limit", "left"), [("max", 1 << 20), (str(5 << 10), 5 << 10), (str(1 << 40), 1 << 20)])
-def test_available_bytes_are_the_least_of_what_node_and_job_have_left(
-    tmp_path: Path, limit: str, left: int, where: str
+@pytest.mark.parametrize(("limit", "left"), [("none", 1 << 20), (str(5 << 10), 5 << 10), (str(1 << 40), 1 << 20)])
+@pytest.mark.parametrize("v1", [False, True])
+def test_what_is_left_is_the_least_of_what_node_and_job_have_left(
+    tmp_path: Path, limit: str, left: int, where: str, v1: bool
 ) -> None:
-    (tmp_path / "cgroup" / where).mkdir(parents=True)
-    group = tmp_path / "cgroup/job"
-    (group / "memory.max").write_text(limit + "\n")
-    (group / "memory.current").write_text("4096\n")
-    # Of what is used, 4096 bytes are files that are no shared memory: they make way.
-    (group / "memory.stat").write_text("anon 0\nfile 5096\nshmem 1000\n")
-    folder = tmp_path / "proc"
-    folder.mkdir()
-    assert available_bytes(proc(folder, 1024, f"/{where}"), tmp_path / "cgroup") == left
+    root = tmp_path / "cgroup" / ("memory" if v1 else "")
+    limited(root / "job", limit.replace("none", "9223372036854771712" if v1 else "max"), v1)
+    (root / where).mkdir(parents=True, exist_ok=True)
+    lines = (f"4:memory:/{where}", "1:name=systemd:/", "0::/") if v1 else (f"0::/{where}",)
+    found = memory_left(proc(tmp_path, 1024, *lines), tmp_path / "cgroup")
+    assert found is not None
+    assert found.bytes == left
+    assert (str(root / "job") in found.limit) == (left == 5 << 10)
 
 
-def test_without_a_limit_the_available_bytes_are_those_of_the_node(tmp_path: Path) -> None:
-    assert available_bytes(proc(tmp_path, 2), tmp_path / "nothing") == 2048
+@pytest.mark.parametrize("v1", [False, True])
+def test_a_container_s_own_limit_is_at_the_root_of_what_it_sees(tmp_path: Path, v1: bool) -> None:
+    """It may show the host's path of its cgroup, which is not there."""
+    root = tmp_path / "cgroup" / ("memory" if v1 else "")
+    limited(root, str(5 << 10), v1)
+    line = f"{'4:memory' if v1 else '0:'}:/docker/0123abcd"
+    found = memory_left(proc(tmp_path, 1024, line), tmp_path / "cgroup")
+    assert found is not None
+    assert found.bytes == 5 << 10
+
+
+def test_more_in_use_than_the_limit_leaves_nothing(tmp_path: Path) -> None:
+    limited(tmp_path / "cgroup/job", "5000", v1=False)
+    (tmp_path / "cgroup/job/memory.current").write_text("9999")
+    found = memory_left(proc(tmp_path, 1024, "0::/job"), tmp_path / "cgroup")
+    assert found is not None
+    assert found.bytes == 0
+
+
+def test_without_a_limit_what_is_left_is_the_node_s(tmp_path: Path) -> None:
+    assert memory_left(proc(tmp_path, 2, "0::/job"), tmp_path / "nothing") == MemoryLeft(2048, "the node's memory")
 
 
 class Rank:

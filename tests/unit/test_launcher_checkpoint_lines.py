@@ -44,6 +44,11 @@ def test_durable_checkpoints() -> None:
     assert lines(failed)["durable"] == "every 500 steps; flush 4 failed: n1: /d is full"
 
 
+def test_why_nothing_is_kept() -> None:
+    view = CheckpointView(no_slots="n3: rank 4 needs 20480 MiB for 2 slots, and 900 MiB are left")
+    assert lines(view)["no snapshots"] == "n3: rank 4 needs 20480 MiB for 2 slots, and 900 MiB are left"
+
+
 def test_durations() -> None:
     assert [duration(s) for s in (0.0004, 0.9, 90, 150, 7300, 200_000, 1e8)] == [
         "0.4 ms", "900 ms", "90 s", "2.5 min", "2.03 h", "2 days", "1,157 days",

@@ -39,6 +39,11 @@ class MemoryReserve:
         with self._lock:
             return sum(ready.size for ready in self._ready)
 
+    def count(self, size: int) -> int:
+        """How many memories of `size` bytes can be taken."""
+        with self._lock:
+            return sum(ready.size >= size for ready in self._ready)
+
     def fill(self, size: int, count: int) -> None:
         """Keep `count` memories of `size` bytes ready, and none of another size. Takes about a second for each GiB: run
         it in a thread.

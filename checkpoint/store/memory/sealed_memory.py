@@ -8,9 +8,10 @@ a lack of memory shows when a slot is made and not during a training step.
 import fcntl
 import mmap
 import os
-from pathlib import Path
+from weakref import WeakSet
 
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
 
 MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of every memfd that other processes may map: its size can't change."""
@@ -18,6 +19,10 @@ MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 class NoMemoryLeft(Exception):
     """There is no memory for a memfd of the wanted size. The message says how much is left."""
+
+
+_SPARSE: "WeakSet[SealedMemory]" = WeakSet()
+"""All sparse memory of this process that is still used."""
 
 
 class SealedMemory:
@@ -35,9 +40,10 @@ class SealedMemory:
             NoMemoryLeft: the node or the job's memory limit has too little memory left.
         """
         self.fd = -1
-        left = available_bytes()
-        if not sparse and size > left:
-            raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {left >> 20} MiB are left to this job on this node")
+        left = left_to_this_process()
+        if not sparse and size > left.bytes:
+            words = f"{left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
+            raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {words}")
         self.size = size
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -49,6 +55,8 @@ class SealedMemory:
         except OSError as error:
             raise NoMemoryLeft(f"{name} of {size >> 20} MiB: {error.strerror}") from error
         self.view = memoryview(self._map)
+        if sparse:
+            _SPARSE.add(self)
 
     @classmethod
     def adopt(cls, fd: int) -> "SealedMemory":
@@ -102,35 +110,23 @@ class SealedMemory:
         del self._map
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still allocate: the least of what the node and each enclosing cgroup (v2) allow."""
-    left = _node_available_bytes(proc / "meminfo")
-    try:
-        group = next(g[3:] for g in (proc / "self/cgroup").read_text().splitlines() if g.startswith("0::"))
-    except (OSError, StopIteration):
-        return left
-    folder = cgroup / group.lstrip("/")
-    while folder != cgroup and cgroup in folder.parents:
-        left = min(left, _cgroup_available_bytes(folder, left))
-        folder = folder.parent
+def sparse_bytes() -> int:
+    """Bytes of all sparse memory of this process that are allocated so far."""
+    return sum(os.fstat(memory.fd).st_blocks * 512 for memory in list(_SPARSE) if memory.fd >= 0)
+
+
+def available_bytes() -> int:
+    """Bytes that this process may still allocate: the least of what the node and each enclosing cgroup allow."""
+    return left_to_this_process().bytes
+
+
+def left_to_this_process() -> MemoryLeft:
+    """What this process may still allocate, and what sets that limit.
+
+    Raises:
+        NoMemoryLeft: nobody knows.
+    """
+    left = memory_left()
+    if left is None:
+        raise NoMemoryLeft("/proc/meminfo has no line MemAvailable: how much memory is left is unknown")
     return left
-
-
-def _cgroup_available_bytes(group: Path, without_limit: int) -> int:
-    """Bytes below a cgroup's memory limit. Its page cache counts as available, because the kernel can drop it."""
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit == "max":
-            return without_limit
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text())
-    except OSError:
-        return without_limit
-    return int(limit) - used + int(stat["file"]) - int(stat["shmem"])
-
-
-def _node_available_bytes(meminfo: Path) -> int:
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise NoMemoryLeft(f"{meminfo} has no line MemAvailable: how much memory is left is unknown")

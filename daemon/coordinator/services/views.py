@@ -22,6 +22,7 @@ from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.services import conversion
+from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
 from muster.v1 import api_pb2, common_pb2
@@ -85,6 +86,8 @@ def checkpoint_view(gang: Gang, seen: ObservedGang) -> api_pb2.CheckpointView:
         view.flushing = not flushing.is_over(gang)
     between_s = view.durable_every_s or view.durable_every_steps * step_s
     view.durable_cost = min(1.0, stall_s / between_s) if between_s else 0.0
+    refused = ((node, agent.status.no_slots) for node, agent in sorted(seen.agents.items()) if agent.attached)
+    view.no_slots = "; ".join(f"{node}: {words}" for node, words in refused if words)[: job_limits.MAX_TEXT_CHARS]
     step = seen.step_number
     committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
     newest = max((v for v in (committed, gang.restored_version, gang.durable_version) if v is not None), default=None)

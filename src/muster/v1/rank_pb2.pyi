@@ -55,18 +55,22 @@ class RankLayout(_message.Message):
 
     SLOT_BYTES_FIELD_NUMBER: _builtins.int
     HEADER_BYTES_FIELD_NUMBER: _builtins.int
+    SHARED_BYTES_FIELD_NUMBER: _builtins.int
     slot_bytes: _builtins.int
     header_bytes: _builtins.int
     """The offset of the bytes that remain equal from snapshot to snapshot (names, the metadata of the durable format)."""
+    shared_bytes: _builtins.int
+    """Bytes that other ranks hold as well, so that a copy of this rank's shard needs no memory for them."""
     def __init__(
         self,
         *,
         slot_bytes: _builtins.int = ...,
         header_bytes: _builtins.int = ...,
+        shared_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header_bytes", b"header_bytes", "slot_bytes", b"slot_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header_bytes", b"header_bytes", "shared_bytes", b"shared_bytes", "slot_bytes", b"slot_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

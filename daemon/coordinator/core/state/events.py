@@ -279,6 +279,8 @@ class AgentStatus:
     node_check: NodeCheck | None = None
     snapshot_cost: SnapshotCost | None = None
     """From the commit leader: what snapshots cost in its generation; None: nothing was measured."""
+    no_slots: str = ""
+    """Why ranks of the node have no slots, so that no version can be committed; empty: they have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,81 @@
+"""How much memory this process may still allocate: the least of what the node and each enclosing cgroup allow.
+
+Slurm, containers and systemd set such limits. Whoever goes beyond one is killed, not refused. Both versions of cgroups
+are read; the memory controller is in one of them. A container may show its own limit at the root of what it sees, and a
+path of the host that it doesn't see: so the root counts, and folders that are not there don't.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class MemoryLeft:
+    """Bytes that may still be allocated, and what sets that limit, in words."""
+
+    bytes: int
+    limit: str
+
+
+@dataclass(frozen=True)
+class _Version:
+    """The files of one version of cgroups. `cache`, `shared`: in memory.stat, all files in memory, and those of them
+    that the kernel can't drop."""
+
+    limit: str
+    used: str
+    cache: str
+    shared: str
+
+
+_V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+_V2 = _Version("memory.max", "memory.current", "file", "shmem")
+
+
+def memory_left(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLeft | None:
+    """What this process may still allocate; None if not even the node's memory is known."""
+    node = _node_bytes(proc / "meminfo")
+    if node is None:
+        return None
+    limits = [MemoryLeft(node, "the node's memory")]
+    for version, root, group in _groups(proc / "self/cgroup", cgroup):
+        limits += _limits(version, root, root / group.lstrip("/"))
+    return min(limits, key=lambda one: one.bytes)
+
+
+def _groups(listing: Path, cgroup: Path) -> Iterator[tuple[_Version, Path, str]]:
+    """The version, the root folder and the path of each cgroup of this process that may limit its memory."""
+    try:
+        lines = [line.split(":", 2) for line in listing.read_text().splitlines()]
+    except OSError:
+        return
+    for number, controllers, group in (line for line in lines if len(line) == 3):
+        if number == "0" and not controllers:
+            yield _V2, cgroup, group
+        elif "memory" in controllers.split(","):
+            yield _V1, cgroup / "memory", group
+
+
+def _limits(version: _Version, root: Path, folder: Path) -> Iterator[MemoryLeft]:
+    """The limits of a cgroup and of those around it."""
+    while root in (folder, *folder.parents):
+        try:
+            limit = (folder / version.limit).read_text().strip()
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            if limit != "max":
+                # Its page cache counts as free, because the kernel can drop it.
+                used = int((folder / version.used).read_text()) - int(stat[version.cache]) + int(stat[version.shared])
+                yield MemoryLeft(max(0, int(limit) - used), f"the memory limit of the cgroup {folder}")
+        except (OSError, KeyError, ValueError):
+            pass  # no limit here: the folder is not there, or the memory controller is not on
+        folder = folder.parent
+
+
+def _node_bytes(meminfo: Path) -> int | None:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None

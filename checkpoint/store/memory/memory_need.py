@@ -1,0 +1,53 @@
+"""Whether a node has the memory that snapshots will need: found when slots are asked for, not when a copy comes.
+
+Slots are allocated at once. Copies of other nodes' shards are sparse memory that is allocated as their bytes come, long
+after the slots. A limit that they would break would end the job then. So their need is counted beforehand: this node
+keeps as many copies as other nodes have ranks whose buddy it is, each of them of two versions, and each without the
+bytes that the ranks of this node hold as well. The shards of other nodes are taken to be as large as those of this one.
+"""
+
+from dataclasses import dataclass, field
+
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, left_to_this_process, sparse_bytes
+
+VERSIONS_OF_COPIES = 2
+"""The committed version, and the next one while it comes."""
+
+
+@dataclass
+class CopiesOfOthers:
+    """What this node's copies for other nodes need.
+
+    `copied_ranks`: the ranks of other nodes of which this node keeps copies; `local_ranks`: those that run here.
+    """
+
+    copied_ranks: int = 0
+    local_ranks: int = 1
+    _own_bytes: dict[int, int] = field(default_factory=dict)
+    """For each local rank that has asked for slots: the bytes of its shard that no other rank holds."""
+
+    def note(self, rank: int, slot_bytes: int, shared_bytes: int) -> None:
+        """A rank of this node asks for slots."""
+        self._own_bytes[rank] = max(0, slot_bytes - shared_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """What all copies will need."""
+        ranks_each = -(-self.copied_ranks // max(1, self.local_ranks))
+        return VERSIONS_OF_COPIES * ranks_each * sum(self._own_bytes.values())
+
+
+def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers) -> None:
+    """Check that the node has the memory for `slots` new slots of a rank, and for all copies that it will keep. Slots
+    that come from the node's reserve do not count.
+
+    Raises:
+        NoMemoryLeft: it has not. The message names each part, and the limit.
+    """
+    new_slots, coming = max(0, slots) * slot_bytes, max(0, copies.bytes - sparse_bytes())
+    left = left_to_this_process()
+    if new_slots + coming > left.bytes:
+        raise NoMemoryLeft(
+            f"rank {rank} needs {new_slots >> 20} MiB for {slots} slots, copies of other nodes' states need "
+            f"{coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
+        )

@@ -1,0 +1,68 @@
+"""What a node needs for slots and copies is looked at when slots are asked for."""
+
+import asyncio
+
+import pytest
+from tests.unit.test_checkpoint_service import SHARED, running_gang
+
+from muster.checkpoint.store.memory import memory_need
+from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft
+from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, sparse_bytes
+
+MIB = 1 << 20
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
+    """The node has so much memory left, whatever this machine has."""
+    left = MemoryLeft(mib * MIB, "the memory limit of the cgroup /job")
+    monkeypatch.setattr(memory_need, "left_to_this_process", lambda: left)
+
+
+def test_copies_need_two_versions_of_what_no_local_rank_holds() -> None:
+    copies = CopiesOfOthers(copied_ranks=2, local_ranks=2)
+    assert copies.bytes == 0
+    copies.note(0, 100, 0)
+    copies.note(1, 100, 90)
+    assert copies.bytes == 2 * (100 + 10)
+    copies.note(1, 200, 90)
+    assert copies.bytes == 2 * (100 + 110), "a rank that plans again needs what it has asked for last"
+    assert CopiesOfOthers(0, 2, {0: 100}).bytes == 0, "this node is nobody's buddy"
+    assert CopiesOfOthers(3, 2, {0: 100, 1: 100}).bytes == 2 * 2 * 200, "a smaller node copies a larger one"
+
+
+def test_memory_for_slots_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = CopiesOfOthers(1, 1)
+    copies.note(0, 10 * MIB, 0)
+    used = sparse_bytes()
+    leave(monkeypatch, 40)
+    check_memory(0, 2, 10 * MIB, copies)
+    leave(monkeypatch, 39 - used // MIB)
+    with pytest.raises(NoMemoryLeft) as refused:
+        check_memory(0, 2, 10 * MIB, copies)
+    assert "rank 0 needs 20 MiB for 2 slots, copies of other nodes' states need" in str(refused.value)
+    assert "the memory limit of the cgroup /job" in str(refused.value)
+
+
+def test_copies_that_are_there_already_need_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = CopiesOfOthers(1, 1)
+    copies.note(0, 10 * MIB, 0)
+    held = SealedMemory("muster-g-r1-b1", 16 * MIB, sparse=True)
+    held.view[: 15 * MIB] = bytes(15 * MIB)
+    assert sparse_bytes() >= 15 * MIB
+    leave(monkeypatch, 25)
+    check_memory(0, 2, 10 * MIB, copies)
+    held.close()
+
+
+async def test_a_rank_gets_no_slots_where_copies_would_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_gang() as gang:
+        await gang.add("a", "b")
+        await gang.run({0: "a", 1: "b"}, size=0)
+        leave(monkeypatch, 3 * (SHARED // MIB))
+        words = await asyncio.to_thread(gang.ranks[0].layout, SHARED)
+        assert "copies of other nodes' states need" in words
+        assert gang.nodes["a"].checkpoint_service.no_slots == words
+        leave(monkeypatch, 1 << 20)
+        await gang.run({0: "a", 1: "b"})
+        assert gang.nodes["a"].checkpoint_service.no_slots == ""
