@@ -29,6 +29,7 @@ from muster.launcher.spec import spec
 from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
 from muster.launcher.spec.placement import IfNotAvailable
+from muster.launcher.submission.memory_check import check_memory
 from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.launcher.submission.traffic import group_traffic, spreading
@@ -54,6 +55,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     submission = prepare(options, load_site(options))
+    await check_memory(submission.job, CliSlurm())
     submission = await with_shape(submission, CliSlurm())
     text = render(submission)
     if options.dry_run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.prepare import PreparedPlan
 
 
@@ -12,6 +13,7 @@ def to_dict(prepared: PreparedPlan) -> dict[str, Any]:
     """The estimate. Keys that end in _s are seconds, in _bytes are bytes."""
     plan, found = prepared.plan, prepared.estimate
     worst = found.misplacement
+    host = node_memory(prepared.job, plan.model, plan.schedule)
     return {
         "job": prepared.job.name,
         "nodes": prepared.job.nodes,
@@ -47,6 +49,7 @@ def to_dict(prepared: PreparedPlan) -> dict[str, Any]:
         "update_s": found.step.optimizer,
         "mfu": found.step.utilization,
         "memory_bytes": {**asdict(found.memory), "total": found.memory.total, "gpu": plan.chip.memory},
+        "node_memory_bytes": {**asdict(host), "total": host.total},
         "fits": found.fits,
         "fitting_split": found.fitting_split
         and {"tensor": found.fitting_split.tensor, "pipeline": found.fitting_split.pipeline},

@@ -9,6 +9,7 @@ from muster.launcher.allocation.ask import asking, has_own_shape
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.site_domains import SiteDomains
 from muster.launcher.errors import WrongInput
+from muster.launcher.plan.node_memory import why_too_little
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.parsing import gres
 from muster.slurm.client.types import Node
@@ -32,6 +33,9 @@ def foresee(
     if usable and job.gpus_per_node and most < job.gpus_per_node:
         where = f"partition {partition}" if partition else "Slurm"
         yield f"gpus_per_node = {job.gpus_per_node}: the nodes in service of {where} have {most} GPUs at most"
+    if words := why_too_little(job, usable):
+        yield f"muster submit refuses this job: {words}"
+        return
     if job.nodes == 1 or has_own_shape(job, ()):
         return
     try:

@@ -12,6 +12,7 @@ from muster.fabric.estimate.step import PricedTraffic
 from muster.fabric.groups.axes import write_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
+from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
 from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
@@ -156,6 +157,9 @@ def _memory(prepared: PreparedPlan) -> Iterator[str]:
     words = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     yield f"{gigabytes(memory.total)} of {gigabytes(chip.memory)} a GPU, {percent(RESERVED)} kept free: {verdict}"
     yield words + (f"; {gigabytes(memory.host)} a GPU in the host's memory" if memory.host else "")
+    host = node_memory(prepared.job, model, prepared.plan.schedule)
+    if host.total:
+        yield f"memory checkpoints: {host.words}"
     state = f"{estimate.fewest_for_state:,} for the state alone, divided evenly"
     if estimate.fewest_gpus is None:
         yield f"no number of GPUs holds it with this tensor, context and pipeline split; {state}"

@@ -1,0 +1,106 @@
+"""What memory checkpoints need of each node's own memory, and which nodes have it. Pure.
+
+A rank has two slots, each as large as its state: parameters, the optimizer's state and the fp32 copy. A node keeps
+copies for another node, of two versions, without what its own ranks hold as well. Where each node has whole replicas of
+the model (no pipeline), only the sharded part of the state differs from node to node. A GPU's state is copied straight
+into slots, so no other pinned memory is needed. What is offloaded to the host is there besides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from muster.fabric.cost.model import Model, Offload, Sharding
+from muster.fabric.estimate.memory import memory
+from muster.fabric.estimate.schedule import Schedule
+from muster.launcher.errors import WrongInput
+from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.model_of_job import model_of, schedule_of
+from muster.launcher.plan.units import gigabytes
+from muster.launcher.spec.spec import Job
+from muster.slurm.client.types import Node
+
+SLOTS, VERSIONS_OF_COPIES = 2, 2
+"""Of each rank: the committed version, and the next one."""
+_MIB = 1 << 20
+_UNITS = {"K": 1 << 10, "M": _MIB, "": _MIB, "G": 1 << 30, "T": 1 << 40}
+_MEM = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Bytes of each node's own memory."""
+
+    slots: float
+    copies: float
+    """Of the states of another node's ranks."""
+    offloaded: float
+    """State that the training itself keeps there."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.slots + self.copies + self.offloaded
+
+    @property
+    def words(self) -> str:
+        """The sum and its parts."""
+        parts = {"slots": self.slots, "copies for another node": self.copies, "offloaded state": self.offloaded}
+        listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
+        return f"{gigabytes(self.total)} of each node's memory: {listed}"
+
+
+def node_memory(job: Job, model: Model, schedule: Schedule) -> NodeMemory:
+    """What the ranks of one node need."""
+    axes, ranks = job.axes, job.local_ranks
+    offloaded = memory(model, axes, schedule).host * ranks
+    if not job.checkpoint.memory:
+        return NodeMemory(0.0, 0.0, offloaded)
+    held = memory(replace(model, offload=Offload.NONE), axes, schedule)  # a snapshot holds it, wherever it is
+    state = held.parameters + held.optimizer
+    sharded = {Sharding.NONE: 0.0, Sharding.PARAMETERS: state}.get(model.sharding, held.optimizer)
+    replica_on_each = axes.pipeline == 1 and ranks % axes.tensor == 0 and axes.data > 1
+    own = sharded if replica_on_each else state
+    copies = VERSIONS_OF_COPIES * own * ranks if job.nodes > 1 else 0.0
+    return NodeMemory(SLOTS * state * ranks, copies, offloaded)
+
+
+def needed_memory(job: Job) -> NodeMemory | None:
+    """What the ranks of one node need, if job.toml says how large the model is; else None."""
+    if not job.model.parameters:
+        return None
+    try:
+        model = model_of(job, Defaults())
+        return node_memory(job, model, schedule_of(job, model, Defaults()))
+    except WrongInput:
+        return None
+
+
+def asked_bytes(mem: str) -> int | None:
+    """Bytes that --mem asks for on each node; None: the node's whole memory, or nobody knows."""
+    found = _MEM.fullmatch(mem)
+    return int(found[1]) * _UNITS[found[2].upper()] or None if found else None
+
+
+def why_too_little(job: Job, usable: Iterable[Node] | None) -> str:
+    """Why the job's nodes can't hold its memory checkpoints, in words with numbers; empty: nothing speaks against it.
+
+    `usable`: the nodes in service of the job's partition; None: not known.
+    """
+    needed = needed_memory(job)
+    if needed is None:
+        return ""
+    if (asked := asked_bytes(job.slurm.mem)) is not None:
+        if asked >= needed.total:
+            return ""
+        return f"slurm.mem = {job.slurm.mem!r} is {gigabytes(asked)}, and memory checkpoints need {needed.words}"
+    known = [node.memory_mib * _MIB for node in usable or () if node.memory_mib > 1]  # 1: slurm.conf says nothing
+    enough = sum(size >= needed.total for size in known)
+    if not known or enough >= job.nodes:
+        return ""
+    return (
+        f"{enough} of {len(known)} nodes in service have the memory (the largest has {gigabytes(max(known))}), and the "
+        f"job needs {job.nodes}: memory checkpoints need {needed.words}"
+    )
