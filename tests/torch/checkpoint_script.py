@@ -1,7 +1,8 @@
 """A training script as a user writes it; all ranks are forks of one process. test_checkpoint_gang.py runs it.
 
-The job: {"steps", "mode": "ddp" | "fsdp", "device": "cpu" | "cuda", "out", "durable"}. All ranks share the first GPU.
-Each rank writes the digest of its whole state after the last step to out/RANK; rank 0 writes the model to out/model.pt.
+The job: {"steps", "mode": "ddp" | "fsdp", "device": "cpu" | "cuda", "out", "durable", "every"}. All ranks share the
+first GPU. Each rank writes the digest of its whole state after the last step to out/RANK; rank 0 writes the model to
+out/model.pt.
 """
 
 import hashlib
@@ -91,7 +92,7 @@ def train(rank: int, job: dict[str, Any]) -> None:
         tokens = tokens.to(device)
         return nn.functional.cross_entropy(model(tokens), tokens.roll(1))
 
-    checkpoint = Checkpoint(model=model, optimizer=optimizer, cursor=cursor)
+    checkpoint = Checkpoint(model=model, optimizer=optimizer, cursor=cursor, every=job["every"])
     done = checkpoint.restore(warmup=lambda: loss_of(torch.arange(32)).backward(), durable=job.get("durable") or None)
     while done < job["steps"]:
         optimizer.zero_grad()

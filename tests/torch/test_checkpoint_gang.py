@@ -51,11 +51,18 @@ class Training:
     running: ClassVar[list["Training"]] = []
 
     def __init__(
-        self, out: Path, steps: int, mode: str, world: int = 4, durable: str = "", device: str = "cpu"
+        self,
+        out: Path,
+        steps: int,
+        mode: str,
+        world: int = 4,
+        durable: str = "",
+        device: str = "cpu",
+        every: int | str = 1,
     ) -> None:
         self.out = out
         self.world = world
-        self.job = {"steps": steps, "mode": mode, "device": device, "out": str(out), "durable": durable}
+        self.job = {"steps": steps, "mode": mode, "device": device, "out": str(out), "durable": durable, "every": every}
 
     async def start(self, gang: InProcessGang | None = None, places: dict[int, str] = HOMES) -> None:
         sockets = {rank: gang.socket(rank, node) for rank, node in places.items()} if gang is not None else {}
@@ -127,6 +134,27 @@ async def test_a_run_with_faults_ends_with_the_bits_of_a_run_without(
     third = await recover(gang, {**places, 0: "spare0"}, training)
     assert third.generation == 3
     assert await training.result() == expected
+
+
+async def test_all_ranks_keep_the_same_steps_at_the_interval_that_the_leader_chooses(
+    gang: InProcessGang, tmp_path: Path
+) -> None:
+    """A snapshot costs far more than a thousandth of such steps, so most steps are not kept."""
+    training = Training(tmp_path, 200, "ddp", every="auto")
+    gang.begin(HOMES)
+    await training.start(gang)
+    leader, seen = gang.nodes["n0"].checkpoint_service, set[int]()
+    await until(lambda: seen.add(committed(gang)) or committed(gang) >= 17)  # type: ignore[func-returns-value]
+    first = sum(0 < step <= 17 for step in seen)
+    await until(lambda: seen.add(committed(gang)) or committed(gang) == 200)  # type: ignore[func-returns-value]
+    cost = leader.snapshot_cost()
+    assert cost is not None
+    assert cost.auto_interval
+    assert cost.every > 1
+    assert cost.stall_us > 0
+    assert cost.step_us > 0
+    assert len(seen) - first < 183 / 2
+    assert len(await training.result()) == 4
 
 
 async def test_all_ranks_stop_after_the_same_step(gang: InProcessGang, tmp_path: Path) -> None:

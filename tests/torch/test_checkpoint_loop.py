@@ -360,7 +360,9 @@ def test_a_step_that_is_due_during_a_commit_waits_for_it(agent: Agent) -> None:
     job.checkpoint.close()
 
 
-@pytest.mark.parametrize("bad", [{"every": 0}, {"wait_share": -0.1}, {"wait_share": 5}, {"wait_share": float("nan")}])
+@pytest.mark.parametrize(
+    "bad", [{"every": 0}, {"every": "often"}, {"wait_share": -0.1}, {"wait_share": 5}, {"wait_share": float("nan")}]
+)
 def test_invalid_numbers_are_refused_by_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(CheckpointError, match=f"^{name}="):
@@ -377,6 +379,27 @@ def test_only_every_nth_step_is_kept(agent: Agent) -> None:
             agent.await_committed(n)
     assert agent.checkpoint_service.committed().step == 6
     agent.until(lambda: agent.checkpoint_service.progress() == {0: 7})
+    job.checkpoint.close()
+
+
+def test_with_auto_a_rank_alone_follows_its_agent(agent: Agent) -> None:
+    job = Job(agent.connect(), every="auto")
+    job.checkpoint.restore()
+    for n in range(1, 9):
+        job.train(n)
+        job.checkpoint.step(n)
+        agent.await_committed(n)
+    cost = agent.call(agent.checkpoint_service.snapshot_cost)
+    assert (cost.every, cost.auto_interval) == (1, True)
+    for n in range(9, 40):
+        job.train(n)
+        job.checkpoint.step(n)
+    kept = agent.checkpoint_service.committed().step
+    assert kept < 39, "a snapshot costs far more than a thousandth of such steps"
+    job.train(40)
+    job.checkpoint.step(40, final=True)
+    agent.await_committed(40)
+    assert agent.call(agent.checkpoint_service.snapshot_cost).every > 1
     job.checkpoint.close()
 
 

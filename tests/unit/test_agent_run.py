@@ -176,19 +176,36 @@ KEPT = """
 """
 
 
-async def test_the_newest_flush_is_the_one_that_is_told_of(gang: Gang) -> None:
-    durable = gang.folder / "durable"
+async def _flush_that_waits(gang: Gang, durable: Path) -> Order:
+    """The order of a flush that has begun on n0, and of whose two writers one never speaks."""
     await gang.start(1, PYTHON, gang.script(KEPT), memory_checkpoint=True, durable_dir=str(durable))
     await gang.run(1)
     await gang.until(lambda: len(gang.status("n0").shards) == 1)
     order = gang.run_order(1)
     order.flush.serial = 1
     order.flush.version.CopyFrom(gang.status("n0").shards[0].version)
-    # Of this one's two writers one never speaks.
     order.flush.sources.extend(RestoreSource(rank=rank, tier=TIER_OWN, node=f"n{rank}") for rank in (0, 1))
     gang.coordinator.order(order)
     while not any(durable.glob(".flush-g-1/*")):  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(0.01)
+    return order
+
+
+async def test_a_flush_that_the_coordinator_has_ended_is_given_up(gang: Gang) -> None:
+    durable = gang.folder / "durable"
+    order = await _flush_that_waits(gang, durable)
+    order.ClearField("flush")
+    gang.coordinator.order(order)
+    await gang.until(lambda: gang.status("n0").flushed_serial == 1)
+    assert gang.status("n0").flush_error == "given up by the coordinator"
+    assert gang.rank("n0", 1).phase == RANK_PHASE_RUNNING, "training goes on"
+    gang.coordinator.order(Order(duty=DUTY_HOLD))
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+
+
+async def test_the_newest_flush_is_the_one_that_is_told_of(gang: Gang) -> None:
+    durable = gang.folder / "durable"
+    order = await _flush_that_waits(gang, durable)
     order.flush.serial = 2
     del order.flush.sources[1]
     gang.coordinator.order(order)
