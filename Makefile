@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-cli bench-daemon bench-placement bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -151,6 +151,9 @@ bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two cl
 
 bench-cli: image ## how long the commands of users take on a login node
 	@$(BIN)/python -m benchmarks.bench_cli
+
+bench-sampler: setup ## what the order of a billion samples costs
+	@$(BIN)/python -m benchmarks.bench_sampler
 
 bench-stragglers: image ## how soon a slow rank is named, whom a clean run names, and what that costs
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m benchmarks.bench_stragglers

@@ -50,8 +50,8 @@ class Checkpoint:
     Args:
         every: steps between snapshots; "auto": as many as their measured cost and the rate of failures make best, 1 at
             least.
-        per_rank: names of the states that differ from rank to rank. None: all states but models, optimizers, schedulers
-            and gradient scalers.
+        per_rank: names of the states that differ from rank to rank. None: all states but models, optimizers,
+            schedulers, gradient scalers and samplers that count steps.
         wait_share: the share of the training time that may be spent waiting for commits, at most 1 s at a time. When
             it is used up, a step that is due before the last kept step is decided is not kept.
         link: the connection to the agent. Default: the connection that the environment names, if any.
@@ -91,6 +91,7 @@ class Checkpoint:
         self._timer: StepTimer | None = None
         self._has_timer = False
         self._reported_not_finite = False
+        self._finished_steps = 0
 
     def restore(self, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None) -> int:
         """Load the state that this generation starts from.
@@ -116,7 +117,7 @@ class Checkpoint:
             return 0
         self._run_warmup(warmup)
         with self.phase(RESTORING):
-            step = self._load(start, folder)
+            step = self._finished_steps = self._load(start, folder)
         log.info("starting after step %d, from %s", step, "memory" if start.shard is not None else folder)
         return step
 
@@ -151,7 +152,12 @@ class Checkpoint:
 
         Returns:
             True: go on. False: a planned stop; the state is kept, exit with status 0.
+
+        Raises:
+            CheckpointError: the steps did not read the batches that a sampler counts for them.
         """
+        self._states.finish_steps(n - self._finished_steps)
+        self._finished_steps = n
         if self._connection is None:
             return True
         self._connection.read_pending()

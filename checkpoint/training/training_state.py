@@ -1,13 +1,14 @@
 """What a checkpoint holds: the user's objects by name, and which of them all ranks share.
 
 Models, optimizers, schedulers and gradient scalers hold the same state in every replica, or a shard each as DTensors.
-They are shared and kept under their own names. All other objects, for example a sampler, and the random generators
-differ from rank to rank. They are kept per rank under `ranks.R`, each as one object.
+So do samplers that count finished steps. All these are shared and kept under their own names. All other objects, for
+example a data loader, and the random generators differ from rank to rank. They are kept per rank under `ranks.R`,
+each as one object.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +30,15 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: Any) -> Any:
         """Load a state."""
+
+
+@runtime_checkable
+class StepCounter(Protocol):
+    """A sampler whose state follows from the finished steps, and is equal on all ranks: a ShardedSampler, or a user's
+    own."""
+
+    def finish_steps(self, steps: int) -> Any:
+        """Count steps that all ranks have finished."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class TrainingState:
     Args:
         objects: by their names in the checkpoint.
         per_rank: names of the objects whose state differs from rank to rank. None: all but models, optimizers,
-            schedulers and gradient scalers.
+            schedulers, gradient scalers and samplers that count steps.
 
     Raises:
         CheckpointError: a name is reserved, or an object has no state.
@@ -126,6 +136,12 @@ class TrainingState:
         if state is not None:
             random_generators.restore(state)
 
+    def finish_steps(self, steps: int) -> None:
+        """Tell the samplers that count steps of finished ones."""
+        for target in self.wrapped.values():
+            if isinstance(target, StepCounter):
+                target.finish_steps(steps)
+
     def has_bucket_rebuild(self) -> bool:
         """Whether any model is a DistributedDataParallel that rebuilds its buckets after the first backward pass."""
         models = [m for m in self.wrapped.values() if isinstance(m, DistributedDataParallel)]
@@ -139,7 +155,7 @@ class TrainingState:
 
 
 def _is_shared(value: Any) -> bool:
-    kinds = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+    kinds = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, StepCounter)
     return isinstance(value, kinds)
 
 

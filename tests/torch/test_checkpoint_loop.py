@@ -1,11 +1,9 @@
 """The library's three lines in one process, with a real checkpoint service."""
 
-import asyncio
 import io
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,11 @@ torch.set_num_threads(1)
 from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
 from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
-from muster.checkpoint.store.checkpoint_service import CheckpointService  # noqa: E402
+from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
-from muster.checkpoint.testing.no_transport import NoTransport  # noqa: E402
 from muster.checkpoint.training import torch_items  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
-from muster.v1 import agent_pb2, common_pb2  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -37,78 +33,9 @@ pytestmark = [
 ]
 
 
-class Agent:
-    """The checkpoint service of one node on its own event loop, as in an agent's process."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.generation = 0
-        self.connections: list[AgentConnection] = []
-        self.declared: list[str] = []
-        self.checkpoint_service: CheckpointService = self.call(self._make)
-
-    def _make(self) -> CheckpointService:
-        return CheckpointService(
-            "g", "n0", lambda node, address: pytest.fail(f"no peer {node}"), NoTransport(), self._changed
-        )
-
-    def _changed(self) -> None:
-        self.declared.append(reported(self.checkpoint_service, 0).declared_phase)
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        async def run() -> Any:
-            result = function(*args)
-            return await result if asyncio.iscoroutine(result) else result
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
-
-    def connect(self) -> AgentConnection:
-        """Fence, restore the newest shard, and connect the rank of the next generation."""
-        self.call(self.checkpoint_service.fence, self.generation)
-        self.generation += 1
-        order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation)
-        order.members.add(node="n0", peer_address="-")
-        order.places.add(rank=0, node="n0")
-        shards = self.call(self.checkpoint_service.shards)
-        if shards:
-            newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
-            order.restore.version.CopyFrom(newest.version)
-            order.restore.sources.add(rank=0, tier=newest.tier, node="n0", digest=newest.digest)
-        self.call(self.checkpoint_service.apply_order, order)
-        end = self.call(self.checkpoint_service.rank_socket, 0, self.generation)
-        self.connections.append(AgentConnection(end.detach(), 0, self.generation))
-        return self.connections[-1]
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 20
-        while not self.call(condition):
-            assert time.monotonic() < end, "it never came to that"
-            time.sleep(0.001)
-
-    def await_committed(self, step: int) -> None:
-        self.until(lambda: self.checkpoint_service.committed().step == step)
-
-    def flush(self, step: int, folder: Path) -> Path:
-        version = common_pb2.Version(generation=self.generation, step=step)
-        order = agent_pb2.FlushOrder(serial=1, version=version, reason="test")
-        order.sources.add(rank=0, tier=agent_pb2.TIER_OWN, node="n0")
-        self.call(self.checkpoint_service.flush, order, str(folder))
-        return folder / f"step_{step:08}_g{self.generation}_g"
-
-    def close(self) -> None:
-        for connection in self.connections:
-            connection.close()
-        self.call(self.checkpoint_service.close)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
-
-
 @pytest.fixture
-def agent() -> Iterator[Agent]:
-    agent = Agent()
+def agent() -> Iterator[AgentInThread]:
+    agent = AgentInThread()
     yield agent
     agent.close()
 
@@ -183,7 +110,7 @@ def test_outside_muster_the_lines_do_nothing(monkeypatch: pytest.MonkeyPatch, tm
     assert job.checkpoint.step(1) is True
 
 
-def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
+def test_a_restored_run_has_the_same_bits(agent: AgentInThread) -> None:
     straight = Job(None)
     for n in range(1, 13):
         straight.train(n)
@@ -208,7 +135,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
     again.checkpoint.close()
 
 
-def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
+def test_an_optimizers_state_keeps_its_dtype(agent: AgentInThread) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     job.train(1)
@@ -226,7 +153,7 @@ def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
     again.checkpoint.close()
 
 
-def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent, tmp_path: Path) -> None:
+def test_tied_weights_are_kept_once_and_published_under_both_names(agent: AgentInThread, tmp_path: Path) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     job.train(1)
@@ -239,7 +166,7 @@ def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent,
     job.checkpoint.close()
 
 
-def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
+def test_a_flush_loads_with_plain_torch(agent: AgentInThread, tmp_path: Path) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     for n in (1, 2, 3):
@@ -269,7 +196,7 @@ def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
     job.checkpoint.close()
 
 
-def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_durable_folder(agent: AgentInThread, tmp_path: Path) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     for n in range(1, 5):
@@ -328,7 +255,9 @@ def test_an_incomplete_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait_share", [0.0, 0.05])
-def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(agent: Agent, wait_share: float) -> None:
+def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(
+    agent: AgentInThread, wait_share: float
+) -> None:
     job = Job(agent.connect(), wait_share=wait_share)
     job.checkpoint.restore()
     job.train(1)
@@ -348,7 +277,7 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(a
     job.checkpoint.close()
 
 
-def test_a_step_that_is_due_during_a_commit_waits_for_it(agent: Agent) -> None:
+def test_a_step_that_is_due_during_a_commit_waits_for_it(agent: AgentInThread) -> None:
     job = Job(agent.connect())
     job.checkpoint._wait_budget = WaitBudget(1.0, max_s=20.0)  # however slow the machine is
     job.checkpoint.restore()
@@ -369,7 +298,7 @@ def test_invalid_numbers_are_refused_by_name(bad: dict[str, Any]) -> None:
         Checkpoint(model=nn.Linear(1, 1), **bad)
 
 
-def test_only_every_nth_step_is_kept(agent: Agent) -> None:
+def test_only_every_nth_step_is_kept(agent: AgentInThread) -> None:
     job = Job(agent.connect(), every=3)
     job.checkpoint.restore()
     for n in range(1, 8):
@@ -382,7 +311,7 @@ def test_only_every_nth_step_is_kept(agent: Agent) -> None:
     job.checkpoint.close()
 
 
-def test_with_auto_a_rank_alone_follows_its_agent(agent: Agent) -> None:
+def test_with_auto_a_rank_alone_follows_its_agent(agent: AgentInThread) -> None:
     job = Job(agent.connect(), every="auto")
     job.checkpoint.restore()
     for n in range(1, 9):
@@ -403,7 +332,7 @@ def test_with_auto_a_rank_alone_follows_its_agent(agent: Agent) -> None:
     job.checkpoint.close()
 
 
-def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
+def test_a_planned_stop_keeps_the_last_step(agent: AgentInThread) -> None:
     job = Job(agent.connect(), every=100)
     job.checkpoint.restore()
     job.train(1)
@@ -415,7 +344,7 @@ def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
     job.checkpoint.close()
 
 
-def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent: Agent) -> None:
+def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent: AgentInThread) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
 
@@ -443,7 +372,7 @@ def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent
     agent.until(lambda: reported(agent.checkpoint_service, 0).declared_phase == "")
 
 
-def test_a_rank_that_waits_for_its_state_declares_it(agent: Agent) -> None:
+def test_a_rank_that_waits_for_its_state_declares_it(agent: AgentInThread) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     agent.until(lambda: agent.declared == ["restoring its state", ""])
@@ -456,7 +385,7 @@ def test_outside_muster_a_phase_does_nothing() -> None:
         assert checkpoint.step(1)
 
 
-def test_an_agent_that_dies_does_not_end_the_training(agent: Agent) -> None:
+def test_an_agent_that_dies_does_not_end_the_training(agent: AgentInThread) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     job.train(1)

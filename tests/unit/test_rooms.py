@@ -56,7 +56,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "checkpoint/training/rank_signals": set(),
     "checkpoint/training": {"checkpoint/format", "checkpoint/training/rank_signals"},
-    "checkpoint": {"checkpoint/format", "checkpoint/training"},
+    "checkpoint/data": {"checkpoint/format", "checkpoint/training"},
+    "checkpoint": {"checkpoint/format", "checkpoint/training", "checkpoint/data"},
     "checkpoint/testing": {
         "checkpoint/format",
         "checkpoint/store",
