@@ -1,4 +1,7 @@
-"""The states of this process's random generators: Python, torch, the CUDA device, and numpy if it is imported."""
+"""The states of random generators: this process's own, and those that a script makes.
+
+A process has those of Python, torch, the CUDA device, and of numpy if it is imported.
+"""
 
 import ctypes
 import importlib
@@ -31,6 +34,37 @@ def restore(state: dict[str, Any]) -> None:
         numpy.random.set_state((kind, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, gauss))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(_tensor(state["cuda"]))
+
+
+class KeptGenerator:
+    """A generator that a script has made, as an object with a state: of torch, numpy or Python."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    @staticmethod
+    def fits(value: Any) -> bool:
+        """Whether this is a generator."""
+        numpy = sys.modules.get("numpy")
+        kinds = (torch.Generator, random.Random, *([numpy.random.Generator] if numpy is not None else []))
+        return isinstance(value, kinds)
+
+    def state_dict(self) -> Any:
+        """The present state, as plain picklable values."""
+        if isinstance(self._generator, torch.Generator):
+            return _bytes(self._generator.get_state())
+        if isinstance(self._generator, random.Random):
+            return self._generator.getstate()
+        return self._generator.bit_generator.state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where the state was taken."""
+        if isinstance(self._generator, torch.Generator):
+            self._generator.set_state(_tensor(state))
+        elif isinstance(self._generator, random.Random):
+            self._generator.setstate(state)
+        else:
+            self._generator.bit_generator.state = state
 
 
 def _bytes(state: torch.Tensor) -> bytes:

@@ -86,6 +86,8 @@ class TrainingState:
     """
 
     def __init__(self, objects: Mapping[str, Any], per_rank: Collection[str] | None = None) -> None:
+        kept = random_generators.KeptGenerator
+        objects = {key: kept(value) if kept.fits(value) else value for key, value in objects.items()}
         for key, value in objects.items():
             if key in RESERVED or "." in key:
                 raise CheckpointError(

@@ -135,6 +135,36 @@ def test_a_restored_run_has_the_same_bits(agent: AgentInThread) -> None:
     again.checkpoint.close()
 
 
+def test_generators_that_a_script_has_made_go_on(agent: AgentInThread) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def made() -> dict[str, Any]:
+        return {
+            "crops": torch.Generator().manual_seed(1),
+            "masks": numpy.random.default_rng(2),
+            "old_masks": numpy.random.Generator(numpy.random.MT19937(3)),
+            "words": random.Random(4),
+        }
+
+    def draw(generators: dict[str, Any]) -> list[float]:
+        crops, masks, old_masks, words = generators.values()
+        return [float(torch.rand(3, generator=crops).sum()), masks.normal(), old_masks.random(), words.gauss()]
+
+    generators = made()
+    checkpoint = Checkpoint(**generators, link=agent.connect())
+    checkpoint.restore()
+    draw(generators)
+    checkpoint.step(1)
+    agent.await_committed(1)
+    expected = draw(generators)
+    checkpoint.close()
+    again = made()
+    checkpoint = Checkpoint(**again, link=agent.connect())
+    assert checkpoint.restore() == 1
+    assert draw(again) == expected
+    checkpoint.close()
+
+
 def test_an_optimizers_state_keeps_its_dtype(agent: AgentInThread) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
