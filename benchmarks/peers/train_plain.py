@@ -27,8 +27,35 @@ from model import Transformer
 from text import Windows
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, default_collate
 
 HERE = Path(__file__).resolve().parent
+BATCH = 2
+"""Windows of a rank and step, as in the example."""
+
+
+class Batches:
+    """This rank's batches, one epoch after the other, and how many of them were read."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+        self.sampler = DistributedSampler(windows, seed=1, drop_last=True)
+        self.read = 0
+
+    def next(self) -> list[torch.Tensor]:
+        """Inputs and targets."""
+        epoch, number = divmod(self.read, len(self.sampler) // BATCH)
+        self.sampler.set_epoch(epoch)
+        self.read += 1
+        return default_collate([self.windows[i] for i in list(self.sampler)[number * BATCH : (number + 1) * BATCH]])
+
+    def state_dict(self) -> dict[str, int]:
+        """The present position."""
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue at the position in `state`."""
+        self.read = state["read"]
 
 
 def arguments() -> argparse.Namespace:
@@ -58,8 +85,8 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(Transformer(width=256, layers=4, heads=4, context=32))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    windows = Windows(HERE / "keepers_log.txt", context=32, batch=2, rank=rank, world=world, seed=1)
-    training = {"model": model.module, "optimizer": optimizer, "sampler": windows}
+    batches = Batches(Windows(HERE / "keepers_log.txt", context=32))
+    training = {"model": model.module, "optimizer": optimizer, "sampler": batches}
     start = load(args.checkpoint, training)
     with args.log.open("a") as log:
         write_line(log, f"rank {rank} on {os.uname().nodename}")
@@ -67,7 +94,7 @@ def main() -> None:
             write_line(log, f"start after step {start} of {world} ranks at {time.time():.6f}")
         for step in range(start + 1, args.steps + 1):
             began = time.monotonic()
-            text, target = windows.next()
+            text, target = batches.next()
             loss = functional.cross_entropy(model(text).flatten(0, 1), target.flatten())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -21,8 +21,9 @@ from model import Transformer
 from text import Windows
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-from muster.checkpoint import Checkpoint
+from muster.checkpoint import Checkpoint, ShardedSampler
 
 HERE = Path(__file__).resolve().parent
 
@@ -80,23 +81,27 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
     ).to(device)
     ddp = DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.lr, fused=True)
-    windows = Windows(args.text, context=args.context, batch=args.batch, rank=rank, world=world, seed=args.seed)
+    windows = Windows(args.text, context=args.context)
+    sampler = ShardedSampler(windows, batch_size=args.batch, seed=args.seed)
+    # With a generator of its own, the loader draws nothing from the one that dropout uses.
+    loader = DataLoader(windows, batch_sampler=sampler, generator=torch.Generator())
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # one epoch after the other
 
-    def backward() -> float:
-        text, target = (part.to(device) for part in windows.next())
+    def backward(batch: list[torch.Tensor]) -> float:
+        text, target = (part.to(device) for part in batch)
         loss = functional.cross_entropy(ddp(text).flatten(0, 1), target.flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         return float(loss.detach())
 
-    checkpoint = Checkpoint(model=ddp, optimizer=optimizer, sampler=windows)
-    start = checkpoint.restore(warmup=backward)
+    checkpoint = Checkpoint(model=ddp, optimizer=optimizer, sampler=sampler)
+    start = checkpoint.restore(warmup=lambda: backward(next(iter(loader))))
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
         print(f"{count} parameters, {world} ranks, starting after step {start}", flush=True)
     for step in itertools.count(start + 1) if args.until else range(start + 1, args.steps + 1):
         started = time.monotonic()
-        loss = backward()
+        loss = backward(next(batches))
         optimizer.step()
         last = is_last(args, step, device)
         go_on = checkpoint.step(step, final=last, loss=loss)
