@@ -4,7 +4,7 @@ There are four layers. The tag of each layer is a digest of everything that it w
 
 ``muster-debian``   Debian's own packages (slow: a minute or more)
 ``muster-base``     adds the users, and the Python packages that Muster needs and Debian lacks
-``muster-tests``    adds what only the tests need: pytest, and pyslurm, whose build takes a minute
+``muster-tests``    adds what only the tests need: pytest, torchdata, and pyslurm, whose build takes a minute
 ``muster-cluster``  adds Muster itself (about a second, after every change of the source)
 
 `make demo` does not use ``muster-tests``: its cluster image is built on ``muster-base``. Without pyslurm, Muster uses
@@ -50,7 +50,7 @@ RUNTIME_PACKAGES = [
 # Installed only in a temporary container: the image has no compiler and no headers.
 BUILD_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "libslurm-dev"]
 
-TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis")
+TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis", "torchdata")
 
 PYSLURM = "25.11.2"
 
@@ -120,7 +120,7 @@ def requirements() -> list[str]:
 def constraints() -> str:
     """The pinned versions for development, without torch: the image has Debian's torch."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return "".join(f"{line}\n" for line in lines if not line.startswith("torch"))
+    return "".join(f"{line}\n" for line in lines if not line.startswith("torch=="))
 
 
 def read_source() -> Source:
