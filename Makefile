@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -81,6 +81,16 @@ TORCH := $(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cach
 torch-test: image ## the tests that need PyTorch, inside the image
 	@$(TORCH)
 
+# The libraries are large: they have an environment of their own, and no part of make test waits for them.
+ADAPTERS := $(VENV)/adapters
+$(ADAPTERS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ADAPTERS)
+	$(ADAPTERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[adapters]' pytest pytest-asyncio
+	@touch $@
+
+adapters-test: $(ADAPTERS)/.ready ## train with PyTorch Lightning, transformers and Accelerate themselves
+	@$(ADAPTERS)/bin/python -Im pytest -p no:cacheprovider tests/adapters -m long
+
 # The image is built beside the virtual environment, with the host's own Python: it needs nothing else. It lacks what only
 # the tests need.
 demo: ## a training job outlives a dead node, on one screen
@@ -114,6 +124,7 @@ beside-cluster:
 test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit tests, Slurm's own rules, ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(PYTEST) -n 2 -m long tests/unit tests/cluster
 	@$(TORCH) -m long
+	@$(MAKE) --no-print-directory adapters-test
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
 

@@ -57,6 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint/training/rank_signals": set(),
     "checkpoint/training": {"checkpoint/format", "checkpoint/training/rank_signals"},
     "checkpoint/data": {"checkpoint/format", "checkpoint/training"},
+    "checkpoint/adapters": {"checkpoint/training"},
     "checkpoint": {"checkpoint/format", "checkpoint/training", "checkpoint/data"},
     "checkpoint/testing": {
         "checkpoint/format",

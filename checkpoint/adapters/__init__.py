@@ -1,0 +1,4 @@
+"""Memory checkpoints in the loops of other libraries: PyTorch Lightning, Hugging Face's Trainer, Accelerate.
+
+Each module is thin, and imports its library. Muster needs none of them: import the module of the library that you use.
+"""

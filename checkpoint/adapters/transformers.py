@@ -1,0 +1,90 @@
+"""A callback for Hugging Face's Trainer: it keeps every step, and restores the newest one when training begins.
+
+    sampler = ShardedSampler(data, batch_size=8, accumulation=2)
+
+    class ShardedTrainer(Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(data, batch_sampler=sampler, collate_fn=self.data_collator, generator=torch.Generator())
+
+    ShardedTrainer(model, arguments, train_dataset=data, callbacks=[MusterCallback(sampler=sampler)]).train()
+
+The loader is not prepared by Accelerate, which would divide the samples a second time.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from muster.checkpoint.adapters.accelerate import unwrapped
+from muster.checkpoint.training.loop import Checkpoint
+
+_PROGRESS = ("global_step", "epoch", "total_flos", "num_input_tokens_seen", "log_history", "best_metric")
+"""What TrainerState holds of the past."""
+
+
+class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of transformers are not known here
+    """Keeps the model, its optimizer and scheduler, the Trainer's progress, and what is named.
+
+    Args:
+        durable: a durable checkpoint to start from; see `Checkpoint.restore`.
+        options: more states by name, such as a sampler, and the options of `Checkpoint`.
+    """
+
+    def __init__(self, *, durable: str | Path | None = None, **options: Any) -> None:
+        self._durable, self._options = durable, options
+        self._checkpoint: Checkpoint | None = None
+        self._phase: ExitStack | None = None
+        self.was_stopped = False
+        """After train(): whether this was a planned stop. The script then exits with status 0, to be started again."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Load the newest state: the optimizer is there, and no iterator of the data loader is."""
+        states = {
+            "model": objects["model"],
+            "optimizer": unwrapped(objects["optimizer"]),
+            "scheduler": unwrapped(objects["lr_scheduler"]),
+            "trainer": _Progress(state),
+        }
+        self._checkpoint = Checkpoint(**{**states, **self._options})
+        self._checkpoint.restore(durable=self._durable)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Keep the step."""
+        assert self._checkpoint is not None
+        final = state.global_step >= state.max_steps
+        if not self._checkpoint.step(state.global_step, final=final):
+            self.was_stopped = control.should_training_stop = True
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Declare the evaluation, in which no step is finished, with its first batch."""
+        if self._checkpoint is not None and self._phase is None:
+            self._phase = ExitStack()
+            self._phase.enter_context(self._checkpoint.phase("evaluation"))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """The evaluation is over."""
+        if self._phase is not None:
+            self._phase.close()
+        self._phase = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Close the connection to the agent, which keeps the state."""
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+            self._checkpoint = None
+
+
+class _Progress:
+    """The Trainer's progress: steps, epoch, what was logged."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self._state, name) for name in _PROGRESS}
+
+    def load_state_dict(self, progress: dict[str, Any]) -> None:
+        for name, value in progress.items():
+            setattr(self._state, name, value)

@@ -1,0 +1,243 @@
+"""Training with the real libraries, interrupted in the middle of an epoch: it ends with the bits of an unbroken run.
+
+`make adapters-test` installs the libraries and runs this.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make adapters-test")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from muster.checkpoint import Checkpoint, ShardedSampler  # noqa: E402
+from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("default"),  # those of the libraries are their own business
+]
+
+torch.set_num_threads(1)
+STEPS, KEPT_STEPS, ACCUMULATION, SAMPLES = 9, 4, 2, 22
+"""Three steps of eight samples make an epoch, so the break is in the second one."""
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+@pytest.fixture
+def agent() -> Iterator[AgentInThread]:
+    agent = AgentInThread()
+    yield agent
+    agent.close()
+
+
+def sampler() -> ShardedSampler:
+    return ShardedSampler(SAMPLES, batch_size=4, accumulation=ACCUMULATION, seed=1)
+
+
+def loader(of: ShardedSampler, **options: Any) -> Any:
+    return DataLoader(Points(), batch_sampler=of, generator=torch.Generator(), **options)  # type: ignore[var-annotated]
+
+
+class Points:
+    """Samples by their number, as dicts, which all libraries understand."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        x = torch.tensor([number / SAMPLES, 1.0])
+        return {"x": x, "labels": x[0] * 3}
+
+
+class Net(nn.Module):
+    """A model as transformers' Trainer wants it. Its dropout shows whether random generators go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+
+    def forward(self, x: Any, labels: Any, **_: Any) -> dict[str, Any]:
+        return {"loss": nn.functional.mse_loss(self.layers(x).squeeze(1), labels)}
+
+
+def bits(model: Any) -> dict[str, bytes]:
+    return {name: value.detach().numpy().tobytes() for name, value in model.state_dict().items()}
+
+
+def straight_and_broken(train: Any, agent: AgentInThread) -> tuple[Any, Any]:
+    """The weights of an unbroken run, and of one whose process dies after its fourth step.
+
+    `train(seed, link, crash)` trains a new model; `crash(step)` is called after each step.
+    """
+
+    def crash(step: int) -> None:
+        agent.await_committed(step)
+        if step == KEPT_STEPS:
+            raise Crash
+
+    straight = train(1, None, lambda step: None)
+    with pytest.raises(Crash):
+        train(1, agent.connect(), crash)
+    steps: list[int] = []
+    broken = train(99, agent.connect(), steps.append)
+    assert steps == list(range(KEPT_STEPS + 1, STEPS + 1))
+    return straight, broken
+
+
+def test_lightning(agent: AgentInThread, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed: make adapters-test")
+    from muster.checkpoint.adapters.lightning import MusterCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.net(**batch)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    class AfterStep(lightning.Callback):  # type: ignore[name-defined,misc]
+        def __init__(self, call: Any) -> None:
+            self.call, self.seen = call, 0
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            self.seen = trainer.global_step
+
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            if trainer.global_step > self.seen:
+                self.seen = trainer.global_step
+                self.call(self.seen)
+
+    def train(seed: int, link: Any, after_step: Any) -> Any:
+        torch.manual_seed(seed)
+        module, data = Module(), sampler()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=STEPS,
+            accumulate_grad_batches=ACCUMULATION,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+            callbacks=[MusterCallback(sampler=data, link=link), AfterStep(after_step)],
+        )
+        trainer.fit(module, loader(data), DataLoader(Points(), batch_size=4))  # type: ignore[arg-type,var-annotated]
+        assert trainer.global_step == STEPS
+        assert trainer.current_epoch == 3
+        return bits(module)
+
+    straight, broken = straight_and_broken(train, agent)
+    assert broken == straight
+
+
+def test_transformers(agent: AgentInThread, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make adapters-test")
+    from muster.checkpoint.adapters.transformers import MusterCallback
+
+    class AfterStep(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def __init__(self, call: Any) -> None:
+            self.call = call
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.call(state.global_step)
+
+    class ShardedTrainer(transformers.Trainer):  # type: ignore[name-defined,misc]
+        def get_train_dataloader(self) -> Any:
+            return loader(data, collate_fn=self.data_collator)
+
+    data = sampler()
+
+    def train(seed: int, link: Any, after_step: Any) -> Any:
+        nonlocal data
+        torch.manual_seed(seed)
+        model, data = Net(), sampler()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=STEPS,
+            learning_rate=1e-2,
+            gradient_accumulation_steps=ACCUMULATION,
+            seed=seed,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            eval_strategy="steps",
+            eval_steps=3,  # not after the step that is kept: an evaluation draws random numbers, and is not repeated
+            disable_tqdm=True,
+        )
+        trainer = ShardedTrainer(
+            model,
+            arguments,
+            train_dataset=Points(),
+            eval_dataset=Points(),
+            callbacks=[MusterCallback(sampler=data, link=link), AfterStep(after_step)],
+        )
+        trainer.train()
+        assert trainer.state.global_step == STEPS
+        return bits(model)
+
+    straight, broken = straight_and_broken(train, agent)
+    assert broken == straight
+
+
+def test_accelerate(agent: AgentInThread) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make adapters-test")
+    from muster.checkpoint.adapters.accelerate import prepared_checkpoint
+
+    def train(seed: int, link: Any, after_step: Any) -> Any:
+        torch.manual_seed(seed)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATION)
+        net, data = Net(), sampler()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        model, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
+        checkpoint = prepared_checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, sampler=data, link=link)
+        done = checkpoint.restore()
+        while done < STEPS:
+            for batch in loader(data):
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(**batch)["loss"])
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    done += 1
+                    checkpoint.step(done, final=done == STEPS)
+                    after_step(done)
+                    if done == STEPS:
+                        break
+        return bits(net)
+
+    straight, broken = straight_and_broken(train, agent)
+    assert broken == straight
+
+
+def test_states_of_accelerate_are_those_of_torch(agent: AgentInThread) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make adapters-test")
+    from muster.checkpoint.adapters.accelerate import unwrapped
+
+    optimizer = torch.optim.SGD(Net().parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    prepared = accelerate.Accelerator(cpu=True).prepare(optimizer, scheduler)
+    assert [unwrapped(value) for value in prepared] == [optimizer, scheduler]
+    checkpoint = Checkpoint(scheduler=unwrapped(prepared[1]))
+    assert not checkpoint._states.per_rank
