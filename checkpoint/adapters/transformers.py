@@ -11,6 +11,7 @@
 The loader is not prepared by Accelerate, which would divide the samples a second time.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,16 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
     """Keeps the model, its optimizer and scheduler, the Trainer's progress, and what is named.
 
     Args:
+        warmup: one forward and backward pass of the Trainer's model_wrapped, for example of a lambda that calls its
+            compute_loss; see `Checkpoint.restore`.
         durable: a durable checkpoint to start from; see `Checkpoint.restore`.
         options: more states by name, such as a sampler, and the options of `Checkpoint`.
     """
 
-    def __init__(self, *, durable: str | Path | None = None, **options: Any) -> None:
-        self._durable, self._options = durable, options
+    def __init__(
+        self, *, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None, **options: Any
+    ) -> None:
+        self._warmup, self._durable, self._options = warmup, durable, options
         self._checkpoint: Checkpoint | None = None
         self._phase: ExitStack | None = None
         self.was_stopped = False
@@ -48,7 +53,7 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
             "trainer": _Progress(state),
         }
         self._checkpoint = Checkpoint(**{**states, **self._options})
-        self._checkpoint.restore(durable=self._durable)
+        self._checkpoint.restore(warmup=self._warmup, durable=self._durable)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Keep the step."""
