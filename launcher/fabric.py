@@ -1,8 +1,10 @@
-"""The site's fabric, for the commands of the launcher: `muster.slurm.site.fabric` with the launcher's errors."""
+"""The site's fabric, for the commands of the launcher: `muster.slurm.site.fabric` with the launcher's errors; and what
+nodes have reported of it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,8 +14,18 @@ from muster.launcher.errors import SiteFault, Unavailable
 from muster.slurm.client.types import Unknown
 from muster.slurm.site.fabric import FABRIC_FILE, SiteFileError, fabric_of, read_site_file
 
-__all__ = ["FABRIC_FILE", "fabric_of", "known", "load_site_fabric"]
+__all__ = ["FABRIC_FILE", "ReportedDomains", "fabric_of", "known", "load_site_fabric"]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedDomains:
+    """The NVLink domains of several nodes that nodes have reported to the coordinator."""
+
+    sizes: tuple[int, ...] = ()
+    """Nodes of each domain."""
+    silent: int = 0
+    """Nodes that Slurm has, and that have reported nothing."""
 
 
 def known(answer: T | Unknown) -> T:

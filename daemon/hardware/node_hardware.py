@@ -9,6 +9,8 @@ from muster.v1.common_pb2 import Hardware
 MAX_GPUS = MAX_ADAPTERS = 64
 """Of one node. More are an error."""
 MAX_NUMA_NODES = 1024
+MAX_GBIT_PER_S = 1e6
+"""Of an adapter. 0: not known."""
 MAX_NAME_CHARS = 64
 """Of a UUID, a PCI address, an adapter, a cluster's id."""
 
@@ -36,6 +38,7 @@ def report_of(hardware: Hardware) -> NodeReport:
         tuple(sockets[index] for index in range(count)) if len(sockets) == count else (),
         tuple(Nic(name, tuple(near.get(name, ()))) for name in nics),
         nvlink_domain_of(hardware),
+        adapter_bandwidth_of(hardware),
     )
 
 
@@ -49,6 +52,13 @@ def nvlink_domain_of(hardware: Hardware) -> str:
     """The name of the NVLink domain that all GPUs are in; empty: there is none, or they are in several."""
     domains = {f"{gpu.nvlink_cluster}.{gpu.nvlink_clique}" if gpu.nvlink_cluster else "" for gpu in hardware.gpus}
     return next(iter(domains)) if len(domains) == 1 else ""
+
+
+def adapter_bandwidth_of(hardware: Hardware) -> float:
+    """Bytes a second, in one direction, of the slowest adapter that is nearest to a GPU; 0: not known."""
+    near = {name for gpu in hardware.gpus for name in gpu.nearest_adapters}
+    rates = [one.gbit_per_s for one in hardware.adapters if one.infiniband_device in near and one.gbit_per_s]
+    return min(rates, default=0.0) * 1e9 / 8
 
 
 def _check(hardware: Hardware) -> None:
@@ -69,6 +79,8 @@ def _check(hardware: Hardware) -> None:
         for word in (gpu.uuid, gpu.pci_address, gpu.nvlink_cluster, *gpu.nearest_adapters):
             _check_word(word)
     for adapter in hardware.adapters:
+        if not 0 <= adapter.gbit_per_s <= MAX_GBIT_PER_S:
+            raise InvalidHardware(f"an adapter of {adapter.gbit_per_s:g} Gb/s: choose 0 to {MAX_GBIT_PER_S:g}")
         for word in (adapter.name, adapter.pci_address, adapter.infiniband_device, adapter.link_layer):
             _check_word(word)
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
+from muster.fabric.model.link import Link
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.sources.tiers import Tiers
 
+_NO_ADAPTERS: Mapping[str, float] = MappingProxyType({})
 _SHOWN = 5
 """Nodes that a warning names."""
 
@@ -25,12 +28,15 @@ class NodeReport:
 
     nvlink_domain: the cluster's id and the clique, as one name: nodes with the same one share NVLink. Empty: the node's
         GPUs reach no other node by NVLink, are not all in one domain, or nobody knows.
+    adapter_bandwidth: of the slowest of the adapters that are nearest to GPUs, as negotiated. Bytes a second in one
+        direction; 0: not known.
     """
 
     gpus: int = 0
     sockets: tuple[int, ...] = ()
     nics: tuple[Nic, ...] = ()
     nvlink_domain: str = ""
+    adapter_bandwidth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +59,33 @@ def refine(fabric: Fabric, reports: Mapping[str, NodeReport], tiers: Tiers | Non
     for name, report in known.items():
         if report.gpus or report.nics:
             details[name] = _with_hardware(details.get(name) or Node(name), report)
+        if uplink := _slower_uplink(fabric, name, report.adapter_bandwidth):
+            details[name] = replace(details.get(name) or Node(name), uplink=uplink)
     return Refined(Fabric(root, tuple(details[name] for name in sorted(details))), tuple(warnings))
 
 
-def with_nvlink_domains(fabric: Fabric, domains: Mapping[str, str]) -> Fabric:
-    """`fabric` with the NVLink domains of several nodes that nodes have reported: by node, "" for none."""
-    reports = {node: NodeReport(nvlink_domain=domain) for node, domain in domains.items() if domain}
+def with_nvlink_domains(
+    fabric: Fabric, domains: Mapping[str, str], adapters: Mapping[str, float] = _NO_ADAPTERS
+) -> Fabric:
+    """`fabric` with the NVLink domains of several nodes that nodes have reported: by node, "" for none; and with the
+    links of nodes whose adapters are slow: bytes a second by node, 0 where it is not known.
+    """
+    reports = {
+        node: NodeReport(nvlink_domain=domain, adapter_bandwidth=adapters.get(node, 0.0))
+        for node, domain in domains.items()
+        if domain or adapters.get(node)
+    }
     return refine(fabric, reports).fabric if reports else fabric
+
+
+def _slower_uplink(fabric: Fabric, name: str, bandwidth: float) -> Link | None:
+    """The node's link, if its adapters are slower than what the site's file or the tier says; None if they are not. A
+    rate says what an adapter has negotiated, and never makes a tier faster."""
+    if not bandwidth:
+        return None
+    tier = next(domain.link for domain in reversed(fabric.path(name)) if domain.level >= Level.LEAF)
+    said = fabric.node(name).uplink or tier
+    return Link(said.latency, bandwidth) if bandwidth < min(said.bandwidth, tier.bandwidth) else None
 
 
 def _domains(fabric: Fabric, reports: Mapping[str, NodeReport], tiers: Tiers) -> list[Domain]:

@@ -102,22 +102,24 @@ def _below(
 ) -> Iterator[str]:
     rows = _node_rows(picture, domain, verbose)
     last = len(rows) + len(domain.children) - 1
-    for at, (names, use) in enumerate(rows):
-        yield f"{indent}{_LAST if at == last else _BRANCH}{_node_line(names, use, paint)}"
+    for at, (names, use, uplink) in enumerate(rows):
+        yield f"{indent}{_LAST if at == last else _BRANCH}{_node_line(names, use, uplink, paint)}"
     for at, child in enumerate(domain.children, len(rows)):
         yield f"{indent}{_LAST if at == last else _BRANCH}{_domain_line(picture, child)}"
         yield from _below(picture, child, indent + (_BLANK if at == last else _PIPE), paint, verbose)
 
 
-def _node_rows(picture: FabricPicture, domain: Domain, verbose: bool) -> list[tuple[str, NodeUse]]:
-    """Short lists of the nodes attached to `domain`, each with what Slurm says of all of them, in natural order."""
+def _node_rows(picture: FabricPicture, domain: Domain, verbose: bool) -> list[tuple[str, NodeUse, Link | None]]:
+    """Short lists of the nodes attached to `domain`, each with what Slurm says of all of them and the link that they
+    have if it is not the tier's, in natural order."""
     nodes = sorted(domain.own_nodes, key=natural_order)
+    fabric = picture.fabric
     if verbose:
-        return [(f"{node}{_position(domain, node)}", picture.use(node)) for node in nodes]
-    alike: dict[NodeUse, list[str]] = {}
+        return [(f"{node}{_position(domain, node)}", picture.use(node), fabric.node(node).uplink) for node in nodes]
+    alike: dict[tuple[NodeUse, Link | None], list[str]] = {}
     for node in nodes:
-        alike.setdefault(picture.use(node), []).append(node)
-    return [(picture.collapse(names), use) for use, names in alike.items()]
+        alike.setdefault((picture.use(node), fabric.node(node).uplink), []).append(node)
+    return [(picture.collapse(names), use, uplink) for (use, uplink), names in alike.items()]
 
 
 def _position(domain: Domain, node: str) -> str:
@@ -152,13 +154,15 @@ def _summary(use: NodeUse) -> str:
     return "idle" if use.states == ("IDLE",) else "other"
 
 
-def _node_line(names: str, use: NodeUse, paint: Callable[[Text], str]) -> str:
+def _node_line(names: str, use: NodeUse, uplink: Link | None, paint: Callable[[Text], str]) -> str:
     colour = next((colour for colour, words in _COLOURS if set(words) & set(use.states)), "")
     words = [plain(names), paint(Text(plain("+".join(use.states)), colour))]
     if use.jobs:
         words.append(plain("job " + ", ".join(map(str, use.jobs))))
     if use.reason:
         words.append(plain(use.reason))
+    if uplink:
+        words.append(f"its link {_link_words(uplink)}")
     return "  ".join(words)
 
 

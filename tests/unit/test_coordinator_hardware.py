@@ -21,7 +21,8 @@ from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.model.level import Level
 from muster.fabric.model.node import Nic
 from muster.fabric.sources.node_reports import NodeReport
-from muster.launcher.node_reports import ask_reports
+from muster.launcher.fabric import ReportedDomains
+from muster.launcher.node_reports import ask_domains, ask_reports
 from muster.v1 import node_pb2, node_pb2_grpc
 from muster.v1.common_pb2 import Adapter, Gpu, Hardware
 
@@ -31,9 +32,9 @@ HARDWARE = Hardware(
         Gpu(index=at, numa_node=at, nvlink_cluster="4a1c", nvlink_clique=7, nearest_adapters=["mlx5_0"])
         for at in range(2)
     ],
-    adapters=[Adapter(infiniband_device="mlx5_0")],
+    adapters=[Adapter(infiniband_device="mlx5_0", gbit_per_s=20)],
 )
-REPORT = NodeReport(2, (0, 1), (Nic("mlx5_0", (0, 1)),), "4a1c.7")
+REPORT = NodeReport(2, (0, 1), (Nic("mlx5_0", (0, 1)),), "4a1c.7", 2.5e9)
 
 
 @pytest_asyncio.fixture
@@ -100,6 +101,10 @@ async def test_a_node_s_domain_is_in_orders_and_views_and_ranks_have_their_place
         "n2": "4a1c.7",
         "n3": "",
     }
+    slow = {node: member.adapter_bandwidth for node, member in world.gang.members.items()}
+    assert slow == {"n1": 2.5e9, "n2": 2.5e9, "n3": 0}
+    fabric = fabric_of_gang(world.gang, core.observed)
+    assert fabric.link("n1", "n3").bandwidth == 2.5e9
     order = Orders(world.gang).for_node("n1")
     assert {member.node: member.nvlink_domain for member in order.members}["n2"] == "4a1c.7"
     assert [(rank.rank, rank.local_rank, rank.nvlink_domain) for rank in view.ranks] == [
@@ -129,4 +134,6 @@ async def test_commands_can_ask_which_domains_nodes_report(world: ScriptedWorld)
     async with open_channel(world.address, world.credentials) as channel:
         await attached(channel, "n1", HARDWARE)
         await attached(channel, "n2", Hardware())
-        assert await ask_reports(options) == {"n1": NodeReport(nvlink_domain="4a1c.7")}
+        assert await ask_reports(options) == {"n1": NodeReport(nvlink_domain="4a1c.7", adapter_bandwidth=2.5e9)}
+        nodes = len(NODES)
+        assert await ask_domains(options) == ReportedDomains((1,), silent=nodes - 2)

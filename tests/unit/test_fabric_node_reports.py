@@ -82,6 +82,22 @@ def test_a_site_s_speed_of_nvlink_counts() -> None:
     assert fabric.link("n0", "n1").bandwidth == 900e9
 
 
+def test_adapters_that_are_slower_than_the_tier_slow_the_node_s_link() -> None:
+    site = Node("n2", uplink=Link(5e-6, 4e9))
+    reports = {
+        "n0": NodeReport(adapter_bandwidth=2.5e9),
+        "n1": NodeReport(adapter_bandwidth=50e9),  # a tier is never faster than the site says
+        "n2": NodeReport(adapter_bandwidth=10e9),
+        "n3": NodeReport(adapter_bandwidth=1e9, nvlink_domain="c"),
+    }
+    fabric = refine(two_leaves(site), reports).fabric
+    assert [link and link.bandwidth for link in (fabric.node(node).uplink for node in NODES[:5])] == [
+        2.5e9, None, 4e9, 1e9, None,
+    ]  # fmt: skip
+    assert fabric.link("n0", "n1").bandwidth == 2.5e9
+    assert fabric.link("n1", "n4").bandwidth == 12.5e9
+
+
 def test_reports_of_nothing_change_nothing() -> None:
     assert refine(two_leaves(), {}).fabric == two_leaves()
     assert refine(two_leaves(), {"n0": NodeReport()}).fabric == two_leaves()

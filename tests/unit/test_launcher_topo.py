@@ -245,6 +245,15 @@ def test_the_nvlink_domains_that_nodes_report_are_drawn(controller: Controller) 
     assert picture.warnings[0].startswith("the NVLink domain of n3, n4 is left out")
 
 
+def test_adapters_that_have_negotiated_down_are_shown(controller: Controller) -> None:
+    controller.write()
+    reports = {"n1": NodeReport(adapter_bandwidth=2.5e9), "n0": NodeReport(adapter_bandwidth=50e9)}
+    (picture,) = asyncio.run(load(CliSlurm(), controller.folder / "fabric.toml", None, reports))
+    (line,) = [line for line in tree_lines(picture, str) if "its link" in line]
+    assert "─ n1  " in line
+    assert line.endswith("its link 2.5 GB/s, 5 µs")
+
+
 def test_without_an_answer_of_the_coordinator_the_network_is_drawn_with_a_note(
     controller: Controller, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,4 +263,4 @@ def test_without_an_answer_of_the_coordinator_the_network_is_drawn_with_a_note(
     assert topo(controller, "--coordinator", "127.0.0.1:1", "--auth", f"secret:{secret}") == 0
     seen = capsys.readouterr()
     assert "s0" in seen.out
-    assert "muster: the NVLink domains that nodes report are not shown: the coordinator at 127.0.0.1:1" in seen.err
+    assert "muster: what nodes report of NVLink and adapters is not shown: the coordinator at 127.0.0.1:1" in seen.err

@@ -53,7 +53,7 @@ def test_sockets_gpus_adapters_and_which_is_nearest_to_which(tmp_path: Path) -> 
     report = report_of(found)
     assert (report.gpus, report.sockets) == (8, (0, 0, 0, 0, 1, 1, 1, 1))
     assert report.nics == (*(Nic(f"mlx5_{at}", (2 * at, 2 * at + 1)) for at in range(4)), Nic("mlx5_4"))
-    assert report.nvlink_domain == ""
+    assert (report.nvlink_domain, report.adapter_bandwidth) == ("", 50e9)
 
 
 def test_gpus_are_ordered_by_socket_and_adapter(tmp_path: Path) -> None:

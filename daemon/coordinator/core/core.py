@@ -279,6 +279,7 @@ def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
             event.batch_host,
             event.leaf,
             event.nvlink_domain,
+            event.adapter_bandwidth,
         )
     )
 

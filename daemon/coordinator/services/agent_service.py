@@ -51,6 +51,7 @@ from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
+from muster.fabric.sources.node_reports import NodeReport
 from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
@@ -155,10 +156,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._register(hello, caller.uid)
         return member.leaf if member else self._engine.core.observed.leaf(hello.node)
 
-    def _nvlink_domain(self, hello: pb.AgentHello) -> str:
-        """The NVLink domain of the agent's node: the word of the node's daemon, which is root, counts for more."""
+    def _report(self, hello: pb.AgentHello) -> NodeReport:
+        """What the agent's node has: the word of the node's daemon, which is root, counts for more."""
         seen = self._engine.core.observed.nodes.get(hello.node)
-        return seen.report.nvlink_domain if seen and seen.report else hello.nvlink_domain
+        return seen.report if seen and seen.report else NodeReport(nvlink_domain=hello.nvlink_domain)
 
     def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:
         """What the agent's server proves itself with; None: connections are plain text, or it has that already.
@@ -297,7 +298,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine.streams.add(stream)
         writer = asyncio.create_task(_send(stream, context, self._stream_limits.unread_s))
         try:
-            self._engine.post(_attached(hello, status, leaf, self._nvlink_domain(hello)))
+            self._engine.post(_attached(hello, status, leaf, self._report(hello)))
             if self._engine.running:
                 self._engine.send_order(stream)
             await _wait_for_either(asyncio.create_task(self._receive(stream, messages)), writer)
@@ -399,7 +400,7 @@ def _check_run(found: Job, hello: pb.AgentHello) -> None:
         raise AgentDismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 
 
-def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str, nvlink_domain: str) -> events.AgentAttached:
+def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str, report: NodeReport) -> events.AgentAttached:
     return events.AgentAttached(
         gang=hello.gang_id,
         node=hello.node,
@@ -411,7 +412,8 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str, nvlin
         leaf=leaf,
         status=status,
         pool=hello.pool_serial,
-        nvlink_domain=nvlink_domain,
+        nvlink_domain=report.nvlink_domain,
+        adapter_bandwidth=report.adapter_bandwidth,
     )
 
 

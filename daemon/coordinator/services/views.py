@@ -120,6 +120,7 @@ def node_view(
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
         failures=lemons.failures(state, name, now),
         nvlink_domain=seen.report.nvlink_domain if seen and seen.report else "",
+        adapter_bandwidth=seen.report.adapter_bandwidth if seen and seen.report else 0.0,
     )
     if node.check and (readable_jobs is None or node.checked_in_job in readable_jobs):
         view.node_check.CopyFrom(conversion.node_check_message(node.check))

@@ -220,6 +220,7 @@ class NodeView(_message.Message):
     CHECKED_S_FIELD_NUMBER: _builtins.int
     CHECKED_IN_JOB_FIELD_NUMBER: _builtins.int
     NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
+    ADAPTER_BANDWIDTH_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST or RETURNING. In a NodesReply also UNHEARD: Slurm has
@@ -244,6 +245,10 @@ class NodeView(_message.Message):
     checked_in_job: _builtins.int
     nvlink_domain: _builtins.str
     """The NVLink domain of several nodes, as the node's daemon has reported it; empty: none."""
+    adapter_bandwidth: _builtins.float
+    """The slowest adapter that is nearest to a GPU, as the node's daemon has reported it (bytes a second, one direction);
+    0: not known.
+    """
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
@@ -273,10 +278,11 @@ class NodeView(_message.Message):
         checked_s: _builtins.float = ...,
         checked_in_job: _builtins.int = ...,
         nvlink_domain: _builtins.str = ...,
+        adapter_bandwidth: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

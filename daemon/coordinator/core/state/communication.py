@@ -74,10 +74,12 @@ def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
 
     It is the part of what Slurm and the site say now. Until they have said it, it is what the journal holds of the
     gang; and if that is nothing, the leaf switches that the members had when they attached. Nodes of which nothing is
-    known are attached to the root. NVLink domains are those that the nodes had reported when they attached.
+    known are attached to the root. NVLink domains, and the rates of adapters, are those that the nodes had reported
+    when they attached.
     """
     domains = {node: member.nvlink_domain for node, member in gang.members.items()}
-    return with_nvlink_domains(_fabric_of_switches(gang, observed), domains)
+    adapters = {node: member.adapter_bandwidth for node, member in gang.members.items()}
+    return with_nvlink_domains(_fabric_of_switches(gang, observed), domains, adapters)
 
 
 def _fabric_of_switches(gang: Gang, observed: ObservedState) -> Fabric:

@@ -100,6 +100,8 @@ class Member:
     """What its node check has found; None: it has not ended."""
     nvlink_domain: str = ""
     """The NVLink domain of several nodes that it is in; empty: there is none, or nobody knows."""
+    adapter_bandwidth: float = 0.0
+    """Of its slowest adapter that is nearest to a GPU, in bytes a second; 0: not known."""
 
     @property
     def failed_check(self) -> bool:

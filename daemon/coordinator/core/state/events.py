@@ -317,6 +317,8 @@ class AgentAttached:
     pool: int = 0
     nvlink_domain: str = ""
     """The NVLink domain of several nodes that the node's GPUs are in; empty: there is none, or nobody knows."""
+    adapter_bandwidth: float = 0.0
+    """Of the slowest adapter that is nearest to a GPU, in bytes a second; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

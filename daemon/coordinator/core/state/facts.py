@@ -58,6 +58,7 @@ class MemberJoined:
     batch_host: bool
     leaf: str
     nvlink_domain: str = ""
+    adapter_bandwidth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

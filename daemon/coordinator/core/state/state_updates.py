@@ -313,6 +313,7 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
         fact.batch_host,
         fact.leaf,
         nvlink_domain=fact.nvlink_domain,
+        adapter_bandwidth=fact.adapter_bandwidth,
     )
     for request in gang.pool.values():
         if request.job == fact.job:
