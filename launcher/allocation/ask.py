@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,11 @@ from muster.daemon.host import clock
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
-from muster.launcher.allocation.plan import Plan, Request
+from muster.launcher.allocation.plan import Plan, Request, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
-from muster.launcher.allocation.site_domains import SiteDomains, load_domains
+from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
+from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.types import Slurm, StartEstimate, Unknown
 
@@ -60,13 +61,19 @@ def asking(job: Job) -> tuple[NodeCluster, ...]:
 
 
 async def allocate(
-    job: Job, clusters: Sequence[NodeCluster], options: Sequence[str], script: str, slurm: Slurm
+    job: Job,
+    clusters: Sequence[NodeCluster],
+    options: Sequence[str],
+    script: str,
+    slurm: Slurm,
+    reported: Callable[[], Awaitable[ReportedDomains | None]] | None = None,
 ) -> Allocation:
     """What to ask for, so that `clusters` get what they ask for.
 
     Args:
         options: sbatch options of the command line.
         script: the job's script without that.
+        reported: asks for the NVLink domains that nodes report; called only where that decides.
 
     Raises:
         WrongInput: a requirement can't be kept anywhere in Slurm's network.
@@ -78,12 +85,28 @@ async def allocate(
         reason = f"groups are not packed: Slurm does not answer: {topologies.reason}" if clusters else ""
         return Allocation(job, job.spares, reason=reason)
     partition = _given((*job.slurm.options, *options), _PARTITION) or job.slurm.partition
-    site = load_domains(topologies)
+    site = await _site(slurm, topologies)
+    needs_nvlink = any(cluster.required and cluster.asked == "nvlink" for cluster in clusters)
+    if reported and needs_nvlink and not site.names_nvlink:
+        site = replace(site, reported=await reported())
+    unknown = check_spread(job.placement, job.nodes, job.spares, site)
     question = _Question(
         slurm, script, topology_of(topologies, partition), None if isinstance(wait_s, Unknown) else wait_s, site
     )
     found = await _choose(question, job, clusters)
-    return replace(found, warnings=tuple(filter(None, (*found.warnings, site.problem))))
+    unknown += doubts(site, clusters)
+    return replace(found, warnings=tuple(filter(None, (*found.warnings, *unknown, site.problem))))
+
+
+async def _site(slurm: Slurm, topologies: Sequence[SlurmTopology]) -> SiteDomains:
+    """What the site's file says. Slurm is asked for its nodes only if the topologies do not name them all."""
+    if not FABRIC_FILE.exists():
+        return NOTHING_SAID
+    site = load_domains(names_of(topologies))
+    if site != NOTHING_SAID and not site.problem:
+        return site
+    nodes = await slurm.nodes(timeout_s=QUESTION_TIMEOUT_S)
+    return site if isinstance(nodes, Unknown) else load_domains(nodes)
 
 
 async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]) -> Allocation:

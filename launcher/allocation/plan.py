@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 from muster.launcher.errors import WrongInput
+from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
+from muster.launcher.spec.placement import Placement
 
 NODES_OF_A_SPARE = 8
 """A preference is worth one more spare for so many nodes. A requirement is worth any number."""
+_SITES_OWN = {FailureDomain.RACK: "racks", FailureDomain.POWER: "power feeds"}
+"""What only fabric.toml knows, in the plural."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +83,80 @@ def check_size(wanted: Wanted) -> None:
 
 
 def check_nvlink(wanted: Wanted, clusters: Sequence[NodeCluster]) -> list[str]:
-    """Why groups that shall be in an NVLink domain are not, if the site names domains and they are too small.
+    """Why groups that shall be in an NVLink domain are not, if the domains are known and too small.
 
     Raises:
         WrongInput: such a group is required.
     """
-    sizes, notes = wanted.site.nvlink_sizes, []
+    site, notes = wanted.site, []
+    sizes = site.nvlink_sizes
     for cluster in clusters:
-        if cluster.asked != "nvlink" or not sizes or wanted.site.nvlink_blocks or cluster.nodes <= max(sizes):
+        if cluster.asked != "nvlink" or site.nvlink_blocks or cluster.nodes <= max(sizes, default=0):
+            continue
+        if not sizes:
+            _check_reported(cluster, site.reported)
             continue
         if cluster.required:
             raise too_large(cluster, "NVLink domains", sizes, wanted)
         notes.append(f"{cluster.kind} groups of {cluster.nodes} nodes are larger than the NVLink domains of the site")
     return notes
+
+
+def _check_reported(cluster: NodeCluster, reported: ReportedDomains | None) -> None:
+    """Refuses a required group that is larger than each domain, if all nodes have reported theirs."""
+    if not cluster.required or reported is None or reported.silent or cluster.nodes <= max(reported.sizes, default=0):
+        return
+    have = f"the largest NVLink domain that nodes report has {max(reported.sizes, default=0)} nodes"
+    raise WrongInput(
+        f"placement.{cluster.kind} = 'require nvlink' can't be kept: a group has {cluster.nodes} nodes, and "
+        + (have if reported.sizes else "no node reports an NVLink domain of several nodes"),
+        "choose smaller degrees, or 'prefer nvlink'. Nothing was queued",
+    )
+
+
+def doubts(site: SiteDomains, clusters: Sequence[NodeCluster]) -> list[str]:
+    """What the job requires and nobody can check before it starts, one line each."""
+    reported, found = site.reported, []
+    for cluster in clusters:
+        if cluster.asked != "nvlink" or not cluster.required or site.names_nvlink or reported is None:
+            continue
+        if reported.silent and cluster.nodes > max(reported.sizes, default=0):
+            found.append(
+                f"no NVLink domain of {cluster.nodes} nodes is known, which placement.{cluster.kind} requires, and "
+                f"{reported.silent} nodes have not reported theirs: on other nodes the job ends with exit code 92"
+            )
+    return found
+
+
+def check_spread(placement: Placement, nodes: int, spares: int, site: SiteDomains) -> list[str]:
+    """What the job requires to be kept apart, and nobody knows: one line each.
+
+    Args:
+        spares: those that the job asks for.
+
+    Raises:
+        WrongInput: the site has too few racks or power feeds for it.
+    """
+    found = []
+    for key, wishes, count, what in (
+        ("spread_replicas", placement.spread_replicas, min(nodes, 2), "a node and the holder of its second copy"),
+        ("spread_spares", placement.spread_spares, spares, f"{spares} spares"),
+    ):
+        for wish in wishes:
+            if not wish.required or count < 2 or wish.domain not in _SITES_OWN:
+                continue
+            plural = _SITES_OWN[wish.domain]
+            if wish.domain not in site.apart:
+                if not site.problem:
+                    found.append(f"placement.{key} = '{wish}' is not kept: {FABRIC_FILE} names no {plural}")
+            elif site.apart[wish.domain] < count:
+                raise WrongInput(
+                    f"placement.{key} = '{wish}' can't be kept: {what} need {count} {plural}, and the site has "
+                    f"{site.apart[wish.domain]}",
+                    f"choose 'prefer {wish.domain.value}'{' or fewer spares' * (key == 'spread_spares')}. "
+                    "Nothing was queued",
+                )
+    return found
 
 
 def added_spares(added: int, total: str, reason: str) -> str:

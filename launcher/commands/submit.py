@@ -12,10 +12,12 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from muster.checkpoint.format import trusted_folder
 from muster.daemon.host import private_file
@@ -38,6 +40,9 @@ from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, S
 from muster.slurm.client.types import Slurm
 from muster.v1.common_pb2 import JobSpec
 
+if TYPE_CHECKING:
+    from muster.launcher.fabric import ReportedDomains
+
 SBATCH_TIMEOUT_S = 60.0
 """Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -56,7 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 async def _run(options: argparse.Namespace) -> int:
     submission = prepare(options, load_site(options))
     await check_memory(submission.job, CliSlurm())
-    submission = await with_shape(submission, CliSlurm())
+    submission = await with_shape(submission, CliSlurm(), partial(_reported, options))
     text = render(submission)
     if options.dry_run:
         print(text, end="")
@@ -99,8 +104,19 @@ def _wire(job: spec.Job, options: Sequence[str]) -> JobSpec:
     return wire
 
 
-async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
+async def _reported(options: argparse.Namespace) -> ReportedDomains | None:
+    from muster.launcher.node_reports import ask_domains  # few jobs need it
+
+    return await ask_domains(options)
+
+
+async def with_shape(
+    submission: Submission, slurm: Slurm, reported: Callable[[], Awaitable[ReportedDomains | None]] | None = None
+) -> Submission:
     """The submission with the options that give the job the nodes that its groups ask for. It says which.
+
+    Args:
+        reported: asks for the NVLink domains that nodes report. None: they are not asked.
 
     Raises:
         WrongInput: Slurm's network has no such place.
@@ -114,7 +130,7 @@ async def with_shape(submission: Submission, slurm: Slurm) -> Submission:
     found = ask.Allocation(job, job.spares, strict=True)
     if shrinks or not own_shape:
         wanted = () if own_shape else clusters
-        found = await ask.allocate(job, wanted, submission.options, render(submission), slurm)
+        found = await ask.allocate(job, wanted, submission.options, render(submission), slurm, reported)
     if found.reason:
         print_note(f"muster: {found.reason}")
     for warning in found.warnings:

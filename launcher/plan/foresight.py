@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.ask import asking, has_own_shape
+from muster.launcher.allocation.plan import check_spread
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.site_domains import SiteDomains
 from muster.launcher.errors import WrongInput
@@ -39,6 +40,7 @@ def foresee(
     if job.nodes == 1 or has_own_shape(job, ()):
         return
     try:
+        yield from check_spread(job.placement, job.nodes, job.spares, site)
         plan = plan_request(asking(job), job.nodes, job.spares, topology, None, site)
     except WrongInput as error:
         hint = error.hint.removesuffix("Nothing was queued").rstrip(". ")

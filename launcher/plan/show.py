@@ -90,7 +90,7 @@ async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
         and (partition is None or partition in node.partitions)
     ]
     partitions = {name for node in found.values() for name in node.partitions}
-    for line in foresee(job, topology, load_domains(topologies), usable, partitions):
+    for line in foresee(job, topology, load_domains(found), usable, partitions):
         print_note(f"muster: {line}")
     types = Counter(typed.group(1) for node in usable if (typed := TYPED_GRES.search(node.gres)))
     gpu = max(types, key=lambda name: types[name], default="")

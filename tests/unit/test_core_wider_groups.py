@@ -14,6 +14,7 @@ from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.services.views import gang_view
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.sources.nesting import NodeSet, fabric_of
+from muster.fabric.sources.node_reports import with_nvlink_domains
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.output.tables import gang_details
 from muster.simulator.scenarios.scenario import Scenario
@@ -31,11 +32,14 @@ def network(*switches: str) -> Fabric:
 
 
 def spec(level: str = "leaf", kind: str = "tensor", **degrees: int) -> GangSpec:
-    traffic = (GroupTraffic(kind=kind, messages=10, size=1e9, packed_in=level, required=False),)
+    *required, word = level.split()
+    traffic = (GroupTraffic(kind=kind, messages=10, size=1e9, packed_in=word, required=bool(required)),)
     return GangSpec(8, 0, traffic=traffic, **degrees)
 
 
 PACKED = network(*["s0 p0"] * 4, *["s1 p0"] * 4)
+PAIRS = {node: f"c.{at // 2}" for at, node in enumerate(NODES)}
+"""NVLink domains of two nodes."""
 TORN = network(*["s0 p0"] * 3, "s1 p0", *["s1 p0"] * 3, "s2 p1")
 
 
@@ -51,6 +55,11 @@ TORN = network(*["s0 p0"] * 3, "s1 p0", *["s1 p0"] * 3, "s2 p1")
         (spec("leaf", "pipeline", pipeline=2), TORN, "pipeline groups of 2 nodes: 4 of 4 span 2 leaves"),
         (spec(tensor=4), network(*[f"s{number}" for number in range(8)]),
          "tensor groups of 4 nodes: 2 of 2 span 4 leaves"),
+        (spec("require nvlink", tensor=2), PACKED,
+         "tensor groups of 2 nodes: 4 of 4 are in no NVLink domain of several nodes"),
+        (spec("require nvlink", tensor=2), with_nvlink_domains(PACKED, dict.fromkeys(NODES[:2], "c.1")),
+         "tensor groups of 2 nodes: 3 of 4 span 2 NVLink domains"),
+        (spec("require nvlink", tensor=2), with_nvlink_domains(PACKED, PAIRS), ""),
         (GangSpec(8, 0), TORN, ""),
     ],
 )  # fmt: skip

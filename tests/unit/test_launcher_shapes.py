@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.transport.site_config import Site
+from muster.fabric.model.fabric import FailureDomain
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking
-from muster.launcher.allocation.plan import Plan
+from muster.launcher.allocation.plan import Plan, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
-from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains
+from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
+from muster.launcher.fabric import ReportedDomains
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.spec.spec import Job, parse
 from muster.launcher.submission.refusals import hint_for
@@ -273,14 +275,103 @@ def test_nvlink_domains_of_the_site_count() -> None:
     assert notes[-1] == "tensor groups of 4 nodes are larger than the NVLink domains of the site"
 
 
+IN_NVLINK = '[parallelism]\ntensor = 16\n[placement]\ntensor = "require nvlink"'
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((), "a group has 4 nodes, and no node reports an NVLink domain of several nodes"),
+        ((2, 2), "a group has 4 nodes, and the largest NVLink domain that nodes report has 2 nodes"),
+    ],
+)
+def test_nvlink_domains_that_no_node_reports_are_refused(sizes: tuple[int, ...], words: str) -> None:
+    of = job(4, IN_NVLINK)
+    with pytest.raises(WrongInput, match=words):
+        plan(of, TREE, SiteDomains(reported=ReportedDomains(sizes)))
+    # A node that has reported nothing may be in one: the job is queued with a word of warning.
+    site = SiteDomains(reported=ReportedDomains(sizes, silent=3))
+    assert plan(of, TREE, site).strict.options == ("--switches=1@0:05:00",)
+    (doubt,) = doubts(site, asking(of))
+    assert doubt.endswith("3 nodes have not reported theirs: on other nodes the job ends with exit code 92")
+
+
+@pytest.mark.parametrize("site", [NOTHING_SAID, SiteDomains(reported=ReportedDomains((2, 4)))])
+def test_nvlink_domains_that_may_be_large_enough_are_asked_for(site: SiteDomains) -> None:
+    of = job(4, IN_NVLINK)
+    assert plan(of, TREE, site).strict.options == ("--switches=1@0:05:00",)
+    assert doubts(site, asking(of)) == []
+
+
+@pytest.mark.parametrize(("packed", "calls"), [("require nvlink", 1), ("prefer nvlink", 0), ("require leaf", 0)])
+async def test_nodes_are_asked_only_where_that_decides(packed: str, calls: int) -> None:
+    asked = []
+
+    async def reported() -> ReportedDomains:
+        asked.append(1)
+        return ReportedDomains((4,))
+
+    class Tree(FakeSlurm):
+        async def topologies(self, *, timeout_s: float = 5.0) -> tuple[SlurmTopology, ...]:
+            return (TREE,)
+
+    of = job(4, IN_NVLINK.replace("require nvlink", packed))
+    await allocate(of, asking(of), (), "#!/bin/bash\n", Tree(FakeCluster(numbered(0, 32), now=time.time)), reported)
+    assert len(asked) == calls
+
+
+# -- racks and power feeds --
+
+RACKS_OF_SITE = SiteDomains(apart={FailureDomain.RACK: 2, FailureDomain.POWER: 1})
+
+
+@pytest.mark.parametrize(
+    ("placement", "spares", "words"),
+    [
+        (
+            'spread_spares = ["require rack"]',
+            3,
+            "placement.spread_spares = 'require rack' can't be kept: 3 spares need 3 racks, and the site has 2; choose "
+            "'prefer rack' or fewer spares. Nothing was queued",
+        ),
+        (
+            'spread_replicas = ["require power"]',
+            0,
+            "placement.spread_replicas = 'require power' can't be kept: a node and the holder of its second copy need "
+            "2 power feeds, and the site has 1; choose 'prefer power'. Nothing was queued",
+        ),
+    ],
+)
+def test_what_the_racks_of_the_site_cannot_keep_apart_is_refused(placement: str, spares: int, words: str) -> None:
+    of = job(4, f"[placement]\n{placement}", spares=spares)
+    with pytest.raises(WrongInput) as refused:
+        check_spread(of.placement, of.nodes, of.spares, RACKS_OF_SITE)
+    assert f"{refused.value.message}; {refused.value.hint}" == words
+
+
+@pytest.mark.parametrize("spread", ['spread_spares = ["require rack"]', 'spread_replicas = ["require rack"]', ""])
+def test_what_the_racks_of_the_site_can_keep_apart_is_queued(spread: str) -> None:
+    of = job(4, f"[placement]\n{spread}", spares=2)
+    assert check_spread(of.placement, of.nodes, of.spares, RACKS_OF_SITE) == []
+
+
+def test_racks_that_nobody_names_are_not_kept() -> None:
+    of = job(4, '[placement]\nspread_spares = ["require rack"]', spares=2)
+    (line,) = check_spread(of.placement, of.nodes, of.spares, NOTHING_SAID)
+    assert line == "placement.spread_spares = 'require rack' is not kept: /etc/muster/fabric.toml names no racks"
+
+
 def test_the_sites_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "fabric.toml"
-    assert load_domains((TREE,), file) == NOTHING_SAID
+    nodes = names_of((TREE,))
+    assert load_domains(nodes, file) == NOTHING_SAID
     file.write_text('nvlink_blocks = true\n[nvlink]\nd1 = "n[0-3]"\nd2 = "n[4-5]"\n')
-    assert load_domains((TREE,), file) == SiteDomains(True, (4, 2))
+    assert load_domains(nodes, file) == SiteDomains(True, (4, 2))
+    file.write_text('[racks]\nr1 = "n[0-3]"\nr2 = "n[4-29]"\n')
+    assert load_domains(nodes, file).apart == {FailureDomain.RACK: 4}  # two nodes have no rack
     file.write_text('[switches.a]\nswitches = ["a"]\n')
-    assert load_domains((TREE,), file).problem.endswith("switches form a loop: a → a; a switch can't be below itself")
-    assert load_domains((SlurmTopology(Kind.FLAT),), file) == NOTHING_SAID
+    assert load_domains(nodes, file).problem.endswith("switches form a loop: a → a; a switch can't be below itself")
+    assert load_domains(names_of((SlurmTopology(Kind.FLAT),)), file) == NOTHING_SAID
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,8 @@ def wider_than_asked(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> s
     for group in communicating_seats(spec):
         level = min(group.within, group.preferred)
         if level is not Level.ANY:
-            asked.setdefault((group.kind, max(level, tightest)), []).append(group)
+            least = Level.NVLINK if group.within <= Level.NVLINK else tightest  # a requirement is kept, or it is not
+            asked.setdefault((group.kind, max(level, least)), []).append(group)
     found = []
     for (kind, level), groups in asked.items():
         spans = [_spans([ranked[seat] for seat in group.seats], fabric, level) for group in groups]
@@ -196,9 +197,10 @@ def wider_than_asked(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> s
             size = max(len(group.seats) for group in groups)
             verb = "spans" if wide == 1 else "span"
             upto = "up to " if len({span for span in spans if span > 1}) > 1 else ""
-            found.append(
-                f"{kind} groups of {size} nodes: {wide} of {len(groups)} {verb} {upto}{max(spans)} {_PLURAL[level]}"
-            )
+            where = f"{verb} {upto}{max(spans)} {_PLURAL[level]}"
+            if level is Level.NVLINK and not fabric.domains(level):
+                where = f"{'is' if wide == 1 else 'are'} in no NVLink domain of several nodes"
+            found.append(f"{kind} groups of {size} nodes: {wide} of {len(groups)} {where}")
     return "; ".join(found)
 
 
@@ -218,9 +220,11 @@ def closer_than_required(spec: GangSpec, seats: Iterable[Seat], spares: Iterable
 
 
 def _spans(nodes: Iterable[str], fabric: Fabric, level: Level) -> int:
-    """The number of domains of `level` that the nodes are in. A tier that the fabric lacks holds all nodes. Nodes of
-    which nothing is known don't count.
+    """The number of domains of `level` that the nodes are in. A network tier that the fabric lacks holds all nodes.
+    Nodes of which nothing is known don't count. NVLink is the opposite: without a domain, each node is alone.
     """
+    if level is Level.NVLINK:
+        return len({fabric.domain(node, level).nodes for node in nodes})
     if not fabric.domains(level):
         return 1
     found = (next((d.nodes for d in fabric.path(node) if d.level <= level), None) for node in nodes)
