@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from muster.fabric.cost import roofline
 from muster.fabric.cost.choice import Collective
 from muster.fabric.cost.model import Checkpointing, Sharding
+from muster.fabric.cost.pipeline import bubble_share
 from muster.fabric.estimate.memory import RESERVED
 from muster.fabric.estimate.step import PricedTraffic
 from muster.fabric.groups.axes import write_order
@@ -212,7 +213,7 @@ def _pipeline(prepared: PreparedPlan) -> Iterator[str]:
         return
     kind = "interleaved" if schedule.virtual_stages > 1 else "plain"
     words = f"{kind}, {stages} stages, {schedule.micro_batches} micro-batches"
-    yield f"bubble {percent(estimate.bubble_share)} of a step ({words})"
+    yield f"bubble {percent(estimate.bubble_share)} of a step ({words}){_other_schedule(prepared)}"
     chunks = stages * schedule.virtual_stages
     if estimate.imbalance > 1:
         over = percent(estimate.imbalance - 1)
@@ -220,6 +221,19 @@ def _pipeline(prepared: PreparedPlan) -> Iterator[str]:
         yield f"{words}: the largest has {over} more than the mean"
     else:
         yield f"stages balance: {plan.model.layers // chunks} layers each"
+
+
+def _other_schedule(prepared: PreparedPlan) -> str:
+    """The bubble without interleaving; or with the fewest virtual stages that balance, if there are such."""
+    plan = prepared.plan
+    stages, micro_batches, layers = plan.axes.pipeline, plan.schedule.micro_batches, plan.model.layers
+    if plan.schedule.virtual_stages > 1:
+        return f"; plain: {percent(bubble_share(stages, micro_batches))}"
+    virtual = next((v for v in range(2, layers // stages + 1) if layers % (stages * v) == 0), 0)
+    if not virtual:
+        return ""
+    share = bubble_share(stages, micro_batches, virtual)
+    return f"; interleaved with {virtual} virtual stages: {percent(share)}"
 
 
 def _failures(prepared: PreparedPlan) -> Iterator[str]:

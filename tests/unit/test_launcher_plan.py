@@ -100,7 +100,7 @@ def test_one_screen_has_it_all(job_toml: Path, capsys: pytest.CaptureFixture[str
         "network    a usual one, not Slurm's (--no-slurm)",
         "48.9 GB of 85.0 GB a GPU, 6.0 % kept free: fits",
         "smallest number of GPUs: 64 with this tensor, context and pipeline split",
-        "bubble 6.8 % of a step (plain, 8 stages, 96 micro-batches)",
+        "bubble 6.8 % of a step (plain, 8 stages, 96 micro-batches); interleaved with 2 virtual stages: 3.5 %",
         "stages balance: 12 layers each",
         "misplaced  costs most with each rank of a tensor group on another node",
         "300 G tokens take",
