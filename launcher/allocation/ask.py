@@ -124,6 +124,8 @@ async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]
             reason = shrunken(less, job, estimates[0], now)
             return Allocation(less, request.spares, request.options, (*plan.notes, reason), reason, strict=True)
     choice = choose(plan, estimates, mode, now)
+    if mode == "shrink" and isinstance(estimates[0], StartEstimate) and not starts_now(estimates[0], now):
+        choice = replace(choice, reason=f"{choice.reason}; not even one data-parallel replica would start now")
     request, as_asked = choice.request, choice.request is plan.strict
     notes = plan.notes if as_asked else (*plan.notes, choice.reason)
     return Allocation(job, request.spares, request.options, notes, choice.reason, as_asked, losses)

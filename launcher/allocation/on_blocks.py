@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.fabric.model.level import Level
+from muster.launcher.allocation import spares
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.plan import NODES_OF_A_SPARE, Plan, Request, Wanted, added_spares, too_large
 from muster.launcher.allocation.segments import segment_of, smaller_segments
-from muster.launcher.allocation.spares import after_a_loss
 
 RACK_NODES = 18
 """Nodes of a rack-scale domain with 72 GPUs, 4 in each node."""
@@ -64,8 +64,9 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
         for size in smaller_segments(wanted.total, cluster.nodes)
     )
     required = any(one.required for one in clusters if one.level is cluster.level)
-    segments = [segment] * (best.total // segment)
-    losses = after_a_loss(wanted.nodes, strict.spares, cluster, segments, "block")
+    limit = sizes.limit(cluster.level)
+    blocks = spares.Blocks(sizes.most // limit, limit)
+    losses = spares.in_segments(wanted.nodes, strict.spares, cluster, segment, blocks)
     return Plan(strict, relaxed or (scattered,), required, tuple(notes), losses)
 
 

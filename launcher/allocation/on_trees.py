@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Unit
+from muster.launcher.allocation import spares
 from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.plan import Plan, Request, Wanted, too_large
 from muster.launcher.allocation.segments import leaf_count
-from muster.launcher.allocation.spares import after_a_loss
 from muster.slurm.client.parsing.hostlist import collapse
 
 MOST_PODS = 16
@@ -38,7 +38,7 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
             notes.append(f"{cluster.words}; the leaf switches are too small for that")
     on_leaves = _on_leaves(wanted, clusters, best, len(leaves), notes)
     if best:
-        losses = after_a_loss(wanted.nodes, wanted.spares, best[1], sizes, "leaf switch")
+        losses = spares.on_leaves(wanted.nodes, wanted.spares, best[1], sizes)
         on_leaves = replace(on_leaves, losses=losses)
     return _in_pod(on_leaves, pod, wanted, leaves)
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from muster.launcher.allocation.clusters import NodeCluster
 
 
-def after_a_loss(nodes: int, spares: int, cluster: NodeCluster, sizes: Sequence[int], where: str) -> str:
-    """What the loss of a node may do to the groups of `cluster`, in words. Empty: a spare can be near each of them, or
-    there are none.
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of a network: how many there are, and the nodes of each."""
 
-    A leaf or block that holds pieces needs a spare of its own, and room for it.
+    count: int
+    size: int
+
+
+def on_leaves(nodes: int, spares: int, cluster: NodeCluster, sizes: Sequence[int]) -> str:
+    """What the loss of a node may do to the groups of `cluster` on a tree, in words. Empty: a spare can be near each of
+    them, or there are none.
+
+    A leaf that holds pieces needs a spare of its own, and room for it. Slurm decides where the spares are: this is the
+    best case.
 
     Args:
         nodes: nodes that carry ranks.
-        spares: more nodes. Slurm decides where they are: this is the best case.
-        cluster: pieces of so many nodes, each within one leaf or block.
-        sizes: the nodes of each leaf or block.
-        where: "leaf switch" or "block".
+        spares: more nodes.
+        cluster: pieces of so many nodes, each within one leaf.
+        sizes: the nodes of each leaf.
     """
     if not spares or cluster.nodes < 2:
         return ""
@@ -30,10 +39,39 @@ def after_a_loss(nodes: int, spares: int, cluster: NodeCluster, sizes: Sequence[
     if covered == pieces:
         return ""
     needed = next((count for count, total in enumerate(near, start=1) if total >= pieces), 0)
-    would = f"spares = {needed} could" if needed else f"no number of spares can, because a {where} has too little room"
+    would = "no number of spares can, because a leaf switch has too little room"
+    if needed:
+        how = "if Slurm gives each leaf switch one of them: on a tree, it decides that itself"
+        would = f"spares = {needed} could, {how}"
     have = f"{spares} spare{'s' * (spares != 1)} can be near {covered} of {pieces} pieces of {cluster.nodes} nodes"
-    return f"after the loss of a node, {cluster.kind} groups may lie in two {_plural(where)}: {have}; {would}"
+    return f"after the loss of a node, {cluster.kind} groups may lie in two leaf switches: {have}; {would}"
 
 
-def _plural(where: str) -> str:
-    return where + ("es" if where.endswith("h") else "s")
+def in_segments(nodes: int, spares: int, cluster: NodeCluster, segment: int, blocks: Blocks) -> str:
+    """The same on blocks. Slurm keeps a segment in one block: a piece whose segment has room for a spare has one near.
+
+    Args:
+        segment: nodes of each segment. It divides `nodes + spares`.
+    """
+    if not spares or cluster.nodes < 2:
+        return ""
+    pieces = -(-nodes // cluster.nodes)
+    segments = (nodes + spares) // segment
+    covered = min(pieces, segments * ((segment - 1) // cluster.nodes))
+    if covered == pieces:
+        return ""
+    needed = _spares_of_segments(nodes, cluster.nodes, pieces, blocks)
+    would = f"spares = {needed} are enough" if needed else "in these blocks, no number of spares is enough"
+    have = f"spares are sure to be near {covered} of {pieces} pieces of {cluster.nodes} nodes"
+    return f"after the loss of a node, {cluster.kind} groups may lie in two blocks: {have}; {would}"
+
+
+def _spares_of_segments(nodes: int, piece: int, pieces: int, blocks: Blocks) -> int:
+    """The fewest spares with which each piece has a segment with room for a spare. 0: none."""
+    most = min(pieces * (piece + 1), blocks.count * blocks.size)
+    for total in range(nodes + 1, most + 1):
+        for size in range(piece + 1, blocks.size + 1):
+            count, rest = divmod(total, size)
+            if not rest and count * ((size - 1) // piece) >= pieces and count <= blocks.count * (blocks.size // size):
+                return total - nodes
+    return 0

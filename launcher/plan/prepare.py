@@ -142,7 +142,7 @@ def _note_speeds(entry: Accelerator, defaults: Defaults) -> None:
 
 def _failures(job: Job, options: PlanOptions, entry: Accelerator, defaults: Defaults) -> Failures:
     if options.node_mtbf is None:
-        words = f"{node_mtbf(job.local_ranks) / HOUR:,.0f} h with {job.local_ranks} GPUs"
+        words = f"{node_mtbf(job.local_ranks) / HOUR:,.0f} h with {job.local_ranks} GPU{'s' * (job.local_ranks > 1)}"
         defaults.take("MTBF of a node", words, "Llama 3's training in 2024", "--node-mtbf HOURS")
     if options.repair is None:
         defaults.take("repair of a node", f"{REPAIR / HOUR:g} h", "assumed", "--repair HOURS")

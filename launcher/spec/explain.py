@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 _SHOWN = 60
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9_]{19,}")
+"""One that TOML cannot hold: the command line gives it as a text."""
 _SECRET = "env"
 """The table whose values are never shown: standard error is often kept, for example by continuous integration."""
 _REQUIREMENTS = {
@@ -45,8 +48,10 @@ def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[s
 
 
 def _requirement(problem: Any) -> str:
-    limits = problem.get("ctx", {})
+    limits, given = problem.get("ctx", {}), problem["input"]
     match problem["type"]:
+        case "int_type" if isinstance(given, str) and _WHOLE_NUMBER.fullmatch(given):
+            return "must be a whole number of at most 18 digits"
         case "greater_than_equal":
             return f"must be {limits['ge']:.15g} or more"
         case "greater_than":

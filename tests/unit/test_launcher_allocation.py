@@ -378,6 +378,7 @@ async def test_a_job_of_one_copy_waits() -> None:
     of = job(16, "[parallelism]\ntensor = 128", "[placement]\nif_not_available = 'shrink'")
     found = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster("n0"))
     assert found.job is of
+    assert found.reason.endswith("; not even one data-parallel replica would start now")
 
 
 def test_smaller_jobs_are_valid_jobs() -> None:

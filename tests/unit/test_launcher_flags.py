@@ -57,7 +57,7 @@ def test_without_options_the_file_stands() -> None:
     [
         (("--nodes", "many"), "nodes = 'many': must be a whole number"),
         (("--nodes", "1\nspares = 2"), "must be a whole number"),
-        (("--nodes", "9" * 400), "must be a whole number"),
+        (("--nodes", "9" * 400), "must be a whole number of at most 18 digits"),
         (("--requeue", "yes"), "requeue = 'yes': must be true or false"),
         (("--slurm.time", "soon"), "slurm.time = 'soon': must be a Slurm time"),
     ],

@@ -243,7 +243,7 @@ def test_a_loss_that_no_spare_is_near_is_told() -> None:
     """Four leaves of four nodes: beside a spare, a leaf has room for one pair."""
     assert plan(pairs(8, 2), SMALL_LEAVES).losses == (
         "after the loss of a node, tensor groups may lie in two leaf switches: 2 spares can be near 2 of 4 pieces of 2 "
-        "nodes; spares = 4 could"
+        "nodes; spares = 4 could, if Slurm gives each leaf switch one of them: on a tree, it decides that itself"
     )
     assert plan(pairs(8, 4), SMALL_LEAVES).losses == ""
     assert plan(pairs(8, 0), SMALL_LEAVES).losses == ""  # without a spare, no spare is near anything
@@ -256,7 +256,13 @@ def test_segments_with_room_for_a_spare_are_near() -> None:
     blocks = SlurmTopology(Kind.BLOCK, tuple(Unit(f"b{at}", numbered(4 * at, 4)) for at in range(4)), base_block=4)
     found = plan(pairs(6, 3), blocks)
     assert (found.strict.options, found.losses) == (("--segment=3",), "")
-    assert plan(pairs(6, 2), blocks).losses.startswith("after the loss of a node, tensor groups may lie in two blocks")
+    assert plan(pairs(6, 2), blocks).losses == (
+        "after the loss of a node, tensor groups may lie in two blocks: spares are sure to be near 0 of 3 pieces of 2 "
+        "nodes; spares = 3 are enough"
+    )
+    assert plan(pairs(8, 2), blocks).losses.endswith("near 0 of 4 pieces of 2 nodes; spares = 4 are enough")
+    assert plan(pairs(8, 4), blocks).losses == ""
+    assert plan(pairs(10, 2), blocks).losses.endswith("; in these blocks, no number of spares is enough")
 
 
 @pytest.mark.parametrize("topology", [TREE, RACKS, RINGS])
