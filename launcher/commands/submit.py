@@ -56,6 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
     parser.add_argument("--json", action="store_true", help="print job id, gang id and script path as one JSON object")
     add_options(parser)
+    parser.usage = "%(prog)s [options] job.toml [-- sbatch options]"
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -60,8 +60,8 @@ def _labelled(label: str, texts: Iterator[str]) -> Iterator[str]:
 def _job(prepared: PreparedPlan) -> Iterator[str]:
     job, plan = prepared.job, prepared.plan
     model, axes, schedule = plan.model, plan.axes, plan.schedule
-    spares = f" and {job.spares} spares" if job.spares else ""
-    hardware = f"{axes.world_size:,} {prepared.accelerator} on {job.nodes:,} nodes"
+    spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
+    hardware = f"{axes.world_size:,} {prepared.accelerator} on {job.nodes:,} node{'s' * (job.nodes > 1)}"
     yield f"{job.name}: {hardware}{spares}; an estimate, nothing is queued"
     batch = f"batch {model.global_batch:,} × {model.sequence_length:,} tokens"
     shape = f"{model.layers} layers of {model.hidden_size:,}"
@@ -103,6 +103,8 @@ def _traffic(prepared: PreparedPlan) -> Iterator[str]:
         least = seconds(estimate.crossing / estimate.bisection)
         words = f"{scaled(estimate.bisection, 'B/s')} of bisection in a step: {least} at least"
         yield f"at most {scaled(estimate.crossing, 'B')} of gradients and experts cross {words}"
+    elif len(prepared.plan.seats.nodes) > 1:
+        yield f"no gradients and experts cross the bisection of {scaled(estimate.bisection, 'B/s')}"
 
 
 def _row(one: PricedTraffic, prepared: PreparedPlan) -> tuple[str, ...]:

@@ -62,7 +62,9 @@ def _flags(table: Mapping[str, Any], tables: Mapping[str, Any], path: tuple[str,
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds an option for each key of job.toml to the command line."""
+    """Adds an option for each key of job.toml to the command line. A usage with all of them would fill a screen, before
+    each error too."""
+    parser.usage = "%(prog)s [options] job.toml"
     group = parser.add_argument_group(
         "keys of job.toml", "They replace the file's values. docs/JOBTOML.md explains them."
     )

@@ -68,6 +68,15 @@ def test_a_wrong_value_is_refused_as_in_the_file(words: tuple[str, ...], refusal
     assert refusal in refused.value.message
 
 
+@pytest.mark.parametrize("words", [["plan", "job.toml", "--price", "-1"], ["submit"]])
+def test_a_wrong_option_is_one_line_below_a_short_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser(words[:1]).parse_args(words)
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: muster {words[0]} [options] job.toml")
+    assert error.startswith(f"muster {words[0]}: ")
+
+
 def test_a_table_that_is_none_is_refused() -> None:
     with pytest.raises(WrongInput, match=r"slurm = 3: must be a table"):
         parse(f"{LEAST}slurm = 3", "job.toml", given("--slurm.time", "30"))

@@ -111,6 +111,13 @@ def test_one_screen_has_it_all(job_toml: Path, capsys: pytest.CaptureFixture[str
     assert re.search(r"MTBF of a node +6,300 h with 8 GPUs +Llama 3's training in 2024 +--node-mtbf HOURS", shown)
 
 
+def test_a_network_that_no_gradients_cross_is_shown_with_its_bisection(
+    job_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(job_toml), "--no-slurm", "--accelerator", "a100-sxm-80"]) == 0
+    assert "no gradients and experts cross the bisection of 12.8 TB/s" in capsys.readouterr().out
+
+
 def test_json_has_the_numbers_of_the_screen_in_si_units(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = _json(job_toml, capsys)
     parts = ("compute_s", "exposed_s", "bubble_s", "update_s")
