@@ -71,18 +71,19 @@ async def _network(job: Job | None, gang: GangView) -> tuple[SlurmFabric | None,
         found = await slurm_fabric(CliSlurm(), job)
     except (Unavailable, SlurmError) as error:
         return None, f"Slurm does not answer: {error}"
-    return replace(found, fabric=with_nvlink_domains(found.fabric, nvlink_domains(gang))), ""
-
-
-def nvlink_domains(gang: GangView) -> dict[str, str]:
-    """The NVLink domain that each node with ranks has reported; "" for none."""
-    return {rank.node: rank.nvlink_domain for rank in gang.ranks}
+    return replace(found, fabric=as_reported(found.fabric, gang)), ""
 
 
 def _fabric_of_leaves(gang: GangView) -> Fabric:
     """The network as far as the coordinator tells it: the leaf of each node."""
     leaf_of = {rank.node: "" for rank in gang.ranks} | {node.node: node.leaf for node in gang.nodes}
-    return with_nvlink_domains(fabric_of_leaves(leaf_of or {"-": ""}), nvlink_domains(gang))
+    return as_reported(fabric_of_leaves(leaf_of or {"-": ""}), gang)
+
+
+def as_reported(fabric: Fabric, gang: GangView) -> Fabric:
+    """The fabric with what nodes report: NVLink domains, and adapters that are slower than their tier."""
+    domains = {rank.node: rank.nvlink_domain for rank in gang.ranks}
+    return with_nvlink_domains(fabric, domains, {node.node: node.adapter_bandwidth for node in gang.nodes})
 
 
 async def _measure(

@@ -15,7 +15,6 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.sources.nesting import NodeSet, fabric_of
-from muster.fabric.sources.node_reports import with_nvlink_domains
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.diagnosis import links, steps
 from muster.launcher.diagnosis.advice import advice
@@ -25,7 +24,7 @@ from muster.launcher.diagnosis.links import Side
 from muster.launcher.diagnosis.pairs import links_to_measure
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.diagnosis.seated_job import job_of, seated
-from muster.launcher.diagnosis.show import nvlink_domains
+from muster.launcher.diagnosis.show import as_reported
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
@@ -111,10 +110,18 @@ def test_groups_may_be_packed_in_the_nvlink_domains_that_nodes_report() -> None:
     there = measured(["n0", "n1", "n3", "n4"], of)
     for rank in there.gang.ranks:
         rank.nvlink_domain = "a.1" if rank.node in ("n0", "n1") else ""
-    where = replace(network(), fabric=with_nvlink_domains(network().fabric, nvlink_domains(there.gang)))
+    where = replace(network(), fabric=as_reported(network().fabric, there.gang))
     assert where.fabric.level_between("n0", "n1") is Level.NVLINK
     (group,) = diagnose(there, seated(there, of, where.fabric, 8), where, None, []).torn
     assert (group.nodes, group.asked, group.found) == (("n3", "n4"), Level.NVLINK, Level.LEAF)
+
+
+def test_adapters_that_nodes_report_as_slow_count_in_the_prediction() -> None:
+    there = measured(["n0", "n1", "n3", "n4"])
+    there.gang.nodes[3].adapter_bandwidth = 1e9
+    where = replace(network(), fabric=as_reported(network().fabric, there.gang))
+    assert where.fabric.link("n3", "n4").bandwidth == 1e9
+    assert where.fabric.link("n0", "n1").bandwidth > 1e9
 
 
 def test_a_torn_group_is_named_with_its_ranks_nodes_switches_and_cost() -> None:
