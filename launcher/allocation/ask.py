@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.host import clock
 from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.launcher.allocation import free_nodes
 from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
 from muster.launcher.allocation.plan import Plan, Request, check_spread, doubts
@@ -20,7 +21,7 @@ from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
 from muster.launcher.spec.placement import IfNotAvailable
-from muster.slurm.client.types import Slurm, StartEstimate, Unknown
+from muster.slurm.client.types import Node, Slurm, StartEstimate, Unknown
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
@@ -47,7 +48,9 @@ class Allocation:
     strict: bool = False
     """Whether Slurm is asked for all that the groups ask."""
     warnings: tuple[str, ...] = ()
-    """For the user, one line each: what a loss may do, and what is wrong with the site's file."""
+    """For the user, one line each: what a loss may do, what is free now, and what is wrong with the site's file."""
+    later: bool = False
+    """Whether all that the groups ask for would start later than now, or never."""
 
 
 def has_own_shape(job: Job, options: Sequence[str]) -> bool:
@@ -91,10 +94,17 @@ async def allocate(
         site = replace(site, reported=await reported())
     unknown = check_spread(job.placement, job.nodes, job.spares, site)
     question = _Question(
-        slurm, script, topology_of(topologies, partition), None if isinstance(wait_s, Unknown) else wait_s, site
+        slurm,
+        script,
+        topology_of(topologies, partition),
+        None if isinstance(wait_s, Unknown) else wait_s,
+        site,
+        partition,
     )
     found = await _choose(question, job, clusters)
     unknown += doubts(site, clusters)
+    if found.later:
+        unknown += await question.free_nodes()
     return replace(found, warnings=tuple(filter(None, (*found.warnings, *unknown, site.problem))))
 
 
@@ -117,18 +127,21 @@ async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]
         return Allocation(job, plan.strict.spares, plan.strict.options, plan.notes, strict=True, warnings=losses)
     estimates = await question.estimates(job, plan.strict, *plan.relaxed)
     now = clock.wall()
-    if mode == "shrink" and not isinstance(estimates[0], Unknown) and not starts_now(estimates[0], now):
+    later = not isinstance(estimates[0], Unknown) and not starts_now(estimates[0], now)
+    if mode == "shrink" and later:
         smaller = await _largest_that_starts_now(question, job, shaped=bool(clusters))
         if smaller:
             less, request = smaller
             reason = shrunken(less, job, estimates[0], now)
-            return Allocation(less, request.spares, request.options, (*plan.notes, reason), reason, strict=True)
+            return Allocation(
+                less, request.spares, request.options, (*plan.notes, reason), reason, strict=True, later=True
+            )
     choice = choose(plan, estimates, mode, now)
-    if mode == "shrink" and isinstance(estimates[0], StartEstimate) and not starts_now(estimates[0], now):
+    if mode == "shrink" and later:
         choice = replace(choice, reason=f"{choice.reason}; not even one data-parallel replica would start now")
     request, as_asked = choice.request, choice.request is plan.strict
     notes = plan.notes if as_asked else (*plan.notes, choice.reason)
-    return Allocation(job, request.spares, request.options, notes, choice.reason, as_asked, losses)
+    return Allocation(job, request.spares, request.options, notes, choice.reason, as_asked, losses, later)
 
 
 def if_worse(allocation: Allocation, clusters: Sequence[NodeCluster], *, own_shape: bool) -> IfNotAvailable:
@@ -156,6 +169,7 @@ class _Question:
     topology: SlurmTopology
     max_switch_wait_s: int | None
     site: SiteDomains
+    partition: str | None
 
     def plan(self, job: Job, clusters: Sequence[NodeCluster]) -> Plan:
         """What to ask for. Raises WrongInput if a requirement can't be kept."""
@@ -172,6 +186,14 @@ class _Question:
             if isinstance(estimate, StartEstimate)
         ]
         return replace(plan, strict=requests[min(starts)[1]], others=()) if starts else plan
+
+    async def free_nodes(self) -> list[str]:
+        """What is free now, in one line. Empty if Slurm does not say."""
+        nodes = await self.slurm.nodes(timeout_s=QUESTION_TIMEOUT_S)
+        if isinstance(nodes, Unknown):
+            return []
+        found = [node for node in nodes.values() if isinstance(node, Node)]
+        return [free_nodes.in_words(self.topology, found, self.partition)]
 
     async def estimates(self, job: Job, *requests: Request) -> list[Estimate]:
         """When each request of `job` would start."""

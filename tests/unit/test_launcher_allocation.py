@@ -17,6 +17,7 @@ from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking, has_own_shape, topology_of
 from muster.launcher.allocation.choice import choose
 from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.free_nodes import in_words
 from muster.launcher.allocation.plan import Plan, Request
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_segments
@@ -30,7 +31,8 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest, read_request
 from muster.slurm.client.parsing.start_text import max_switch_wait_s, read
-from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown
+from muster.slurm.client.states import NodeState
+from muster.slurm.client.types import NeverStarts, Node, StartEstimate, Unknown
 
 NODES = tuple(f"n{at}" for at in range(16))
 GROUPS = tuple(NODES[at : at + 4] for at in range(0, 16, 4))
@@ -338,6 +340,32 @@ async def test_a_job_shrinks_to_the_copies_that_start_now(tmp_path: Path, capsys
     assert "#SBATCH --nodes=6\n" in render(found)
     said = capsys.readouterr().err
     assert said.startswith("muster: shrinks to 3 of 8 data-parallel replicas, 6 of 16 nodes: they start now, all would")
+
+
+@pytest.mark.parametrize("mode", ["wait", "relax", "shrink"])
+async def test_a_job_that_has_to_wait_is_told_what_is_free(mode: str) -> None:
+    of = job(8, "[parallelism]\ntensor = 32", f"[placement]\nif_not_available = '{mode}'")
+    found = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster("n0", "n4", "n5", "n9"))
+    assert found.warnings == ("free now: 12 of 16 nodes: 4 in s3, 3 in s0, 3 in s2, 2 in s1",)
+    idle = await allocate(of, asking(of), (), "#!/bin/bash\n", cluster())
+    assert idle.warnings == ()
+
+
+def test_free_nodes_are_those_of_the_partition_that_can_start_a_job() -> None:
+    def node(name: str, *states: NodeState, partition: str = "gpu") -> Node:
+        return Node(name, frozenset(states), partitions=(partition,))
+
+    nodes = [
+        node("n0", NodeState.IDLE),
+        node("n1", NodeState.IDLE, NodeState.DRAIN),
+        node("n2", NodeState.ALLOCATED),
+        node("n4", NodeState.IDLE, NodeState.PLANNED),
+        node("n5", NodeState.IDLE, partition="other"),
+    ]
+    assert in_words(TREE, nodes, "gpu") == "free now: 2 of 4 nodes: 1 in s0, 1 in s1"
+    assert in_words(BLOCKS, nodes, None) == "free now: 3 of 5 nodes: 2 in s1, 1 in s0"
+    assert in_words(SlurmTopology(Kind.FLAT), nodes, None) == "free now: 3 of 5 nodes"
+    assert in_words(TREE, nodes[1:3], "gpu") == "free now: 0 of 2 nodes"
 
 
 @pytest.mark.parametrize(
