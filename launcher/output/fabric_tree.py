@@ -115,11 +115,18 @@ def _node_rows(picture: FabricPicture, domain: Domain, verbose: bool) -> list[tu
     nodes = sorted(domain.own_nodes, key=natural_order)
     fabric = picture.fabric
     if verbose:
-        return [(f"{node}{_position(domain, node)}", picture.use(node), fabric.node(node).uplink) for node in nodes]
+        return [(_in_full(picture, domain, node), picture.use(node), fabric.node(node).uplink) for node in nodes]
     alike: dict[tuple[NodeUse, Link | None], list[str]] = {}
     for node in nodes:
         alike.setdefault((picture.use(node), fabric.node(node).uplink), []).append(node)
     return [(picture.collapse(names), use, uplink) for (use, uplink), names in alike.items()]
+
+
+def _in_full(picture: FabricPicture, domain: Domain, name: str) -> str:
+    """The node with its place: in a ring or torus, in a rack, at a power feed."""
+    node = picture.fabric.node(name)
+    rack = f"  rack {node.rack}" if node.rack else ""
+    return f"{name}{_position(domain, name)}{rack}" + (f"  power feed {node.power_feed}" if node.power_feed else "")
 
 
 def _position(domain: Domain, node: str) -> str:

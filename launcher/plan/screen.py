@@ -12,6 +12,7 @@ from muster.fabric.estimate.memory import RESERVED
 from muster.fabric.estimate.step import PricedTraffic
 from muster.fabric.groups.axes import write_order
 from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.places import asked_level
@@ -112,10 +113,11 @@ def _row(one: PricedTraffic, prepared: PreparedPlan) -> tuple[str, ...]:
     level = prepared.estimate.levels[traffic.group]
     wanted = asked_level(prepared.plan.seats.fabric, prepared.job.placement.packing(traffic.group).level)
     ranks = "2" if traffic.kind is Collective.SEND else f"{traffic.ranks:,}"
+    fabric = prepared.plan.seats.fabric
     return (
         str(traffic.group),
         ranks,
-        _WHERE[level] + (f", not {_WHERE[wanted]}" if level > wanted else ""),
+        _where(level, fabric) + (f", not {_where(wanted, fabric)}" if level > wanted else ""),
         str(traffic.kind),
         f"{traffic.times:,}",
         scaled(traffic.size, "B"),
@@ -124,6 +126,14 @@ def _row(one: PricedTraffic, prepared: PreparedPlan) -> tuple[str, ...]:
         seconds(one.exposed),
         str(traffic.hidden),
     )
+
+
+def _where(level: Level, fabric: Fabric) -> str:
+    """In words. In a ring or torus, that is what takes the place of a pod."""
+    grids = [domain.grid for domain in fabric.domains(Level.POD) if domain.grid]
+    if level is not Level.POD or not grids:
+        return _WHERE[level]
+    return "in a ring" if len(grids[0].dimensions) == 1 else "in a torus"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

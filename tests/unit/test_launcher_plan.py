@@ -25,7 +25,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
 from muster.fabric.placement.weights import usual_weights
-from muster.fabric.sources.generators import fat_tree
+from muster.fabric.sources.generators import fat_tree, torus
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
@@ -287,6 +287,15 @@ def test_groups_that_lie_wider_than_asked_are_marked() -> None:
     assert asked_level(pods, Level.NVLINK) is Level.NODE
     assert asked_level(fat_tree(16, 16), Level.POD) is Level.ANY
     assert asked_level(usual_fabric(36, TABLE["GB200-NVL72"]), Level.NVLINK) is Level.NVLINK
+
+
+@pytest.mark.parametrize(("dimensions", "word"), [((16,), "ring"), ((4, 2, 2), "torus")])
+def test_a_torus_is_no_pod(dimensions: tuple[int, ...], word: str) -> None:
+    fabric = torus(*dimensions)
+    wide = GPT.replace("nodes = 128", "nodes = 16").replace("= 8\nmicro_batches = 96", "= 2\nmicro_batches = 192")
+    shown = "\n".join(lines(_prepared(wide, slurm=SlurmFabric(fabric, fabric.nodes, speeds_known=True))))
+    assert re.search(rf"pipeline +2 +in a {word} +send", shown)
+    assert "in a pod" not in shown
 
 
 def test_links_of_their_own_speed_are_counted() -> None:

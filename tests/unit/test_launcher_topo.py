@@ -245,6 +245,18 @@ def test_the_nvlink_domains_that_nodes_report_are_drawn(controller: Controller) 
     assert picture.warnings[0].startswith("the NVLink domain of n3, n4 is left out")
 
 
+def test_a_line_for_each_node_names_its_rack_and_power_feed(
+    controller: Controller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = controller.folder / "fabric.toml"
+    file.write_text('[racks]\nr1 = "n0"\n[power_feeds]\na = "n[0-1]"\n')
+    assert topo(controller, "-v", "--fabric", str(file)) == 0
+    shown = capsys.readouterr().out
+    assert "─ n0  rack r1  power feed a  IDLE" in shown
+    assert "─ n1  power feed a  " in shown
+    assert "─ n2  " in shown
+
+
 def test_adapters_that_have_negotiated_down_are_shown(controller: Controller) -> None:
     controller.write()
     reports = {"n1": NodeReport(adapter_bandwidth=2.5e9), "n0": NodeReport(adapter_bandwidth=50e9)}
