@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -319,12 +319,39 @@ def wait_told(folder: Path, generation: int, ranks: int) -> list[dict[str, str]]
 
 @pytest.mark.long
 def test_tensor_pipeline_and_data_groups_on_18_nodes_and_after_two_swaps(wide: Cluster) -> None:
-    folder = wide.shared / "wide"
+    for lost, nodes in enumerate(before_and_after_two_swaps(wide, spares=2)):
+        assert max(len(leaves) for leaves in leaves_of_groups(wide, nodes, 4)) <= 1 + bool(lost)
+
+
+@pytest.fixture
+def roomy_blocks(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of 20 nodes in four blocks of five, of which two make one pod."""
+    if request.config.getoption("--suite") == "trixie":
+        pytest.skip("Slurm 24.11 has no aggregated blocks")
+    with Cluster.up(ClusterSpec(nodes=20, leaves=4, topology="block")) as cluster:
+        yield cluster
+
+
+@pytest.mark.long
+def test_groups_stay_in_their_blocks_and_pipelines_in_their_pods_after_two_swaps(roomy_blocks: Cluster) -> None:
+    """Four spares are enough for four groups: each block gets one."""
+    for nodes in before_and_after_two_swaps(roomy_blocks, spares=4):
+        blocks = leaves_of_groups(roomy_blocks, nodes, 4)
+        assert [len(group) for group in blocks] == [1, 1, 1, 1]
+        # Ranks 0 to 7 are the first stage, ranks 8 to 15 the second one of the same two replicas.
+        pods = [{int(block[1:]) // 2 for block in group} for group in blocks]
+        assert pods[:2] == pods[2:]
+
+
+def before_and_after_two_swaps(cluster: Cluster, spares: int) -> Iterator[list[str]]:
+    """Runs a job of 16 nodes with tensor groups of four and two stages, and takes away node 0 and another one. Yields
+    the node of each rank in each of the three generations, once all ranks agree about the order."""
+    folder = cluster.shared / "wide"
     job_toml = "\n".join(
         (
             'name = "wide"',
             "nodes = 16",
-            "spares = 2",
+            f"spares = {spares}",
             f"command = {json.dumps(['python3', '-c', TELL])}",
             'run_dir = "/shared/wide"',
             "preload = []",
@@ -332,19 +359,25 @@ def test_tensor_pipeline_and_data_groups_on_18_nodes_and_after_two_swaps(wide: C
             "parallelism.pipeline = 2",
         )
     )
-    wide.sh(LOGIN, f"mkdir -p /shared/wide; cat >/shared/wide/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
-    job = wide.exec(LOGIN, "muster", "submit", "/shared/wide/job.toml", user="alice").stdout.strip()
+    cluster.sh(LOGIN, f"mkdir -p /shared/wide; cat >/shared/wide/job.toml <<'EOF'\n{job_toml}\nEOF", user="alice")
+    job = cluster.exec(LOGIN, "muster", "submit", "/shared/wide/job.toml", user="alice").stdout.strip()
     lost = list[str]()
     for generation in (1, 2, 3):
         ranks = wait_told(folder, generation, 16)
         nodes = [rank["node"] for rank in ranks]
         assert not set(lost) & set(nodes)
-        assert max(len(leaves) for leaves in leaves_of_groups(wide, nodes, 4)) <= 1 + bool(lost)
         assert [rank["SLURM_PROCID"] for rank in ranks] == [str(number) for number in range(16)]
         assert [rank["SLURM_NODEID"] for rank in ranks] == [str(number) for number in range(16)]
         assert {rank["SLURM_NTASKS"] for rank in ranks} == {"16"}
         assert {rank["SLURM_JOB_NODELIST"] for rank in ranks} == {",".join(nodes)}
-        assert [rank["MUSTER_LEAF"] for rank in ranks] == [wide.spec.leaf_of(node) for node in nodes]
+        leaf = cluster.spec.leaf_of if cluster.spec.topology == "tree" else block_of(cluster)
+        assert [rank["MUSTER_LEAF"] for rank in ranks] == [leaf(node) for node in nodes]
+        yield nodes
         lost.append(nodes[0] if not lost else nodes[9])
-        wide.kmsg(lost[-1], FATAL_XID_LINE)
-    wide.exec(LOGIN, "muster", "cancel", job, user="alice")
+        cluster.kmsg(lost[-1], FATAL_XID_LINE)
+    cluster.exec(LOGIN, "muster", "cancel", job, user="alice")
+
+
+def block_of(cluster: Cluster) -> Callable[[str], str]:
+    """The block of a node: the test cluster's blocks are the groups of its leaf switches."""
+    return lambda node: f"b{cluster.spec.leaf_of(node)[1:]}"
