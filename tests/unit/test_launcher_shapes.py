@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from muster.daemon.transport.site_config import Site
+from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import FailureDomain
+from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking
+from muster.launcher.allocation.clusters import NodeCluster
 from muster.launcher.allocation.plan import Plan, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
@@ -263,6 +269,24 @@ def test_segments_with_room_for_a_spare_are_near() -> None:
     assert plan(pairs(8, 2), blocks).losses.endswith("near 0 of 4 pieces of 2 nodes; spares = 4 are enough")
     assert plan(pairs(8, 4), blocks).losses == ""
     assert plan(pairs(10, 2), blocks).losses.endswith("; in these blocks, no number of spares is enough")
+
+
+@given(size=st.integers(2, 18), count=st.integers(1, 4), piece=st.integers(2, 9), data=st.data())
+def test_as_many_spares_as_are_told_are_enough_on_blocks(
+    size: int, count: int, piece: int, data: st.DataObject
+) -> None:
+    most = size * count // piece
+    assume(piece <= size and most > 0)
+    pieces = data.draw(st.integers(1, most))
+    spares = data.draw(st.integers(1, 3))
+    assume(piece * pieces + spares <= size * count)
+    units = tuple(Unit(f"b{at}", numbered(size * at, size)) for at in range(count))
+    blocks = SlurmTopology(Kind.BLOCK, units, base_block=size)
+    groups = [NodeCluster(GroupKind.TENSOR, piece, pieces, Level.LEAF, False)]
+    told = re.search(r"spares = (\d+) are enough", plan_request(groups, piece * pieces, spares, blocks, None).losses)
+    if told:
+        found = plan_request(groups, piece * pieces, int(told[1]), blocks, None)
+        assert (found.losses, found.strict.spares) == ("", int(told[1]))
 
 
 @pytest.mark.parametrize("topology", [TREE, RACKS, RINGS])
