@@ -21,7 +21,7 @@ async def ask_reports(options: argparse.Namespace) -> dict[str, NodeReport]:
         nodes = await _nodes(options)
     except (LauncherError, SiteError) as error:
         words = error.message if isinstance(error, LauncherError) else str(error)
-        print_note(f"muster: what nodes report of NVLink and adapters is not shown: {words}")
+        print_note(f"muster: what nodes report of NVLink and adapters is not known: {words}")
         return {}
     return {
         node.node: NodeReport(nvlink_domain=node.nvlink_domain, adapter_bandwidth=node.adapter_bandwidth)

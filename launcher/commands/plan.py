@@ -1,6 +1,7 @@
 """`muster plan job.toml`: what the job will cost, before it is queued.
 
-It asks Slurm's controller for the network, if Slurm answers, and needs no coordinator. Nothing is queued.
+It asks Slurm's controller for the network, if Slurm answers, and needs no coordinator. If there is one, it knows the
+NVLink domains and adapters that nodes report. Nothing is queued.
 """
 
 from __future__ import annotations
@@ -43,4 +44,4 @@ async def _run(options: argparse.Namespace) -> int:
     return await show.run(options)
 
 
-COMMAND = Command(_arguments, _run, remote=False)
+COMMAND = Command(_arguments, _run)

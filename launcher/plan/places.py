@@ -57,12 +57,16 @@ def usual_domains(entry: Accelerator) -> str:
 
 
 def with_gpu_links(fabric: Fabric, entry: Accelerator) -> Fabric:
-    """The fabric with this accelerator's links within nodes."""
+    """The fabric with this accelerator's links within nodes and NVLink domains."""
     link = tiers_of_accelerator(entry).link(Level.NODE)
     known = {node.name: node for node in fabric.details}
-    return Fabric(
-        fabric.root, tuple(replace(known.get(name, Node(name)), gpu_link=link) for name in sorted(fabric.nodes))
-    )
+    details = (replace(known.get(name, Node(name)), gpu_link=link) for name in sorted(fabric.nodes))
+    return Fabric(_with_nvlink(fabric.root, tiers_of_accelerator(entry).link(Level.NVLINK)), tuple(details))
+
+
+def _with_nvlink(domain: Domain, link: Link) -> Domain:
+    children = tuple(_with_nvlink(child, link) for child in domain.children)
+    return replace(domain, children=children, link=link if domain.level is Level.NVLINK else domain.link)
 
 
 def placed_seats(job: Job, weights: Weights, fabric: Fabric, usable: Collection[str], nics: int) -> Seats | None:

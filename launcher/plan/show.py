@@ -6,14 +6,17 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 
 from muster.daemon.host.plain_text import plain
+from muster.fabric.sources.node_reports import NodeReport, refine
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.allocation.ask import topology_of
 from muster.launcher.allocation.site_domains import load_domains
 from muster.launcher.command import print_note
 from muster.launcher.errors import Unavailable
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
+from muster.launcher.node_reports import ask_reports
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import TYPED_GRES, load_table
@@ -52,7 +55,7 @@ async def run(options: argparse.Namespace) -> int:
     network, why = None, "--no-slurm"
     if not options.no_slurm:
         try:
-            network, why = await slurm_fabric(CliSlurm(), job), ""
+            network, why = await slurm_fabric(CliSlurm(), job, await ask_reports(options)), ""
         except (Unavailable, SlurmError) as error:
             why = "Slurm does not answer"
             print_note(f"muster: {error}")
@@ -66,8 +69,11 @@ async def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
-    """The topology of the job's partition, with what the site's file adds.
+_NO_REPORTS: Mapping[str, NodeReport] = {}
+
+
+async def slurm_fabric(slurm: Slurm, job: Job, reports: Mapping[str, NodeReport] = _NO_REPORTS) -> SlurmFabric:
+    """The topology of the job's partition, with what the site's file adds, and what nodes report of themselves.
 
     Raises:
         Unavailable: Slurm does not answer.
@@ -80,7 +86,8 @@ async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
     partition = job.slurm.partition
     topology = topology_of(topologies, partition)
     reading = fabric_of(topology, found, site, alone=len(topologies) == 1)
-    for warning in reading.warnings:
+    refined = refine(reading.fabric, reports, site.tiers)
+    for warning in (*reading.warnings, *refined.warnings):
         print_note(f"muster: {warning}")
     usable = [
         node
@@ -94,4 +101,4 @@ async def slurm_fabric(slurm: Slurm, job: Job) -> SlurmFabric:
         print_note(f"muster: {line}")
     types = Counter(typed.group(1) for node in usable if (typed := TYPED_GRES.search(node.gres)))
     gpu = max(types, key=lambda name: types[name], default="")
-    return SlurmFabric(reading.fabric, frozenset(node.name for node in usable), site.tiers != Tiers(), gpu)
+    return SlurmFabric(refined.fabric, frozenset(node.name for node in usable), site.tiers != Tiers(), gpu)

@@ -26,13 +26,14 @@ from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
 from muster.fabric.placement.weights import usual_weights
 from muster.fabric.sources.generators import fat_tree, torus
+from muster.fabric.sources.node_reports import NodeReport
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
-from muster.launcher.plan.places import LEAF_NODES, asked_level, packed_seats, usual_fabric
+from muster.launcher.plan.places import LEAF_NODES, asked_level, packed_seats, usual_fabric, with_gpu_links
 from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.plan.show import slurm_fabric
@@ -314,6 +315,11 @@ async def test_the_network_is_read_from_the_controller() -> None:
     assert found.fabric.nodes == {f"n{index}" for index in range(8)}
     assert found.usable == found.fabric.nodes - {"n3"}
     assert not found.speeds_known
+    reports = dict.fromkeys(("n0", "n1"), NodeReport(nvlink_domain="c.1")) | {"n2": NodeReport(adapter_bandwidth=1e9)}
+    refined = (await slurm_fabric(slurm, spec.parse(GPT, "job.toml"), reports)).fabric
+    assert refined.level_between("n0", "n1") is Level.NVLINK
+    assert refined.link("n2", "n4").bandwidth == 1e9
+    assert with_gpu_links(refined, TABLE["B200"]).link("n0", "n1").bandwidth == TABLE["B200"].link
     slurm.unavailable_reason = "no answer"
     with pytest.raises(Unavailable, match="no answer"):
         await slurm_fabric(slurm, spec.parse(GPT, "job.toml"))

@@ -275,4 +275,4 @@ def test_without_an_answer_of_the_coordinator_the_network_is_drawn_with_a_note(
     assert topo(controller, "--coordinator", "127.0.0.1:1", "--auth", f"secret:{secret}") == 0
     seen = capsys.readouterr()
     assert "s0" in seen.out
-    assert "muster: what nodes report of NVLink and adapters is not shown: the coordinator at 127.0.0.1:1" in seen.err
+    assert "muster: what nodes report of NVLink and adapters is not known: the coordinator at 127.0.0.1:1" in seen.err
