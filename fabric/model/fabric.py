@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property
 
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.errors import FabricError, UnknownNode
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link, in_series
@@ -21,15 +21,6 @@ from muster.fabric.model.node import Node
 
 PARTS_KEPT = 32
 """Parts of one fabric that are kept: those of the gangs that start or recover at the same time."""
-
-
-class FailureDomain(Enum):
-    """What takes several nodes down at once."""
-
-    NODE = "node"
-    LEAF = "leaf"
-    RACK = "rack"
-    POWER = "power"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import eq, mul
 
-from muster.fabric.model.fabric import Fabric, FailureDomain
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
 
 SPREAD = (FailureDomain.POWER, FailureDomain.RACK, FailureDomain.LEAF)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.fabric.model.fabric import Fabric, FailureDomain
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.node import Node
 from muster.fabric.placement.failure_domains import MOST_STEPS, FailureDomains
 from muster.fabric.sources.generators import fat_tree, fully_connected

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.errors import FabricError, UnknownNode
-from muster.fabric.model.fabric import Fabric, FailureDomain
+from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link

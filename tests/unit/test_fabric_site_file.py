@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.fabric.model.fabric import FailureDomain
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.sources.site_file import FabricFileError, SiteFabric, read_site

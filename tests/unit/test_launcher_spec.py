@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.fabric.groups.axes import Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind, rank_groups
-from muster.fabric.model.fabric import FailureDomain
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.model import Model

@@ -17,7 +17,7 @@ from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.site_config import split_address
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.model.fabric import FailureDomain
+from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
 from muster.fabric.placement.failure_domains import spread_over
 from muster.fabric.placement.weights import Weight
