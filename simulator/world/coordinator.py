@@ -29,8 +29,8 @@ from muster.daemon.coordinator.slurm.watch import JOB_POLL_INTERVAL_S, NODE_POLL
 from muster.simulator.environment.machine import Process
 from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
 from muster.simulator.environment.unreliable_slurm import DelayedSlurm, run_without_waiting
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
-from muster.slurm.client.types import DEFAULT_TIMEOUT_S
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""One deadline for a call that takes several steps."""
+"""How long a call may take: the default, and one deadline for a call that takes several steps."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from muster.slurm.client.errors import SlurmTimeout
+
+DEFAULT_TIMEOUT_S: Final = 5.0
+"""Seconds for a whole call. A healthy slurmctld needs much less."""
 
 
 class Deadline:

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S
 from muster.slurm.client.states import JobFlag, JobState, NodeState
-
-DEFAULT_TIMEOUT_S: Final = 5.0
-"""Seconds for a whole call. A healthy slurmctld needs much less."""
 
 
 @dataclass(frozen=True, slots=True)

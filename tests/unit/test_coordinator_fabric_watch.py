@@ -10,9 +10,10 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
-from muster.slurm.client.types import DEFAULT_TIMEOUT_S, Unknown
+from muster.slurm.client.types import Unknown
 
 NODES = ("n1", "n2", "n3", "n4")
 LEAVES = {"n1": "s0", "n2": "s0", "n3": "s1", "n4": "s1"}

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
-from muster.slurm.client.deadline import Deadline
+from muster.slurm.client.backends.sbatch import Sbatch
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline
 from muster.slurm.client.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.parsing import error_messages, json_stream, records, start_text, topology_conf, topology_text
 from muster.slurm.client.types import (
-    DEFAULT_TIMEOUT_S,
     GONE,
     Job,
     JobAnswers,
@@ -33,12 +33,12 @@ from muster.slurm.client.types import (
 T = TypeVar("T")
 
 
-class CliSlurm(Procedures):
+class CliSlurm(Sbatch, Procedures):
     """Runs `scontrol`, `squeue`, `scancel` and `sbatch`, from PATH or from the folder `bin`."""
 
     def __init__(self, bin: Path | None = None, lease_guard: LeaseGuard = no_lease) -> None:
-        super().__init__(lease_guard)
-        self._bin = bin
+        Sbatch.__init__(self, bin)
+        Procedures.__init__(self, lease_guard)
 
     async def _change(self, operation: str, timeout_s: float, *argv: str) -> None:
         """Runs one command that changes something. Raises the SlurmError for the command's error message."""
@@ -50,9 +50,6 @@ class CliSlurm(Procedures):
         if done.exit_status != 0:
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
-
-    def _argv(self, argv: Sequence[str]) -> list[str]:
-        return [str(self._bin / argv[0]) if self._bin else argv[0], *argv[1:]]
 
     async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers:
         argv = ["squeue", "--json", "--states=all"]
@@ -160,24 +157,6 @@ class CliSlurm(Procedures):
             if not error_messages.says_job_ended(error):
                 raise
 
-    async def submit(
-        self,
-        script: Path,
-        options: Sequence[str] = (),
-        *,
-        cwd: Path,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> int:
-        argv = self._argv(["sbatch", "--parsable", *options, str(script)])
-        done = await run_command.run(argv, timeout_s=Deadline(timeout_s).remaining_s, cwd=cwd, env=env)
-        if done.exit_status != 0:
-            raise error_messages.to_error(f"submit {script}", done.error_text)
-        try:
-            return int(done.stdout.split(";")[0])
-        except ValueError:
-            raise SlurmUnavailable(f"sbatch --parsable printed {done.stdout!r}, expected a job id") from None
-
     async def estimate_start(
         self,
         script: Path,
@@ -207,9 +186,6 @@ class CliSlurm(Procedures):
             )
         except (SlurmError, ValueError) as error:
             return Unknown(str(error))
-
-    async def aclose(self) -> None:
-        """Does nothing: no process outlives its call."""
 
 
 async def _parse(program: str, text: str, key: str, read: Callable[[Any], T]) -> list[T]:

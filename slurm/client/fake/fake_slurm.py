@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S
 from muster.slurm.client.errors import SlurmRefused, SlurmTimeout
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.parsing import sbatch_request
 from muster.slurm.client.types import (
-    DEFAULT_TIMEOUT_S,
     GONE,
     JobAnswers,
     NeverStarts,

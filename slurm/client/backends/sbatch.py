@@ -1,0 +1,47 @@
+"""Queues jobs with Slurm's command `sbatch`.
+
+`CliSlurm` is this and everything else. A program that only queues a job imports this module alone: it needs none of the
+types of Slurm's answers, and starts sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from muster.slurm.client.backends import run_command
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline
+from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.parsing import error_messages
+
+
+class Sbatch:
+    """Runs `sbatch`, from PATH or from the folder `bin`. The part of the Protocol `Slurm` that queues a job."""
+
+    def __init__(self, bin: Path | None = None) -> None:
+        self._bin = bin
+
+    def _argv(self, argv: Sequence[str]) -> list[str]:
+        return [str(self._bin / argv[0]) if self._bin else argv[0], *argv[1:]]
+
+    async def submit(
+        self,
+        script: Path,
+        options: Sequence[str] = (),
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """See Slurm.submit."""
+        argv = self._argv(["sbatch", "--parsable", *options, str(script)])
+        done = await run_command.run(argv, timeout_s=Deadline(timeout_s).remaining_s, cwd=cwd, env=env)
+        if done.exit_status != 0:
+            raise error_messages.to_error(f"submit {script}", done.error_text)
+        try:
+            return int(done.stdout.split(";")[0])
+        except ValueError:
+            raise SlurmUnavailable(f"sbatch --parsable printed {done.stdout!r}, expected a job id") from None
+
+    async def aclose(self) -> None:
+        """Does nothing: no process outlives its call."""
