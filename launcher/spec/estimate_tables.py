@@ -6,6 +6,7 @@ Nothing else of job.toml goes there. Commands, folders and the environment are n
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from muster.v1.common_pb2 import JobSpec
@@ -13,23 +14,20 @@ from muster.v1.common_pb2 import JobSpec
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
 
-_TABLES = ("model", "parallelism", "placement")
-_SLURM = ("partition", "gres")
+_KEPT: Mapping[str, set[str] | bool] = {
+    "model": True,
+    "parallelism": True,
+    "placement": True,
+    "slurm": {"partition", "gres"},
+    "gpus_per_node": True,
+}
 
 
 def write_tables(job: Job) -> str:
     """The tables, without what has its default; empty if nothing is left."""
-    found: dict[str, Any] = {name: _set(getattr(job, name)) for name in _TABLES}
-    found["slurm"] = {name: value for name, value in _set(job.slurm).items() if name in _SLURM}
-    if job.gpus_per_node:
-        found["gpus_per_node"] = job.gpus_per_node
+    found = job.model_dump(mode="json", include=_KEPT, exclude_defaults=True)
     kept = {name: table for name, table in found.items() if table}
     return json.dumps(kept, sort_keys=True) if kept else ""
-
-
-def _set(table: Any) -> dict[str, Any]:
-    found: dict[str, Any] = table.model_dump(mode="json", exclude_defaults=True)
-    return found
 
 
 def read_job(spec: JobSpec) -> dict[str, Any]:

@@ -137,6 +137,10 @@ class Slurm(Table):
         return value
 
 
+# Checked like an empty table of the file: with the job's own validator, so that no table needs one of its own.
+_NO_TABLE: Any = Field(default_factory=dict, validate_default=True)
+
+
 class Job(Table):
     """The whole job.toml."""
 
@@ -167,11 +171,11 @@ class Job(Table):
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
     stop_before: Annotated[float, Field(ge=0, le=job_limits.MAX_STOP_BEFORE_S)] = 120.0
     stop_signal: TextOrNumber = None
-    parallelism: Parallelism = Field(default_factory=Parallelism)
-    placement: Placement = Field(default_factory=Placement)
-    model: Model = Field(default_factory=Model)
-    checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
-    slurm: Slurm = Field(default_factory=Slurm)
+    parallelism: Parallelism = _NO_TABLE
+    placement: Placement = _NO_TABLE
+    model: Model = _NO_TABLE
+    checkpoint: CheckpointTable = _NO_TABLE
+    slurm: Slurm = _NO_TABLE
 
     _fill_in_nodes = model_validator(mode="before")(fill_in_nodes)
 
