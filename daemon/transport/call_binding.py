@@ -26,6 +26,8 @@ from muster.daemon.transport.site_config import split_address
 ServerNames = Callable[[], Collection[str]]
 """Returns the names under which a server may be called. Asked at each call."""
 
+CREDENTIAL_KEY = "muster-credential"
+"""Of a call's metadata: its credential."""
 _MAX_SHOWN_CHARS = 100
 
 

@@ -28,20 +28,21 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 
 from muster.daemon.transport import call_binding
-from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.call_binding import ServerNames
-from muster.daemon.transport.credential_check import CREDENTIAL_KEY, CredentialCheck, RefuseCaller
+from muster.daemon.transport.call_binding import CREDENTIAL_KEY, ServerNames
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof
 from muster.daemon.transport.server_limits import LOCAL_SERVER, SMALL_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import Trust
+
+if TYPE_CHECKING:
+    from muster.daemon.transport.credential_check import CredentialCheck, RefuseCaller
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds that each of several coordinators has to answer a connection."""
@@ -186,6 +187,9 @@ def make_server(
 
     With `share_port`, `bind` succeeds beside another socket of the same user that shares the port as well.
     """
+    # A command of a user calls, and is no server.
+    from muster.daemon.transport.authorization import Rights
+    from muster.daemon.transport.credential_check import CredentialCheck
 
     async def check(token: str, method: str) -> Proof:
         deadline_s = min(identity_deadline_s, PING_IDENTITY_DEADLINE_S) if method == _PING else identity_deadline_s

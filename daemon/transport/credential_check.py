@@ -30,7 +30,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from muster.daemon.transport import authority_table, call_binding
-from muster.daemon.transport.call_binding import ServerNames
+from muster.daemon.transport.call_binding import CREDENTIAL_KEY, ServerNames
 from muster.daemon.transport.identity import (
     Caller,
     CredentialRefused,
@@ -41,7 +41,6 @@ from muster.daemon.transport.identity import (
 )
 from muster.daemon.transport.server_limits import ServerLimits
 
-CREDENTIAL_KEY = "muster-credential"
 REFUSED_KEY = "muster-refused"
 """In the trailing metadata of a call that this server has refused. gRPC's own UNAVAILABLE, which says that no process
 answered, does not have it."""

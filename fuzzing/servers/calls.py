@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.transport import call_binding
-from muster.daemon.transport.credential_check import CREDENTIAL_KEY
+from muster.daemon.transport.call_binding import CREDENTIAL_KEY
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 
 MOST_CALLS = 6

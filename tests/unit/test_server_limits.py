@@ -17,9 +17,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, refuse_other_users
-from muster.daemon.transport.call_binding import payload_of_call
+from muster.daemon.transport.call_binding import CREDENTIAL_KEY, payload_of_call
 from muster.daemon.transport.channel import bind, make_server
-from muster.daemon.transport.credential_check import CREDENTIAL_KEY, RefuseCaller
+from muster.daemon.transport.credential_check import RefuseCaller
 from muster.daemon.transport.identity import Proof, SecretCredentials, current_caller
 from muster.daemon.transport.reachability import Probed, probe
 from muster.daemon.transport.server_limits import COORDINATOR, KIB, MIB, NODE_DAEMON, ServerLimits, agent_limits
