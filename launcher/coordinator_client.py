@@ -32,6 +32,8 @@ MEASURE_TIMEOUT_S = 25.0
 """Seconds for one measured link. The coordinator gives an agent 20 s."""
 
 _MAX_JOB_ID = (1 << 32) - 1
+_NO_GANG = "-"
+"""No gang has this id."""
 
 RECONNECT_INTERVAL_S = 0.25
 """Seconds between two attempts to reach the coordinator again."""
@@ -88,13 +90,16 @@ class CoordinatorClient:
         )
         self._stub = MusterStub(self._channels[-1])
 
-    async def has_gang(self, gang_id: str) -> bool:
-        """Whether the coordinator has this gang. The answer also shows that the coordinator runs and accepts the
-        credentials.
+    async def check(self) -> None:
+        """Checks that the coordinator runs and accepts the credentials.
 
         Raises:
             LauncherError: the coordinator cannot be reached or refuses.
         """
+        await self.has_gang(_NO_GANG)
+
+    async def has_gang(self, gang_id: str) -> bool:
+        """Whether the coordinator has this gang. Raises as `check` does."""
         try:
             await self._stub.Describe(pb.GangRef(gang_id=gang_id), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -233,7 +238,7 @@ class CoordinatorClient:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             try:
                 async with CoordinatorClient(self.address, self._credentials, self._trust) as other:
-                    await other.has_gang("-")
+                    await other.check()
             except Unavailable:
                 continue
             await self._connect()

@@ -1,19 +1,19 @@
 """`muster submit job.toml [-- sbatch options]`: renders one script, calls sbatch once, registers the gang.
 
-The order ensures that Slurm queues no job without a coordinator: check the spec, check that the coordinator answers,
-write the script into the run folder, call sbatch as the user, register the gang with the coordinator. If the
+The order ensures that Slurm queues no job without a coordinator: ask the coordinator and check the spec at the same
+time, write the script into the run folder, call sbatch as the user, register the gang with the coordinator. If the
 registration fails, the job registers itself when its agents start.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shutil
 import sysconfig
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,24 +24,23 @@ from muster.daemon.host import private_file
 from muster.daemon.host.plain_text import plain
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.site_config import Site
-from muster.launcher.command import Command, connect, load_site, print_note
-from muster.launcher.coordinator_client import CoordinatorClient
+from muster.launcher.command import Command, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
-from muster.launcher.spec import spec
 from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
-from muster.launcher.spec.placement import IfNotAvailable
-from muster.launcher.submission.memory_check import check_memory
 from muster.launcher.submission.refusals import hint_for
+from muster.launcher.submission.registration import Registration
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.launcher.submission.traffic import group_traffic, spreading
-from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.types import Slurm
 from muster.v1.common_pb2 import JobSpec
 
 if TYPE_CHECKING:
     from muster.launcher.fabric import ReportedDomains
+    from muster.launcher.spec.placement import IfNotAvailable
+    from muster.launcher.spec.spec import Job
+    from muster.slurm.client.types import Slurm
 
 SBATCH_TIMEOUT_S = 60.0
 """Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
@@ -60,16 +59,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    submission = prepare(options, load_site(options))
-    await check_memory(submission.job, CliSlurm())
-    submission = await with_shape(submission, CliSlurm(), partial(_reported, options))
-    text = render(submission)
+    site = load_site(options)
     if options.dry_run:
-        print(text, end="")
+        print(render(await _shaped(prepare(options, site), options)), end="")
         return 0
-    if shutil.which("sbatch") is None:
-        raise _no_sbatch()
-    await submit(submission, text, options, CliSlurm())
+    sbatch = Sbatch()
+    async with Registration(site) as registration:
+        # In a thread: meanwhile the coordinator answers. The classes of job.toml take 60 ms to be imported.
+        submission, _ = await asyncio.gather(asyncio.to_thread(prepare, options, site), sbatch.get_ready())
+        submission = await _shaped(submission, options)
+        text = render(submission)
+        if shutil.which("sbatch") is None:
+            raise _no_sbatch()
+        await submit(submission, text, options, sbatch, registration)
     return 0
 
 
@@ -82,6 +84,8 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     Raises:
         WrongInput: job.toml is not valid.
     """
+    from muster.launcher.spec import spec  # not before the coordinator is asked
+
     job, more = spec.load(options.job, options), tuple(options.options)
     # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
@@ -95,7 +99,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     )
 
 
-def _wire(job: spec.Job, options: Sequence[str]) -> JobSpec:
+def _wire(job: Job, options: Sequence[str]) -> JobSpec:
     """The job as the coordinator and the agents get it. `options`: those of sbatch on the command line."""
     wire = job.to_proto(work_dir=os.getcwd())
     wire.node_options.extend(node_options(job, options))
@@ -105,6 +109,16 @@ def _wire(job: spec.Job, options: Sequence[str]) -> JobSpec:
     return wire
 
 
+async def _shaped(submission: Submission, options: argparse.Namespace) -> Submission:
+    """The submission with what its groups ask for, if the nodes have the memory that its state needs."""
+    if submission.job.model.parameters:
+        from muster.launcher.submission.memory_check import check_memory  # few jobs say how large their model is
+        from muster.slurm.client.backends.commands import CliSlurm
+
+        await check_memory(submission.job, CliSlurm())
+    return await with_shape(submission, reported=partial(_reported, options))
+
+
 async def _reported(options: argparse.Namespace) -> ReportedDomains | None:
     from muster.launcher.node_reports import ask_domains  # few jobs need it
 
@@ -112,11 +126,14 @@ async def _reported(options: argparse.Namespace) -> ReportedDomains | None:
 
 
 async def with_shape(
-    submission: Submission, slurm: Slurm, reported: Callable[[], Awaitable[ReportedDomains | None]] | None = None
+    submission: Submission,
+    slurm: Slurm | None = None,
+    reported: Callable[[], Awaitable[ReportedDomains | None]] | None = None,
 ) -> Submission:
     """The submission with the options that give the job the nodes that its groups ask for. It says which.
 
     Args:
+        slurm: the client; None: Slurm's commands.
         reported: asks for the NVLink domains that nodes report. None: they are not asked.
 
     Raises:
@@ -124,14 +141,16 @@ async def with_shape(
     """
     if submission.job.nodes == 1:
         return submission
-    from muster.launcher.allocation import ask  # a job of one node does not need it
+    # A job of one node does not need them.
+    from muster.launcher.allocation import ask
+    from muster.slurm.client.backends.commands import CliSlurm
 
     job, clusters = submission.job, ask.asking(submission.job)
     shrinks, own_shape = job.placement.if_not_available == "shrink", ask.has_own_shape(job, submission.options)
     found = ask.Allocation(job, job.spares, strict=True)
     if shrinks or not own_shape:
         wanted = () if own_shape else clusters
-        found = await ask.allocate(job, wanted, submission.options, render(submission), slurm, reported)
+        found = await ask.allocate(job, wanted, submission.options, render(submission), slurm or CliSlurm(), reported)
     if found.reason:
         print_note(f"muster: {found.reason}")
     for warning in found.warnings:
@@ -144,7 +163,7 @@ async def with_shape(
     )
 
 
-def _add_choice(wire: JobSpec, job: spec.Job, choice: IfNotAvailable) -> None:
+def _add_choice(wire: JobSpec, job: Job, choice: IfNotAvailable) -> None:
     """Tells the coordinator what follows if Slurm hands out worse nodes."""
     if choice == "relax":
         return
@@ -163,31 +182,22 @@ def _agent_command() -> str:
     return _AGENT if shutil.which(_AGENT) or not beside.exists() else str(beside)
 
 
-async def submit(submission: Submission, text: str, options: argparse.Namespace, slurm: Slurm) -> int:
+async def submit(
+    submission: Submission, text: str, options: argparse.Namespace, slurm: Slurm | Sbatch, registration: Registration
+) -> int:
     """Queues `text`, registers the gang and prints the result. Returns the Slurm job id.
 
     Raises:
         LauncherError: nothing was queued.
     """
-    site = load_site(options)
-    async with AsyncExitStack() as connection:
-        coordinator: CoordinatorClient | None = None
-        try:
-            coordinator = await connection.enter_async_context(connect(site))
-            await coordinator.has_gang(submission.gang)
-        except (Unavailable, SiteFault) as error:
-            if not options.force:
-                nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
-                raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
-            print_note(f"muster: {error.message}; the job is queued because of --force")
-            coordinator = None
-        path = _write(submission, text)
-        try:
-            job = await _sbatch(slurm, path, submission.job)
-        except LauncherError:
-            path.unlink(missing_ok=True)
-            raise
-        registered = await _register(submission, job, site, coordinator)
+    await registration.wait_for_answer(force=options.force)
+    path = _write(submission, text)
+    try:
+        job = await _sbatch(slurm, path, submission.job)
+    except LauncherError:
+        path.unlink(missing_ok=True)
+        raise
+    registered = await registration.register(submission.gang, job, submission.spec)
     _report(submission, job, path, registered, as_json=options.json)
     return job
 
@@ -225,7 +235,7 @@ def _check_durable(durable_dir: str) -> None:
         raise WrongInput(f"durable_dir = {durable_dir!r}: {unsafe}", "Nothing was queued")
 
 
-async def _sbatch(slurm: Slurm, path: Path, job: spec.Job) -> int:
+async def _sbatch(slurm: Slurm | Sbatch, path: Path, job: Job) -> int:
     # Slurm sets SLURM_RESTART_COUNT only in restarted jobs. A job that such a job submits must not inherit the value.
     environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
@@ -258,24 +268,6 @@ def _no_slurm(error: SlurmError) -> LauncherError:
     if shutil.which("sbatch") is None:
         return _no_sbatch()
     return Unavailable(f"Slurm does not answer: {error}", "check slurmctld with: scontrol ping. Nothing was queued")
-
-
-async def _register(submission: Submission, job: int, site: Site, connected: CoordinatorClient | None) -> bool:
-    """`connected`: the coordinator that answered before sbatch was called. While sbatch ran, another one may have taken
-    over.
-    """
-    if connected is not None:
-        with suppress(Unavailable):
-            await connected.register(submission.gang, job, submission.spec)
-            return True
-    try:
-        async with connect(site) as coordinator:
-            await coordinator.register(submission.gang, job, submission.spec)
-        return True
-    except LauncherError as error:
-        print_note(f"muster: job {job} is queued but not registered yet: {error.message}")
-        print_note("  the job registers itself when its agents start; until then muster status does not show it")
-        return False
 
 
 def _report(submission: Submission, job: int, path: Path, registered: bool, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Renders the sbatch script from a checked job spec.
+"""What becomes of a checked job spec: the sbatch script, and the job that the coordinator knows.
 
-Pure: `--dry-run` prints exactly the script that is submitted. `commands` imports this folder.
+The script is rendered purely: `--dry-run` prints exactly what is submitted. `commands` imports this folder.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.output.tables import node_lines
+from muster.launcher.submission.registration import Registration
 from muster.launcher.submission.script import render
-from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.v1.agent_pb2 import LinkMeasurement
 from muster.v1.api_pb2 import CheckpointView, EventsRequest, GangView, NodeView, RecoveryView, SwapReply
 
@@ -71,8 +74,10 @@ def job_file(folder: Path, top: str = "") -> Path:
 async def queue(world: ScriptedWorld, folder: Path, *more: str, slurm: FakeSlurm | None = None, top: str = "") -> int:
     """Runs `muster submit` with the Slurm of `world`."""
     options = parser().parse_args(words(world, "submit", *more, str(job_file(folder, top))))
-    submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
-    return await submit(submission, render(submission), options, slurm or world.slurm)
+    site = Site.load(coordinator=options.coordinator, auth=options.auth)
+    submission = prepare(options, site)
+    async with Registration(site) as registration:
+        return await submit(submission, render(submission), options, slurm or world.slurm, registration)
 
 
 def outputs(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -113,6 +118,28 @@ async def test_a_job_submitted_by_another_job_starts_with_restart_count_zero(
     assert environ is not None
     assert "SLURM_RESTART_COUNT" not in environ
     assert environ["OF_THE_USER"] == "kept"
+
+
+async def test_the_whole_command_calls_sbatch_once_and_registers(
+    world: ScriptedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = world.cluster.submit(JobRequest(nodes=1, no_kill=True))
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\necho {waiting}\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    job = job_file(tmp_path)
+    job.write_text(job.read_text().replace("nodes = 2\nspares = 1", "nodes = 1"))
+    assert await muster(world, "submit", str(job)) == 0
+    (script,) = (tmp_path / "run").iterdir()
+    assert (tmp_path / "calls").read_text() == f"--parsable {script}\n"
+    out, err = outputs(capsys)
+    assert out == f"{waiting}\n"
+    assert f"tiny is job {waiting} (1 + 0 nodes)" in err
+    assert world.coordinator
+    [gang] = [gang for gang in world.coordinator.engine.core.state.gangs.values() if gang.job == waiting]
+    assert script.stem == gang.id
 
 
 async def test_submit_prints_json_for_scripts(
@@ -546,9 +573,11 @@ async def test_without_slurm_the_error_names_the_next_step(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     options = parser().parse_args(words(world, "submit", str(job_file(tmp_path))))
-    submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
+    site = Site.load(coordinator=options.coordinator, auth=options.auth)
+    submission = prepare(options, site)
     with pytest.raises(SiteFault) as refused:
-        await submit(submission, render(submission), options, CliSlurm())
+        async with Registration(site) as registration:
+            await submit(submission, render(submission), options, Sbatch(), registration)
     assert "sbatch is not on PATH" in refused.value.message
     assert "muster run --local. Nothing was queued" in refused.value.hint
 

@@ -115,6 +115,7 @@ ROOMS: dict[str, set[str]] = {
         "launcher/allocation",
     },
     "launcher/submission": {
+        "daemon/transport",
         "fabric/groups",
         "fabric/placement",
         "slurm/client",

@@ -24,6 +24,12 @@ class Sbatch:
     def _argv(self, argv: Sequence[str]) -> list[str]:
         return [str(self._bin / argv[0]) if self._bin else argv[0], *argv[1:]]
 
+    async def get_ready(self) -> None:
+        """Finds out how this host can start programs. Otherwise `submit` does: a caller saves its time that does this
+        while it waits for something else.
+        """
+        await run_command.can_limit_lifetime()
+
     async def submit(
         self,
         script: Path,
