@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from muster import __version__
 from muster.launcher.command_table import COMMANDS
@@ -27,7 +27,26 @@ _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 # What not every call needs is imported where it is needed: the help must appear at once.
 
 
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # argparse imports shutil with all its compressors to find the width, for each call of a command.
+    return argparse.HelpFormatter(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    """The width of the terminal, as shutil.get_terminal_size finds it."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size().columns or 80
+    except OSError:  # no terminal
+        return 80
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **more: Any) -> None:
+        super().__init__(formatter_class=_formatter, **more)
+
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         hint = "; put options for sbatch after --" if "unrecognized" in message and "submit" in sys.argv else ""

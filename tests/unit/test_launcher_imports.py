@@ -30,7 +30,7 @@ def imported(code: str) -> set[str]:
 def test_help_and_version_import_the_table_of_commands_alone() -> None:
     code = "from muster.launcher.__main__ import parser\nparser(['--help']).format_help()"
     found = imported(code)
-    assert not LARGE & found
+    assert not (LARGE | {"shutil"}) & found
     own = {name.removeprefix("muster.launcher.") for name in found if name.startswith("muster.launcher.")}
     assert own == {"__main__", "command_table", "errors"}
 
