@@ -18,7 +18,7 @@ Number = Annotated[int, Field(strict=True, ge=1)]
 class Accelerator(BaseModel):
     """What one accelerator can do. accelerators.toml explains the units."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # the table's validator checks it
 
     flops: dict[str, Positive]
     memory: Positive

@@ -61,7 +61,8 @@ class FabricFileError(FabricError):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Most sites have no such file: then no validator is built.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class _Tier(_Part):
