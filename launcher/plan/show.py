@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections import Counter
@@ -79,8 +80,8 @@ async def slurm_fabric(slurm: Slurm, job: Job, reports: Mapping[str, NodeReport]
         Unavailable: Slurm does not answer.
         SiteFault: the site's file is wrong.
     """
-    topologies = known(await slurm.topologies(timeout_s=_TIMEOUT_S))
-    nodes = known(await slurm.nodes(timeout_s=_TIMEOUT_S))
+    answers = await asyncio.gather(slurm.topologies(timeout_s=_TIMEOUT_S), slurm.nodes(timeout_s=_TIMEOUT_S))
+    topologies, nodes = known(answers[0]), known(answers[1])
     found = {node.name: node for node in nodes.values() if isinstance(node, Node)}
     site = load_site_fabric(FABRIC_FILE, found)
     partition = job.slurm.partition
