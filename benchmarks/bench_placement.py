@@ -37,9 +37,9 @@ from muster.fabric.groups.axes import Axes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.natural_order import natural_order
+from muster.fabric.placement.maps.rank_map import place
+from muster.fabric.placement.maps.refill import MovePrice, refill
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
-from muster.fabric.placement.rank_map import place
-from muster.fabric.placement.refill import MovePrice, refill
 from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import usual_weights
 from muster.fabric.sources.tiers import Tiers

@@ -1,6 +1,6 @@
 """The exact optimum of a placement, for small gangs: branch and bound. For tests and for `make bench-placement` only.
 
-The objective is that of `fabric/placement/assignment.py`, calculated a second time and from the fabric itself.
+The objective is that of `fabric/placement/maps/assignment.py`, calculated a second time and from the fabric itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
-from muster.fabric.placement.group_layout import MEAN_SHARE
+from muster.fabric.placement.maps.group_layout import MEAN_SHARE
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.preferences import weighed
 from muster.fabric.placement.weights import Weight

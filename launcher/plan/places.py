@@ -13,8 +13,8 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
+from muster.fabric.placement.maps.rank_map import place
 from muster.fabric.placement.node_groups import node_groups
-from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.weights import Weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import USUAL_LINKS, Tiers

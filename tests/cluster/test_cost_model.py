@@ -20,8 +20,8 @@ from muster.fabric.groups.rank_groups import GroupKind, rank_groups
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
+from muster.fabric.placement.maps.rank_map import place
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
-from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import ring_all_reduce
 from muster.fabric.sources.nesting import NodeSet, fabric_of

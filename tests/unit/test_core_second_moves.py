@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state.communication import communicating_sea
 from muster.daemon.coordinator.core.state.events import AgentStatus, GangSpec, Shard, Version
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 from muster.daemon.coordinator.services import conversion
-from muster.fabric.placement.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
+from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 from muster.simulator.environment.site_network import network_of
 from muster.simulator.scenarios.scenario import Scenario
 from muster.v1 import agent_pb2

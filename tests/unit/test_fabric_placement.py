@@ -20,16 +20,16 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Nic, Node
-from muster.fabric.placement.assignment import Assignment
-from muster.fabric.placement.clusters import nested
 from muster.fabric.placement.gang import gang_traffic
 from muster.fabric.placement.local_order import gpu_order, nearest_nics
-from muster.fabric.placement.node_classes import NodeClasses
+from muster.fabric.placement.maps.assignment import Assignment
+from muster.fabric.placement.maps.clusters import nested
+from muster.fabric.placement.maps.node_classes import NodeClasses
+from muster.fabric.placement.maps.packing import winding
+from muster.fabric.placement.maps.rank_map import RankMap, place
+from muster.fabric.placement.maps.refill import MovePrice, Refill, refill
 from muster.fabric.placement.node_groups import NodeGroup, node_groups, without_preferences
-from muster.fabric.placement.packing import winding
 from muster.fabric.placement.preferences import BROKEN_REQUIREMENT_S
-from muster.fabric.placement.rank_map import RankMap, place
-from muster.fabric.placement.refill import MovePrice, Refill, refill
 from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import NO_TRAFFIC, Weight, ring_all_reduce, ring_pass, send, usual_weights
 from muster.fabric.sources.generators import fat_tree, fully_connected, torus

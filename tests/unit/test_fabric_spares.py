@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from muster.fabric.groups.axes import Axes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.node import Node
-from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.failure_domains import FailureDomains, spread_over
-from muster.fabric.placement.node_classes import NodeClasses
+from muster.fabric.placement.maps.assignment import Assignment
+from muster.fabric.placement.maps.node_classes import NodeClasses
+from muster.fabric.placement.maps.spares import spread_spares
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
-from muster.fabric.placement.spares import spread_spares
 from muster.fabric.placement.weights import usual_weights
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers

@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.coordinator.core.state.turn import GangTurn
 from muster.fabric.estimate.failures import node_mtbf
-from muster.fabric.placement.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
+from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 
 
 def price(gang_turn: GangTurn) -> MovePrice | None:

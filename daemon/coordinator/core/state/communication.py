@@ -17,9 +17,9 @@ from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
 from muster.fabric.model.record import record_of
 from muster.fabric.placement.failure_domains import SPREAD, FailureDomains, spread_over
+from muster.fabric.placement.maps.rank_map import place
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
 from muster.fabric.placement.packed_time import StepTimes, step_times
-from muster.fabric.placement.rank_map import place
 from muster.fabric.placement.weights import Weight, usual_weights
 from muster.fabric.sources.nesting import fabric_of_leaves
 from muster.fabric.sources.node_reports import with_nvlink_domains

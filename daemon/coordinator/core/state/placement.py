@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from muster.daemon.coordinator.core.state.communication import failure_domains_of, least_communication
 from muster.daemon.coordinator.core.state.facts import Seat
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.placement.maps.refill import MovePrice, refill
+from muster.fabric.placement.maps.spares import spread_spares
 from muster.fabric.placement.node_groups import NodeGroup
-from muster.fabric.placement.refill import MovePrice, refill
-from muster.fabric.placement.spares import spread_spares
 
 WATCHED_PEER_COUNT = 4
 """Number of peers that each node watches. Two of them are witnesses; the others may fail."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.placement.assignment import Assignment
 from muster.fabric.placement.failure_domains import FailureDomains
-from muster.fabric.placement.node_classes import NodeClasses
+from muster.fabric.placement.maps.assignment import Assignment
+from muster.fabric.placement.maps.node_classes import NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup
 
 MOST_EXCHANGES = 4_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from muster.fabric.placement.assignment import Assignment, Change
+from muster.fabric.placement.maps.assignment import Assignment, Change
 
 LEAST_GAIN = 1e-9
 """Share of the cost that a change must save: less is rounding."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
-from muster.fabric.placement.clusters import Cluster
-from muster.fabric.placement.node_classes import NodeClasses
+from muster.fabric.placement.maps.clusters import Cluster
+from muster.fabric.placement.maps.node_classes import NodeClasses
 
 
 @dataclass(slots=True, eq=False)

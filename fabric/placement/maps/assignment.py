@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from muster.fabric.placement.group_layout import layout_of
-from muster.fabric.placement.node_classes import LinkCosts, NodeClasses
+from muster.fabric.placement.maps.group_layout import layout_of
+from muster.fabric.placement.maps.node_classes import LinkCosts, NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup
 
 Change = tuple[int, int]
