@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -147,6 +147,9 @@ bench-standby: image ## how long nobody coordinates when a standby takes over, o
 
 bench-cancel: image ## how long `muster cancel` takes to free everything, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_cancel
+
+bench-checkpoint: setup ## what memory checkpoints cost at real sizes, beside other libraries; a quick look: ARGS="--gib 0.25 --rounds 3 --no-peers"
+	@$(BIN)/python -m benchmarks.bench_checkpoint $(ARGS)
 
 bench-core: setup ## what the coordinator's decisions, its journal, a restart and a simulated world cost
 	@$(BIN)/python -m benchmarks.bench_core

@@ -1,0 +1,105 @@
+"""The agents of a gang as processes, and the orders that a coordinator would give them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.checkpoint.node_agent import NodeAgent
+from benchmarks.checkpoint.worker import Worker
+from muster.checkpoint.format.versions import Version
+from muster.v1 import agent_pb2, common_pb2
+
+
+class Gang:
+    """Agents by node. A context manager: its exit ends the agents."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Worker] = {}
+        self._addresses: dict[str, str] = {}
+        self.generation = 0
+
+    def __enter__(self) -> Gang:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove(*self._agents)
+
+    def add(self, *nodes: str) -> None:
+        """Start the agents of nodes."""
+        for node in nodes:
+            self._agents[node] = Worker(multiprocessing.get_context("spawn"), NodeAgent, node)
+            self._addresses[node] = self._agents[node].call("address")
+
+    def remove(self, *nodes: str) -> None:
+        """End the agents of nodes, with all that they hold."""
+        for node in nodes:
+            self._agents.pop(node).close()
+            del self._addresses[node]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the agents."""
+        return [pid for agent in self._agents.values() if (pid := agent.process.pid) is not None]
+
+    def begin(
+        self, places: Mapping[int, str], buddies: Mapping[str, str], restore: agent_pb2.RestorePlan | None = None
+    ) -> int:
+        """Start the next generation; returns its number.
+
+        Args:
+            places: the node of each rank.
+            buddies: which node keeps the copies of a node's shards.
+            restore: what the generation starts from; None: a fresh start.
+        """
+        self.generation += 1
+        order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation, world_size=len(places))
+        order.members.extend(
+            common_pb2.Member(node=node, peer_address=address, buddy=buddies.get(node, ""))
+            for node, address in self._addresses.items()
+        )
+        order.places.extend(agent_pb2.RankPlace(rank=rank, node=node) for rank, node in places.items())
+        if restore is not None:
+            order.restore.CopyFrom(restore)
+        self._call_all("apply_order", order.SerializeToString())
+        return self.generation
+
+    def connect(self, rank: int, node: str) -> int:
+        """The descriptor of a rank's connection to its agent. The caller owns it."""
+        return int(self._agents[node].call("rank_socket", rank))
+
+    def committed_at(self, step: int) -> float:
+        """The moment (time.monotonic) from which all agents know that a step of this generation is committed."""
+        return float(max(self._call_all("wait_committed", self.generation, step)))
+
+    def shard(self, rank: int, node: str, tier: int) -> agent_pb2.ShardStatus:
+        """A node's newest shard of a rank in its slots or among its copies.
+
+        Raises:
+            LookupError: it has none.
+        """
+        shards = [agent_pb2.ShardStatus.FromString(data) for data in self._agents[node].call("shards")]
+        found = [s for s in shards if (s.rank, s.tier) == (rank, tier)]
+        if not found:
+            raise LookupError(f"{node} holds no shard of rank {rank}: {shards}")
+        return max(found, key=lambda s: Version.from_wire(s.version))
+
+    def plan(self, rank: int, node: str, tier: int) -> agent_pb2.RestorePlan:
+        """The restore of one rank from a node."""
+        shard = self.shard(rank, node, tier)
+        plan = agent_pb2.RestorePlan(version=shard.version)
+        plan.sources.add(rank=rank, tier=shard.tier, node=node, digest=shard.digest)
+        return plan
+
+    def flush_s(self, node: str, serial: int, folder: str) -> float:
+        """Seconds in which a node writes its newest shard of rank 0 into a folder. `serial`: larger each time."""
+        plan = self.plan(0, node, agent_pb2.TIER_OWN)
+        order = agent_pb2.FlushOrder(serial=serial, version=plan.version, reason="bench")
+        order.sources.extend(plan.sources)
+        return float(self._agents[node].call("flush_s", order.SerializeToString(), folder))
+
+    def _call_all(self, method: str, *arguments: Any) -> list[Any]:
+        for agent in self._agents.values():
+            agent.start(method, *arguments)
+        return [agent.result() for agent in self._agents.values()]

@@ -1,0 +1,302 @@
+"""The phases of the benchmark for one size of state. Each takes turns with what it is compared with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoint.equal_rank import EqualRank
+from benchmarks.checkpoint.figures import MEBIBYTES, PERCENT, RATE, SECONDS, Rows, ratio
+from benchmarks.checkpoint.gang import Gang
+from benchmarks.checkpoint.peak_memory import PeakMemory, held_bytes
+from benchmarks.checkpoint.plain_socket import SocketEnd
+from benchmarks.checkpoint.training_rank import WIDTH, TrainingRank
+from benchmarks.checkpoint.worker import Worker
+from benchmarks.peers.checkpoints.library import LIBRARIES, Library, NotMeasured, RunningLibrary
+from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
+
+NODE, BUDDY, SPARE = "n0", "n1", "spare"
+
+STALL, MEMCPY, FIRST = "stall of step()", "memcpy, same bytes and threads", "first snapshot, with its slots"
+TORCH_SAVE, DCP_SAVE = "torch.save", "torch.distributed.checkpoint.save"
+DCP_ASYNC = "torch.distributed.checkpoint.async_save, until it returns"
+COMMIT_SECONDS = "  until all agents know of it"
+STALL_REPLICATED = "stall of step(), in a gang with a buddy"
+DIFFERING, EQUAL = "commit of shards that differ", "commit of equal shards"
+OWN, OWN_VERIFIED = "restore from own memory, into tensors", "  until its verified bytes can be mapped"
+FROM_BUDDY = "restore from the buddy"
+BUDDY_RATE, BUDDY_LOADED = f"{FROM_BUDDY}, until its verified bytes can be mapped", f"{FROM_BUDDY}, into tensors"
+RESTORE_MEMCPY = "memcpy of the restored bytes"
+SOCKET, FLUSH, COPY = "bare TCP socket, one stream", "flush", "cp and sync -f"
+SLOWED, SLOWED_WITH_STALL = "step longer while a version is replicated", "  the same, with the stall"
+PEAK = "peak memory over slots and copies"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured. `gib`: GiB of state; `threads`: of each training process; `every`, `step_s`: steps between
+    snapshots and their length, for the slow-down; `folder`: on the file system that flushes are measured on."""
+
+    gib: float
+    rounds: int
+    threads: int
+    every: int
+    step_s: float
+    folder: Path
+
+
+def measure(rows: Rows, settings: Settings, *, peers: bool) -> None:
+    """Everything. `peers`: also with other checkpoint libraries."""
+    stalls(rows, settings, peers)
+    with Gang() as gang:
+        gang.add(NODE, BUDDY)
+        sums = commits(rows, settings, gang, slowdown=True)
+        restores(rows, settings, gang, sums)
+    equal_commits(rows, settings)
+
+
+def measure_small(rows: Rows, settings: Settings) -> None:
+    """What shows whether times are linear in bytes."""
+    with Gang() as gang:
+        gang.add(NODE, BUDDY)
+        sums = commits(rows, settings, gang, slowdown=False)
+        restores(rows, settings, gang, sums)
+
+
+def summary(rows: Rows) -> dict[str, float | None]:
+    """The figures of the last line."""
+    medians = [rows.median(name) for name in (TORCH_SAVE, DCP_SAVE, DCP_ASYNC, *map(_row_name, LIBRARIES))]
+    return {
+        "stall_over_memcpy": ratio(rows.median(STALL), rows.median(MEMCPY)),
+        "stall_over_best_peer": ratio(rows.median(STALL), min((m for m in medians if m is not None), default=None)),
+        "restore_own_over_memcpy": ratio(rows.median(OWN), rows.median(RESTORE_MEMCPY)),
+        "restore_buddy_gb_s": rows.median(BUDDY_RATE),
+        "restore_buddy_over_socket": ratio(rows.median(BUDDY_RATE), rows.median(SOCKET)),
+        "flush_over_cp": ratio(rows.median(FLUSH), rows.median(COPY)),
+        "step_slowdown_percent": rows.median(SLOWED),
+    }
+
+
+def stalls(rows: Rows, settings: Settings, libraries: bool) -> None:
+    """How long training waits for a snapshot, in turn with a plain copy, PyTorch's own saves and other libraries."""
+    with Gang() as gang, _rank(settings, trained=True) as rank, ExitStack() as others:
+        gang.add(NODE)
+        _attach(gang, rank, {}, every=1)
+        size = rank.call("state_bytes")
+        running = _start_libraries(rows, settings, size, others) if libraries else {}
+        for number in range(settings.rounds + 1):
+            measured = Rows() if number == 0 else rows  # the first round touches buffers
+            measured.add(MEMCPY, SECONDS, rank.call("memcpy"))
+            rank.call("change")
+            step, stalled_s, _ = rank.call("step")
+            gang.committed_at(step)
+            (rows if number == 0 else measured).add(FIRST if number == 0 else STALL, SECONDS, stalled_s)
+            for name, method in ((TORCH_SAVE, "torch_save"), (DCP_SAVE, "dcp_save"), (DCP_ASYNC, "dcp_async_save")):
+                if number <= _saves(settings):
+                    measured.add(name, SECONDS, rank.call(method, str(settings.folder / method)))
+            for name, library in list(running.items()):
+                try:
+                    measured.add(name, SECONDS, library.call_s("save"))
+                except NotMeasured as why:
+                    rows.leave_out(name, str(why))
+                    del running[name]
+
+
+def _saves(settings: Settings) -> int:
+    """Rounds with saves to disk: they take long, and none is near the others."""
+    return min(3, settings.rounds)
+
+
+def _start_libraries(rows: Rows, settings: Settings, size: int, running: ExitStack) -> dict[str, RunningLibrary]:
+    descriptor = os.memfd_create("bench-state")
+    running.callback(os.close, descriptor)
+    block = os.urandom(WIDTH * WIDTH * 4)
+    for _ in range(size // len(block)):
+        os.write(descriptor, block)
+    found: dict[str, RunningLibrary] = {}
+    for library in LIBRARIES:
+        memory = tempfile.mkdtemp(prefix="muster-bench-", dir="/dev/shm")
+        running.callback(shutil.rmtree, memory, ignore_errors=True)
+        job = {"descriptor": descriptor, "width": WIDTH, "threads": settings.threads, "memory_folder": memory}
+        job["folder"] = str(settings.folder / library.environment)
+        name = _row_name(library)
+        try:
+            found[name] = running.enter_context(RunningLibrary(library, job))
+        except NotMeasured as why:
+            rows.leave_out(name, str(why))
+    return found
+
+
+def commits(rows: Rows, settings: Settings, gang: Gang, *, slowdown: bool) -> list[int]:
+    """Commits of shards of which every byte travels to the buddy; peak memory; a job's steps meanwhile; flushes.
+    Leaves the newest version on the node and its buddy, and returns the sums of its tensors."""
+    with _rank(settings, trained=True) as rank:
+        before = held_bytes([*gang.pids, rank.process.pid])
+        _attach(gang, rank, {NODE: BUDDY}, every=1)
+        with PeakMemory([*gang.pids, rank.process.pid]) as memory:
+            for number in range(settings.rounds + 1):
+                rank.call("change")
+                step, stalled_s, began = rank.call("step")
+                seconds = gang.committed_at(step) - began
+                size = gang.shard(0, NODE, TIER_OWN).bytes
+                if number == 0:
+                    rows.add(FIRST, SECONDS, stalled_s)
+                else:
+                    rows.add(STALL_REPLICATED, SECONDS, stalled_s)
+                    rows.add(DIFFERING, RATE, size / seconds / 1e9)
+                    rows.add(COMMIT_SECONDS, SECONDS, seconds)
+        rows.add(PEAK, MEBIBYTES, (memory.peak_bytes - before - 4 * size) / 2**20)
+        if slowdown:
+            _slow_downs(rows, settings, gang, rank)
+        sums: list[int] = rank.call("sums")
+    _flushes(rows, settings, gang)
+    return sums
+
+
+def _slow_downs(rows: Rows, settings: Settings, gang: Gang, rank: Worker) -> None:
+    """A job with a snapshot at each N-th step: N steps from a snapshot on, against N steps after its commit."""
+    steps = settings.every
+    _attach(gang, rank, {NODE: BUDDY}, every=2 * steps)
+    for number in range(min(3, settings.rounds) + 1):
+        rank.call("change")
+        first, during_s, during_whole_s = rank.call("work", steps if number else 1, settings.step_s, True)
+        gang.committed_at(first)
+        if number == 0:
+            continue  # the first snapshot takes long
+        _, plain_s, plain_whole_s = rank.call("work", steps, settings.step_s, False)
+        rows.add(SLOWED, PERCENT, (during_s / plain_s - 1) * 100)
+        rows.add(SLOWED_WITH_STALL, PERCENT, (during_whole_s / plain_whole_s - 1) * 100)
+        rows.add("  the job's own step", SECONDS, plain_s)
+
+
+def _flushes(rows: Rows, settings: Settings, gang: Gang) -> None:
+    """Flushes of the newest version, in turn with a copy of the same bytes to the same file system."""
+    size = gang.shard(0, NODE, TIER_OWN).bytes
+    with _file_in_memory(size) as source:
+        for number in range(1, min(3, settings.rounds) + 1):
+            target, folder = settings.folder / "copy", settings.folder / f"durable{number}"
+            seconds = _copy_s(source, target)
+            target.unlink()
+            rows.add(COPY, RATE, size / seconds / 1e9)
+            folder.mkdir()
+            rows.add(FLUSH, RATE, size / gang.flush_s(NODE, number, str(folder)) / 1e9)
+            shutil.rmtree(folder)
+
+
+def _row_name(library: Library) -> str:
+    return f"{library.name}: {library.about}"
+
+
+@contextmanager
+def _file_in_memory(size: int) -> Iterator[str]:
+    descriptor = os.memfd_create("bench-copy")
+    try:
+        block = os.urandom(16 << 20)
+        for start in range(0, size, len(block)):
+            os.write(descriptor, block[: size - start])
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _copy_s(source: str, target: Path) -> float:
+    began = time.monotonic()
+    subprocess.run(["cp", source, target], check=True)
+    subprocess.run(["sync", "-f", target], check=True)
+    return time.monotonic() - began
+
+
+def restores(rows: Rows, settings: Settings, gang: Gang, sums: list[int]) -> None:
+    """A rank that starts again, on its own node and on a spare, until all of its tensors have the state with `sums`."""
+    size = gang.shard(0, NODE, TIER_OWN).bytes
+    with ExitStack() as workers:
+        ends = [_worker(workers, "spawn", SocketEnd) for _ in range(2)]
+        for _ in range(settings.rounds):
+            seconds = _socket_s(ends, size)
+            rows.add(SOCKET, RATE, size / seconds / 1e9)
+            with _rank(settings, trained=False) as rank:
+                verified_s, loaded_s = _restore(gang, rank, NODE, NODE, TIER_OWN, sums)
+                rows.add(OWN, SECONDS, loaded_s)
+                rows.add(OWN_VERIFIED, SECONDS, verified_s)
+                rank.call("memcpy")
+                rows.add(RESTORE_MEMCPY, SECONDS, rank.call("memcpy"))
+            gang.add(SPARE)
+            with _rank(settings, trained=False) as rank:
+                verified_s, loaded_s = _restore(gang, rank, SPARE, BUDDY, TIER_BUDDY, sums)
+                rows.add(BUDDY_RATE, RATE, size / verified_s / 1e9)
+                rows.add(BUDDY_LOADED, SECONDS, loaded_s)
+            gang.remove(SPARE)
+
+
+def _restore(gang: Gang, rank: Worker, node: str, source: str, tier: int, sums: list[int]) -> tuple[float, float]:
+    """Seconds from the order until a rank on `node` can map its verified bytes, and until they are in its tensors."""
+    rank.call("state_bytes")  # its process is there
+    plan = gang.plan(0, source, tier)
+    began = time.monotonic()
+    generation = gang.begin({0: node}, {}, plan)
+    descriptor = gang.connect(0, node)
+    joined, loaded = rank.call("restore", generation, descriptor=descriptor)
+    os.close(descriptor)
+    if rank.call("sums") != sums:
+        raise RuntimeError(f"the state that was restored from {source} is not the state that was kept")
+    return joined - began, loaded - began
+
+
+def _socket_s(ends: list[Worker], size: int) -> float:
+    receiver, sender = ends
+    port = receiver.call("port")
+    receiver.start("receive", size)
+    began: float = sender.call("send", port, size)
+    ended: float = receiver.result()
+    return ended - began
+
+
+def equal_commits(rows: Rows, settings: Settings) -> None:
+    """Commits of two ranks on two nodes that have written equal bytes, as in data parallelism."""
+    size = int(settings.gib * 2**30)
+    places = {0: NODE, 1: BUDDY}
+    with Gang() as gang, ExitStack() as workers:
+        gang.add(*places.values())
+        generation = gang.begin(places, {NODE: BUDDY, BUDDY: NODE})
+        ranks = [_worker(workers, "spawn", EqualRank, rank, len(places), size) for rank in places]
+        for number, rank in enumerate(ranks):
+            descriptor = gang.connect(number, places[number])
+            rank.call("attach", generation, descriptor=descriptor)
+            os.close(descriptor)
+        for step in range(1, settings.rounds + 2):
+            for rank in ranks:
+                rank.start("fill", step)
+            began = max(rank.result() for rank in ranks)
+            seconds = gang.committed_at(step) - began
+            if step > 1:
+                rows.add(EQUAL, RATE, size / seconds / 1e9)
+
+
+def _attach(gang: Gang, rank: Worker, buddies: dict[str, str], every: int) -> None:
+    """Start a generation with the one rank on its node."""
+    generation = gang.begin({0: NODE}, buddies)
+    descriptor = gang.connect(0, NODE)
+    rank.call("attach", generation, every, descriptor=descriptor)
+    os.close(descriptor)
+
+
+@contextmanager
+def _rank(settings: Settings, *, trained: bool) -> Iterator[Worker]:
+    """A training process, forked from one that has imported torch."""
+    with ExitStack() as stack:
+        yield _worker(stack, "forkserver", TrainingRank, settings.gib, settings.threads, trained)
+
+
+def _worker(stack: ExitStack, method: str, served: Any, *arguments: Any) -> Worker:
+    worker = Worker(multiprocessing.get_context(method), served, *arguments)
+    stack.callback(worker.close)
+    return worker
