@@ -140,6 +140,7 @@ def commits(rows: Rows, settings: Settings, gang: Gang, *, slowdown: bool) -> li
     """Commits of shards of which every byte travels to the buddy; peak memory; a job's steps meanwhile; flushes.
     Leaves the newest version on the node and its buddy, and returns the sums of its tensors."""
     with _rank(settings, trained=True) as rank:
+        rank.call("state_bytes")  # the state is there
         before = held_bytes([*gang.pids, rank.process.pid])
         _attach(gang, rank, {NODE: BUDDY}, every=1)
         with PeakMemory([*gang.pids, rank.process.pid]) as memory:

@@ -36,7 +36,8 @@ LIBRARIES = (
     Library(
         "DLRover Flash Checkpoint",
         "dlrover",
-        ("dlrover[torch]==0.6.1",),
+        # It imports grpc and protobuf, and requires neither.
+        ("dlrover[torch]==0.6.1", "grpcio", "protobuf"),
         "flash_checkpoint.py",
         "save to memory, with its saver's process beside it",
     ),
@@ -55,7 +56,8 @@ class RunningLibrary:
 
     Args:
         library: what to run.
-        job: `descriptor` of the memory with the state (inherited), `width`, `threads`, `folder`, `memory_folder`.
+        job: what its program gets as JSON: the descriptor of the memory with the state, which it inherits, the width of
+            a layer, the number of threads, a folder on disk and one in memory.
 
     Raises:
         NotMeasured: it can't be installed.

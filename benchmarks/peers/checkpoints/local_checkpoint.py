@@ -11,6 +11,7 @@ import shutil
 from typing import Any
 
 import calls
+import torch.distributed as dist
 from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
 
@@ -26,6 +27,7 @@ class HostStateDict(BasicTensorAwareStateDict):
 def library(job: dict[str, Any]) -> calls.Calls:
     """The manager with the state of the job."""
     state, steps = calls.state_of(job), itertools.count(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     manager = LocalCheckpointManager(job["memory_folder"])
     return {
         "save": lambda: manager.save(HostStateDict(dict(state)), next(steps), is_async=False),
