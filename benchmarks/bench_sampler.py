@@ -44,9 +44,9 @@ def sampler_figures(samples: int, batch: int, ranks: int) -> dict[str, float]:
         sampler.load_state_dict(middle)
         first.append(timed_us(lambda: next(iter(sampler))))
         sampler.load_state_dict(middle)
-        batches = iter(sampler)
-        each.append(timed_us(lambda batches=batches: [*itertools.islice(batches, BATCHES)]) / BATCHES)
-    step = [timed_us(sampler.finish_steps) for _ in range(BATCHES)]
+        count, batches = min(BATCHES, sampler.remaining_batches()), iter(sampler)
+        each.append(timed_us(lambda count=count, batches=batches: [*itertools.islice(batches, count)]) / count)
+    step = [timed_us(sampler.finish_steps) for _ in range(count)]
     return {
         "first_batch_us": statistics.median(first),
         "batch_us": statistics.median(each),

@@ -8,11 +8,11 @@ says what has been read, whatever the number of ranks was, and any number of ran
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from muster.checkpoint.data.permutation import Permutation, Positions
+from muster.checkpoint.data.permutation import Permutation, Positions, numbers_at
 
 EpochEnd = Literal["carry", "drop", "pad"]
 
@@ -33,7 +33,9 @@ class Division:
         epoch_end: what the last step of an epoch does, for which too few samples are left. "carry": it takes the first
             ones of the next epoch as well. "drop": there is no such step. "pad": it is smaller, and takes samples
             from the epoch's begin again, fewer than there are ranks, so that all ranks have equally many.
-        seed: of the orders. None: every epoch is in the data set's own order.
+        seed: of the orders, and of the samples' own seeds.
+        shuffle: False: every epoch is in the data set's own order.
+        with_seeds: a sample is a pair of its number and of a seed of its own.
     """
 
     samples: int
@@ -42,7 +44,9 @@ class Division:
     rank: int
     num_replicas: int
     epoch_end: EpochEnd
-    seed: int | None
+    seed: int
+    shuffle: bool
+    with_seeds: bool
 
     @property
     def round_samples(self) -> int:
@@ -86,7 +90,7 @@ class Division:
             return (position - first) // self.step_samples * self.accumulation
         return -(-(position - first) // self.round_samples)
 
-    def batches(self, position: int) -> Iterator[list[int]]:
+    def batches(self, position: int) -> Iterator[list[Any]]:
         """The samples of this rank, a list for each batch, from `position` to the end of that epoch."""
         first = self.begin(position)
         last = self._epoch_end(first)
@@ -98,12 +102,20 @@ class Division:
         for begin in range(0, whole, at_once):
             rounds = np.arange(begin, min(begin + at_once, whole), dtype=np.int64) * self.round_samples + first
             of_rank = rounds[:, None] + np.arange(self.batch_size, dtype=np.int64) + self.rank * self.batch_size
-            yield from orders.samples_at(of_rank).tolist()
+            yield from self._samples_at(of_rank, orders)
         if rest:
             share = -(-rest // self.num_replicas)
             of_rank = last - rest + self.rank * share + np.arange(share, dtype=np.int64)
             epoch_begin = last - self.samples
-            yield orders.samples_at(epoch_begin + (of_rank - epoch_begin) % self.samples).tolist()
+            yield from self._samples_at(epoch_begin + (of_rank[None] - epoch_begin) % self.samples, orders)
+
+    def _samples_at(self, positions: Positions, orders: "_Orders") -> list[list[Any]]:
+        """The samples of these batches, a row each."""
+        samples: list[list[Any]] = orders.samples_at(positions).tolist()
+        if not self.with_seeds:
+            return samples
+        seeds = numbers_at(positions, self.seed).tolist()
+        return [list(zip(*batch, strict=True)) for batch in zip(samples, seeds, strict=True)]
 
     def _epoch_end(self, position: int) -> int:
         return (position // self.samples + 1) * self.samples
@@ -113,25 +125,25 @@ class _Orders:
     """The orders of the present epoch and of the next one."""
 
     def __init__(self, division: Division) -> None:
-        self._samples, self._seed = division.samples, division.seed
+        self._samples, self._seed, self._shuffle = division.samples, division.seed, division.shuffle
         self._known: dict[int, Permutation] = {}
 
     def samples_at(self, positions: Positions) -> Positions:
         """The samples at these positions, which rise."""
         epochs, offsets = np.divmod(positions, self._samples)
-        if self._seed is None:
+        if not self._shuffle:
             return offsets
         first, last = int(epochs.flat[0]), int(epochs.flat[-1])
         if first == last:
-            return self._order(first, self._seed).samples_at(offsets)
+            return self._order(first).samples_at(offsets)
         found = np.empty_like(offsets)
         for epoch in range(first, last + 1):
             inside = epochs == epoch
-            found[inside] = self._order(epoch, self._seed).samples_at(offsets[inside])
+            found[inside] = self._order(epoch).samples_at(offsets[inside])
         return found
 
-    def _order(self, epoch: int, seed: int) -> Permutation:
+    def _order(self, epoch: int) -> Permutation:
         if epoch not in self._known:
             self._known = {known: order for known, order in self._known.items() if known == epoch - 1}
-            self._known[epoch] = Permutation(self._samples, seed, epoch)
+            self._known[epoch] = Permutation(self._samples, self._seed, epoch)
         return self._known[epoch]

@@ -7,6 +7,7 @@ finished steps.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from muster.checkpoint.data.division import Division
 
@@ -29,10 +30,10 @@ class HandedOut:
         self._lead: int | None = None
         """Batches by which the loader was ahead at the first finished step."""
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return self
 
-    def __next__(self) -> list[int]:
+    def __next__(self) -> list[Any]:
         for batch in self._batches:
             self._count += 1
             return batch

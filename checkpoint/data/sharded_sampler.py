@@ -36,6 +36,8 @@ class ShardedSampler:
             "carry": the step takes the first samples of the next epoch as well, so that each sample of each epoch is
             read once. "drop": they are left out. "pad": the step is smaller, and all ranks get equally many samples:
             fewer than `num_replicas` are read a second time.
+        with_seeds: True: the data set is asked for pairs (index, seed). This seed, of 63 bits, follows from the
+            sampler's seed and the sample's position: what is drawn from it is equal after a restore.
         rank, num_replicas: which of how many ranks that read different samples. Default: those of the default process
             group. Ranks of one tensor-parallel group read the same samples: give them the same number.
 
@@ -52,6 +54,7 @@ class ShardedSampler:
         seed: int = 0,
         shuffle: bool = True,
         epoch_end: EpochEnd = "carry",
+        with_seeds: bool = False,
         rank: int | None = None,
         num_replicas: int | None = None,
     ) -> None:
@@ -68,9 +71,8 @@ class ShardedSampler:
         if epoch_end not in get_args(EpochEnd):
             raise CheckpointError(f"epoch_end={epoch_end!r}: one of {', '.join(map(repr, get_args(EpochEnd)))}")
         self.batch_size = batch_size
-        self._seed = seed
         self._division = Division(
-            samples, batch_size, accumulation, rank, num_replicas, epoch_end, seed if shuffle else None
+            samples, batch_size, accumulation, rank, num_replicas, epoch_end, seed, shuffle, with_seeds
         )
         if epoch_end == "drop" and self._division.step_samples > samples:
             raise CheckpointError(
@@ -94,7 +96,7 @@ class ShardedSampler:
         """The epoch of the next step, counted from 0."""
         return self._division.begin(self._position) // self._division.samples
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         """The batches of this rank from the position of the finished steps to the end of the epoch."""
         handed_out = HandedOut(self._division, self._position)
         self._iterators.append(ref(handed_out))
@@ -144,8 +146,8 @@ class ShardedSampler:
         return {
             "position": self._position,
             "samples": self._division.samples,
-            "seed": self._seed,
-            "shuffle": self._division.seed is not None,
+            "seed": self._division.seed,
+            "shuffle": self._division.shuffle,
             "order_version": ORDER_VERSION,
         }
 
@@ -172,7 +174,7 @@ class SampleView:
     def __init__(self, sampler: ShardedSampler) -> None:
         self._sampler = sampler
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         """The samples of this rank from the position of the finished steps to the end of the epoch."""
         return (sample for batch in iter(self._sampler) for sample in batch)
 

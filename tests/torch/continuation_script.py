@@ -48,6 +48,7 @@ def loader_of(sampler: ShardedSampler, workers: int) -> Iterator[Any]:
         batch_sampler=sampler,
         num_workers=workers,
         persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,  # others import torch anew
         generator=torch.Generator().manual_seed(0),
     )
     while True:
@@ -69,7 +70,7 @@ class Job:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, foreach=mode == "ddp")
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         # The first scale is as large as can be, so that the scaler skips steps and becomes smaller.
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2, enabled=mode == "ddp")
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
         self.sampler = ShardedSampler(SAMPLES, batch_size=2, accumulation=ACCUMULATION, seed=5)
         self.checkpoint = Checkpoint(
             model=self.model,

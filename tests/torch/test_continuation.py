@@ -51,7 +51,7 @@ def of_ranks(outcome: Path, case: str) -> list[Any]:
 def test_a_restored_run_with_accumulated_gradients_has_the_bits_of_an_unbroken_one(outcome: Path, case: str) -> None:
     found = of_ranks(outcome, case)
     assert {rank["begun"] for rank in found} == {3}
-    assert {0 < rank["applied"] < 6 if case == "ddp" else rank["applied"] == 6 for rank in found} == {True}
+    assert all(0 < rank["applied"] < 6 for rank in found), "the scaler skips some steps, and not all"
     assert [rank["again"] for rank in found] == [rank["straight"] for rank in found]
     assert len({rank["again"] for rank in found}) == WORLD, "every rank has random generators of its own"
 

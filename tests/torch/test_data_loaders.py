@@ -24,6 +24,11 @@ pytestmark = [
 SAMPLES, BATCH = 41, 2
 
 
+def working(workers: int) -> dict[str, Any]:
+    """Options for so many workers. They are forks: from Python 3.14 on, each would import torch anew."""
+    return {"num_workers": workers, "persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
+
+
 @pytest.fixture
 def agent() -> Iterator[AgentInThread]:
     agent = AgentInThread()
@@ -61,8 +66,7 @@ def test_a_data_loader_goes_on_at_the_next_sample(agent: AgentInThread, workers:
     def make() -> Any:
         sampler = ShardedSampler(SAMPLES, batch_size=BATCH, seed=2)
         how = {"sampler": sampler.by_sample(), "batch_size": BATCH} if by_sample else {"batch_sampler": sampler}
-        options: Any = {"num_workers": workers, "persistent_workers": workers > 0, **how}
-        return sampler, DataLoader(range(SAMPLES), **options)
+        return sampler, DataLoader(range(SAMPLES), **how, **working(workers))  # type: ignore[arg-type]
 
     found = read(agent, make, 3, 20, 4)
     straight = ShardedSampler(SAMPLES, batch_size=BATCH, seed=2)
@@ -78,7 +82,7 @@ def test_a_data_loader_goes_on_at_the_next_sample(agent: AgentInThread, workers:
 def test_a_step_that_reads_more_than_it_says_is_an_error(workers: int) -> None:
     sampler = ShardedSampler(SAMPLES, batch_size=BATCH)
     checkpoint = Checkpoint(sampler=sampler)
-    batches = numbers(DataLoader(range(SAMPLES), batch_sampler=sampler, num_workers=workers))
+    batches = numbers(DataLoader(range(SAMPLES), batch_sampler=sampler, **working(workers)))
     next(batches), next(batches)
     checkpoint.step(1)
     next(batches), next(batches)
@@ -92,9 +96,7 @@ def test_a_stateful_data_loader_works_as_it_is(agent: AgentInThread, workers: in
 
     def make() -> Any:
         torch.manual_seed(3)
-        loader = stateful.StatefulDataLoader(
-            range(SAMPLES), batch_size=BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-        )
+        loader = stateful.StatefulDataLoader(range(SAMPLES), batch_size=BATCH, shuffle=True, **working(workers))
         return loader, loader
 
     broken = read(agent, make, 3, 5, 18, 4)

@@ -220,6 +220,36 @@ def test_without_shuffling_samples_come_in_their_own_order() -> None:
     assert list(sampler) == [[2, 3], [6, 7], [0, 1]]
 
 
+@pytest.mark.parametrize("epoch_end", ["carry", "pad"])
+def test_a_samples_own_seed_follows_from_its_position(epoch_end: Any) -> None:
+    """Whatever the ranks are, and whether or not the order is shuffled."""
+
+    def pairs(world: int, batch: int, **options: Any) -> list[tuple[int, int]]:
+        ranks = [
+            ShardedSampler(20, batch_size=batch, epoch_end=epoch_end, rank=r, num_replicas=world, seed=5, **options)
+            for r in range(world)
+        ]
+        return [pair for batches in zip(*ranks, strict=True) for batch in batches for pair in batch][:20]
+
+    shuffled = pairs(1, 5, with_seeds=True)
+    assert shuffled == pairs(5, 2, with_seeds=True) == pairs(3, 3, with_seeds=True)
+    assert [sample for sample, _ in shuffled] == pairs(1, 5)
+    assert [seed for _, seed in pairs(2, 5, with_seeds=True, shuffle=False)] == [seed for _, seed in shuffled]
+    assert len({seed for _, seed in shuffled}) == 20
+    assert all(0 <= seed < 2**63 for _, seed in shuffled)
+
+
+def test_the_seeds_of_another_epoch_are_others() -> None:
+    sampler = ShardedSampler(4, batch_size=4, with_seeds=True, rank=0, num_replicas=1)
+    first = dict(next(iter(sampler)))
+    sampler.finish_steps()
+    second = dict(next(iter(sampler)))
+    assert first.keys() == second.keys() == set(range(4))
+    assert not set(first.values()) & set(second.values())
+    golden = {0: 9180893390338439306, 1: 8656270604905167883, 2: 3571458680210446991, 3: 150207072870977559}
+    assert first == golden, "equal from version to version"
+
+
 def test_samples_one_by_one_are_those_of_the_batches() -> None:
     sampler = ShardedSampler(50, batch_size=4, rank=1, num_replicas=3)
     assert list(sampler.by_sample()) == [sample for batch in sampler for sample in batch]
