@@ -50,7 +50,7 @@ class Allocation:
     warnings: tuple[str, ...] = ()
     """For the user, one line each: what a loss may do, what is free now, and what is wrong with the site's file."""
     later: bool = False
-    """Whether all that the groups ask for would start later than now, or never."""
+    """Whether all that the groups ask for would start later than now, or never, and something starts one day."""
 
 
 def has_own_shape(job: Job, options: Sequence[str]) -> bool:
@@ -141,6 +141,7 @@ async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]
         choice = replace(choice, reason=f"{choice.reason}; not even one data-parallel replica would start now")
     request, as_asked = choice.request, choice.request is plan.strict
     notes = plan.notes if as_asked else (*plan.notes, choice.reason)
+    later = later and any(isinstance(estimate, StartEstimate) for estimate in estimates)
     return Allocation(job, request.spares, request.options, notes, choice.reason, as_asked, losses, later)
 
 

@@ -19,6 +19,9 @@ Estimate = StartEstimate | NeverStarts | Unknown
 SAME_START_S = 60.0
 """Seconds. A start that is later by less is no reason to take worse nodes."""
 
+FAR_S = 366 * 86400.0
+"""Seconds. Slurm names years like 2154 if jobs without a time limit come first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -85,12 +88,16 @@ def shrunken(smaller: Job, whole: Job, strict: Estimate, now: float) -> str:
 
 
 def _when(estimate: StartEstimate | NeverStarts, now: float) -> str:
-    return f", starts {_clock(estimate.start, now)}" if isinstance(estimate, StartEstimate) else ""
+    if isinstance(estimate, NeverStarts):
+        return f", which never starts as things are: {estimate.reason}"
+    return f", starts {_clock(estimate.start, now)}"
 
 
 def _clock(start: float, now: float) -> str:
     """The time as the user's clock shows it."""
     if start <= now + SAME_START_S:
         return "now"
+    if start > now + FAR_S:
+        return "in more than a year, as Slurm expects"
     shape = "at %H:%M" if start < now + 86400 else "on %Y-%m-%d at %H:%M"
     return time.strftime(shape, time.localtime(start))

@@ -206,6 +206,7 @@ STRICT, PAIRS, ANY = Request(0, "segments of 4 nodes"), Request(0, "segments of 
 SOFT, HARD = Plan(STRICT, (PAIRS, ANY)), Plan(STRICT, (PAIRS, ANY), required=True)
 NOW = time.mktime((2026, 11, 26, 6, 0, 0, 0, 0, 0))
 SOON, LATER, NEVER = StartEstimate(NOW + 1), StartEstimate(NOW + 1800), NeverStarts("no such nodes")
+FAR = StartEstimate(NOW + 100 * 365 * 86400)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,20 @@ SOON, LATER, NEVER = StartEstimate(NOW + 1), StartEstimate(NOW + 1800), NeverSta
         (HARD, None, (LATER, SOON, SOON), STRICT, "waits: "),
         (HARD, "relax", (LATER, SOON, SOON), PAIRS, "relaxes: "),
         (SOFT, None, (NEVER, NEVER, SOON), ANY, "asks for any nodes: Slurm has no place for segments of 4 nodes (no "),
-        (SOFT, None, (NEVER, NEVER, NEVER), STRICT, "asks for segments of 4 nodes"),
+        (
+            SOFT,
+            None,
+            (NEVER, NEVER, NEVER),
+            STRICT,
+            "asks for segments of 4 nodes, which never starts as things are: no such nodes",
+        ),
+        (
+            SOFT,
+            None,
+            (FAR, FAR, FAR),
+            STRICT,
+            "asks for segments of 4 nodes, starts in more than a year, as Slurm expects",
+        ),
         (SOFT, None, (Unknown("silent"), SOON, SOON), STRICT, "asks for segments of 4 nodes; Slurm does not say"),
     ],
 )
