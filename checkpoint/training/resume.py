@@ -20,6 +20,7 @@ from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
+from muster.checkpoint.training.memory_copy import copy_tensors, is_plain
 from muster.checkpoint.training.training_state import STEP, STRUCTURE, TrainingState
 
 
@@ -32,16 +33,24 @@ def from_shard(states: TrainingState, shard: memoryview, rank: int) -> int:
     directory = pickle.loads(layout.read_leaf_directory(shard))
     tensors, dtensor_layouts, objects = directory["tensors"], directory["spread"], directory["objects"]
     whole = torch.frombuffer(shard, dtype=torch.uint8)
-    meshes = _device_meshes(states)
+    meshes, present, values, copies = _device_meshes(states), _model_tensors(states), {}, []
+    new: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, (start, dtype, shape) in tensors.items():
+        count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
+        values[name] = source = whole[start : start + count].view(dtype).view(shape)
+        # A model copies the tensor that it is given, but not onto itself. Other objects keep it.
+        if not _is_model(states, name):
+            values[name] = torch.empty_like(source)
+            new.append((values[name], source))
+        elif name not in dtensor_layouts and name in present and _is_alike(present[name], source):
+            values[name] = present[name]
+            copies.append((values[name], source))
+    copy_tensors(copies, new)
 
     def value_of(name: str) -> Any:
         if name not in tensors:
             return torch_items.load_object(layout.read_object(shard, objects[name]))
-        start, dtype, shape = tensors[name]
-        count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
-        value = whole[start : start + count].view(dtype).view(shape)
-        # A model copies the tensor that it is given. Other objects keep it.
-        value = value if _is_model(states, name) else value.clone()
+        value = values[name]
         return _as_dtensor(value, dtensor_layouts[name], meshes) if name in dtensor_layouts else value
 
     def per_rank_value_of(name: str) -> Any:
@@ -54,6 +63,20 @@ def from_shard(states: TrainingState, shard: memoryview, rank: int) -> int:
 
 def _is_model(states: TrainingState, name: str) -> bool:
     return isinstance(states.shared.get(name.split(".", 1)[0]), torch.nn.Module)
+
+
+def _model_tensors(states: TrainingState) -> dict[str, torch.Tensor]:
+    """The present tensors of the models, by their names in the state."""
+    found: dict[str, Any] = {}
+    for key, target in states.shared.items():
+        if isinstance(target, torch.nn.Module):
+            found |= {f"{key}.{name}": value for name, value in target.state_dict().items()}
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_alike(present: torch.Tensor, kept: torch.Tensor) -> bool:
+    """Whether the bytes of the kept tensor are those that the present one needs."""
+    return is_plain(present) and present.dtype == kept.dtype and present.shape == kept.shape
 
 
 def _device_meshes(states: TrainingState) -> list[Any]:

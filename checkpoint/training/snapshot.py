@@ -3,6 +3,7 @@
 import torch
 
 from muster.checkpoint.training import state_tree
+from muster.checkpoint.training.memory_copy import copy_tensors
 from muster.checkpoint.training.pinned_memory import PinnedMemory
 from muster.checkpoint.training.shard_plan import ShardPlan, local_tensor
 from muster.checkpoint.training.training_state import StateLeaf
@@ -51,11 +52,14 @@ class SnapshotWriter:
         self.plan.write_objects(self._slots[slot], leaves)
 
     def _copy(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy tensors to their views. Those of a GPU are copied one after the other without waiting for each."""
+        """Copy tensors to their views. Those of a GPU are copied one after the other without waiting for each, those in
+        host memory meanwhile."""
         gpus = {tensor.device for _, tensor in copies if tensor.is_cuda}
         pinned = bool(gpus) and self._memory.pin()
         for view, tensor in copies:
-            view.copy_(tensor, non_blocking=pinned and tensor.is_cuda)
+            if tensor.is_cuda:
+                view.copy_(tensor, non_blocking=pinned)
+        copy_tensors([(view, tensor) for view, tensor in copies if not tensor.is_cuda])
         for gpu in gpus:
             torch.cuda.current_stream(gpu).synchronize()
 
