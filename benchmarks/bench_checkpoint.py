@@ -35,12 +35,18 @@ def main() -> None:
     """Measure, and print the table and the JSON object."""
     options = _options()
     if importlib.util.find_spec("torch") is None:
-        python = environments.with_muster()
+        try:
+            python = environments.with_muster()
+        except environments.NotInstalled as refused:
+            raise SystemExit(
+                f"bench-checkpoint: torch can't be installed in {environments.FOLDER}: {refused}"
+            ) from None
         os.execv(python, [str(python), "-m", "benchmarks.bench_checkpoint", *sys.argv[1:]])
     multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmarks.checkpoint.training_rank"])
     from benchmarks.checkpoint import measurements
 
     sizes = sorted(options.gib)
+    options.folder.mkdir(parents=True, exist_ok=True)
     measured: dict[float, Rows] = {}
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=options.folder) as folder:
         for gib in sizes:

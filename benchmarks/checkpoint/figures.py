@@ -85,8 +85,7 @@ def linearity(measured: Mapping[float, Rows]) -> str:
     for row in measured[smallest].all() if smallest < largest else ():
         there = measured[largest].median(row.name)
         if there and row.values and row.unit == SECONDS:
-            columns = "".join(f"{value:10.3f}" for value in (row.median, row.worst, row.best))
-            lines.append(f"{row.name:64}{columns} {row.unit:6}{len(row.values):4}")
+            lines.append(f"{row.name:64}{row.median / smallest / (there / largest):10.2f}")
         elif row.values and there and row.unit == RATE:
             lines.append(f"{row.name:64}{there / row.median:10.2f}")
     return "\n".join(lines) if len(lines) > 1 else ""

@@ -1,4 +1,4 @@
-"""Virtual environments beside the build folder, made by pip the first time that they are used."""
+"""Virtual environments inside the development's own, made by pip the first time that they are used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "build" / "environments"
+FOLDER = ROOT / ".venv" / "benchmarks"
 _TIMEOUT_S = 900.0
 
 
@@ -26,6 +26,7 @@ def python_of(name: str, requirements: list[str]) -> Path:
     wanted = [_pinned("torch"), _pinned("numpy"), *requirements]
     if done.exists() and done.read_text().split("\n") == wanted:
         return python
+    folder.parent.mkdir(parents=True, exist_ok=True)
     venv.create(folder, clear=True, with_pip=True)
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
     try:
