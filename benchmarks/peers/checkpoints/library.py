@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from benchmarks.peers.checkpoints import environments
 from benchmarks.peers.checkpoints.environments import NotInstalled
 
+_END_TIMEOUT_S = 5.0
 _HERE = Path(__file__).resolve().parent
 
 
@@ -85,8 +87,19 @@ class RunningLibrary:
     def __exit__(self, *_: object) -> None:
         with suppress(NotMeasured):
             self.call_s("close")
-        os.killpg(self._process.pid, signal.SIGKILL)  # the library has processes of its own
+        self._process.kill()
         self._process.wait()
+        self._end_others()
+
+    def _end_others(self) -> None:
+        """End the library's own processes. Python's resource tracker ignores SIGTERM: it removes semaphores first."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + _END_TIMEOUT_S
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def call_s(self, name: str) -> float:
         """Seconds of one call.
