@@ -219,18 +219,24 @@ class CheckpointService:
         """Ask every rank up to `last_generation` to finish the step, keep the state and exit."""
         self._sockets.stop(reason, last_generation)
 
-    async def flush(self, order: FlushOrder, durable_dir: str, keep: int = 0, keep_s: float = 0.0) -> None:
+    async def flush(
+        self, order: FlushOrder, durable_dir: str, keep: int = 0, keep_s: float = 0.0
+    ) -> common_pb2.Version | None:
         """Write this node's part of a version to `durable_dir`. On the flush leader this returns when all is complete.
 
         The flush writes the version that the order names, or a newer one if the gang has committed one since. A newer
         order ends the flush of an older order, so every agent needs every order, whether it writes a part or not.
+
+        Returns:
+            On the flush leader the version that was written; None on the others.
 
         `keep`, `keep_s`: which older checkpoints of this gang stay (`retention.Retention`).
 
         Raises:
             FlushError: the flush failed or was superseded. No incomplete files are left.
         """
-        await self._flusher.flush(order, Path(durable_dir), Retention(keep, keep_s))
+        version = await self._flusher.flush(order, Path(durable_dir), Retention(keep, keep_s))
+        return version.to_wire() if version is not None else None
 
     def slot_shards(self) -> list[Shard]:
         """The shards in this node's slots, of the two newest versions. Between two commits there are no more."""

@@ -94,7 +94,9 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def disagreement(self) -> ReplicaDisagreement | None: ...
     def transfers(self) -> list[ReplicaTransfer]: ...
     def snapshot_cost(self) -> SnapshotCost | None: ...
-    async def flush(self, order: FlushOrder, durable_dir: str, keep: int = ..., keep_s: float = ...) -> None: ...
+    async def flush(
+        self, order: FlushOrder, durable_dir: str, keep: int = ..., keep_s: float = ...
+    ) -> Version | None: ...
     def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
     async def close(self) -> None: ...
 
@@ -149,7 +151,8 @@ class Agent:
         self._killed_generation = 0
         self._last_flush = (0, "")
         self._flush_serial = 0
-        self._flush_task: asyncio.Task[None] | None = None
+        self._flush_task: asyncio.Task[Any] | None = None
+        self._flushed_version: Version | None = None
         self._failure = settings.failure
         self._sigterm_notice = ""
         self._stop_requested = asyncio.Event()
@@ -296,6 +299,7 @@ class Agent:
                 return  # a newer order has cancelled this flush; only the newer flush is reported
             error = FlushError("given up by the coordinator") if task.cancelled() else task.exception()
             self._last_flush = (order.serial, str(error) if error is not None else "")
+            self._flushed_version = task.result() if error is None else None
             self._status_changed()
 
         # The coordinator decides about a failed flush; training goes on.
@@ -369,6 +373,7 @@ class Agent:
             transfers=self._checkpoints.transfers(),
             snapshot_cost=self._checkpoints.snapshot_cost(),
             no_slots=self._checkpoints.no_slots,
+            flushed_version=self._flushed_version,
         )
 
     def _attach(self, port: int) -> AgentStream:

@@ -12,7 +12,7 @@ from muster.checkpoint.store.block_times import StepBlocks
 from muster.checkpoint.store.rank_silences import COUNT_INTERVAL_S, RankSilences
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.events import Silence
+from muster.daemon.coordinator.core.state.events import Silence, Version
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.environment.machine import Backoff, Machine, Process
 from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
@@ -110,6 +110,7 @@ class Agent(Process):
         self.store_generation = self.store_port = 0
         self.flushed_serial = 0
         self.flush_error = ""
+        self.flushed_version: Version | None = None
         self.flushing_serial = 0
         self.stacks_generation = self.stacks_requested = 0
         self.failure = ""
@@ -251,6 +252,7 @@ class Agent(Process):
             heard_s=self.peer_monitor.heard_s(),
             flushed_serial=self.flushed_serial,
             flush_error=self.flush_error,
+            flushed_version=self.flushed_version,
             failure=self.failure,
             sigterm_notice=self.sigterm_notice,
             answered_s=self.peer_monitor.answered_s(),

@@ -54,6 +54,7 @@ class DurableStorage:
             flush.written_shards.update(dict.fromkeys(own_ranks, newest))
             flush.version = newest
         agent.flushed_serial, agent.flush_error = order.serial, error
+        agent.flushed_version = newest if 0 in own_ranks and not error else None
         agent.memory.flush_finished()
         agent.status_changed()
 

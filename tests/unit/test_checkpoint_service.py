@@ -909,7 +909,7 @@ def flush_order(gang: Gang, version: Version, tier: int = OWN) -> agent_pb2.Flus
 
 
 async def flush_all(gang: Gang, order: agent_pb2.FlushOrder, folder: Path) -> None:
-    work: list[Awaitable[None]] = [n.checkpoint_service.flush(order, str(folder)) for n in gang.nodes.values()]
+    work: list[Awaitable[object]] = [n.checkpoint_service.flush(order, str(folder)) for n in gang.nodes.values()]
     await asyncio.gather(*work)
 
 

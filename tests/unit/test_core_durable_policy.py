@@ -120,3 +120,18 @@ def test_a_restarted_coordinator_keeps_to_the_policy() -> None:
     assert len(ordered(world)) == 1
     world.run_for(40.0)
     assert len(ordered(world)) == 2
+
+
+def test_the_path_is_that_of_the_version_which_was_written() -> None:
+    """With short steps the agents have committed a newer version by the time the order reaches them."""
+    world = training(durable_every_steps=200, step_s=0.01, copy_s=0.001)
+    world.run_for(20.0)
+    asked = {fact.serial: fact.version for _, fact in ordered(world)}
+    done = [fact for fact in world.facts(facts.FlushEnded) if fact.path]
+    assert any(fact.version > asked[fact.serial] for fact in done if fact.version is not None)
+    for fact in done:
+        assert fact.version == world.world.durable_storage.version_of("g", fact.path)
+        assert fact.version is not None
+        assert fact.path == f"/durable/step_{fact.version.step:08d}_g1_g"
+    assert world.gang.durable_version == done[-1].version
+    assert world.replayed_state().gangs["g"].durable_version == done[-1].version

@@ -62,9 +62,12 @@ class Flusher:
         self._one_at_a_time = asyncio.Lock()
         self._removal: asyncio.Future[None] | None = None
 
-    async def flush(self, order: FlushOrder, durable_folder: Path, retention: Retention = KEEP_ALL) -> None:
+    async def flush(self, order: FlushOrder, durable_folder: Path, retention: Retention = KEEP_ALL) -> Version | None:
         """Write this node's part of a version. On the flush leader this returns when the whole folder is complete, and
         older folders of the gang are removed as `retention` says.
+
+        Returns:
+            On the flush leader the version that was written; None on the others.
 
         Whoever cancels this gives the flush up: the shards are released at once, even while a thread hangs in a dead
         file system. What such a thread still writes counts for nothing.
@@ -81,21 +84,21 @@ class Flusher:
         self._superseded = superseded = threading.Event()
         try:
             async with self._one_at_a_time:
-                await self._flush(order, durable_folder, superseded, retention)
+                return await self._flush(order, durable_folder, superseded, retention)
         finally:
             # After a cancellation a thread may still be writing.
             superseded.set()
 
     async def _flush(
         self, order: FlushOrder, durable_folder: Path, superseded: threading.Event, retention: Retention
-    ) -> None:
+    ) -> Version | None:
         writers: dict[int, str] = {}
         """The node that writes each rank's file: the first by name of the nodes that hold the rank's shard."""
         for source in order.sources:
             writers[source.rank] = min(source.node, writers.get(source.rank, source.node))
         local_ranks = [rank for rank, node in sorted(writers.items()) if node == self._node]
         if not local_ranks:
-            return
+            return None
         declarations = flush_version.declarations_folder(durable_folder, self._gang_id, order.serial)
         exchange = flush_version.VersionExchange(declarations, self._node, frozenset(writers.values()), superseded)
         is_leader = writers.get(0) == self._node
@@ -122,6 +125,7 @@ class Flusher:
                 removal = self._run_in_thread(self._remove_old, final_folder, order.serial, retention)
                 self._removal = asyncio.ensure_future(removal)
                 await asyncio.wait({self._removal}, timeout=REMOVAL_WAIT_S)
+            return version if is_leader else None
         finally:
             if is_leader:
                 # Remove the declarations before the files: a node that still writes looks for them after its files.

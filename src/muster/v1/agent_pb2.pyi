@@ -650,6 +650,7 @@ class AgentStatus(_message.Message):
     TRANSFERS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_COST_FIELD_NUMBER: _builtins.int
     NO_SLOTS_FIELD_NUMBER: _builtins.int
+    FLUSHED_VERSION_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -714,6 +715,12 @@ class AgentStatus(_message.Message):
     def snapshot_cost(self) -> Global___SnapshotCost:
         """From the commit leader; absent: nothing was measured."""
 
+    @_builtins.property
+    def flushed_version(self) -> _common_pb2.Version:
+        """From the flush leader of flush `flushed_serial`: the version that was written, which may be newer than the ordered
+        one. Absent: it has failed, or another agent leads it.
+        """
+
     def __init__(
         self,
         *,
@@ -739,10 +746,11 @@ class AgentStatus(_message.Message):
         transfers: _abc.Iterable[Global___ReplicaTransfer] | None = ...,
         snapshot_cost: Global___SnapshotCost | None = ...,
         no_slots: _builtins.str = ...,
+        flushed_version: _common_pb2.Version | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "node_check", b"node_check", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flushed_version", b"flushed_version", "node_check", b"node_check", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

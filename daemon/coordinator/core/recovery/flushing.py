@@ -180,9 +180,18 @@ def check_flush(gang_turn: GangTurn) -> None:
     elif not index.flush_pending:
         observed = gang_turn.observed
         observed.flush_costs.end(flush.serial, observed.last_step, observed.pace.median_step_s, gang_turn.now)
-        gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, durable_path(gang, flush.version), ""))
+        version = _written_version(gang_turn, flush)
+        path = durable_path(gang, version)
+        gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, path, "", version))
     else:
         gang_turn.turn.tick_at(late_at + 0.01)
+
+
+def _written_version(gang_turn: GangTurn, flush: Flush) -> Version:
+    """The version that the agents have written: the ordered one, or a newer one that was committed meanwhile."""
+    statuses = (gang_turn.observed.status(source.node) for source in flush.sources)
+    written = (status.flushed_version for status in statuses if status.flushed_serial == flush.serial)
+    return max((version for version in written if version is not None), default=flush.version)
 
 
 def _order_again(gang_turn: GangTurn, flush: Flush, why: str) -> None:

@@ -281,6 +281,8 @@ class AgentStatus:
     """From the commit leader: what snapshots cost in its generation; None: nothing was measured."""
     no_slots: str = ""
     """Why ranks of the node have no slots, so that no version can be committed; empty: they have."""
+    flushed_version: Version | None = None
+    """From the flush leader of flush `flushed_serial`: what was written, which may be newer than what was ordered."""
 
 
 @dataclass(frozen=True, slots=True)

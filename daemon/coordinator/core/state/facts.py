@@ -269,12 +269,14 @@ class FlushOrdered:
 
 @dataclass(frozen=True, slots=True)
 class FlushEnded:
-    """A flush ended. `path`: its folder; or `error`: why there is none."""
+    """A flush ended. `path`: its folder; or `error`: why there is none. `version`: what was written; None: the version
+    that was ordered."""
 
     gang: str
     serial: int
     path: str
     error: str
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,7 +445,7 @@ def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
         return
     flush.path, flush.error = fact.path, fact.error
     if fact.path:
-        gang.durable_path, gang.durable_version = fact.path, flush.version
+        gang.durable_path, gang.durable_version = fact.path, fact.version or flush.version
 
 
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
