@@ -2,8 +2,16 @@
 
 import pytest
 
+from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
+from muster.launcher.allocation.site_domains import NOTHING_SAID
 from muster.launcher.errors import WrongInput
+from muster.launcher.plan.as_json import to_dict
+from muster.launcher.plan.foresight import foresee
+from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.node_memory import asked_bytes, needed_memory, why_too_little
+from muster.launcher.plan.options import PlanOptions
+from muster.launcher.plan.prepare import prepare
+from muster.launcher.plan.screen import lines
 from muster.launcher.spec import spec
 from muster.launcher.submission.memory_check import check_memory
 from muster.slurm.client.fake.fake_cluster import FakeCluster
@@ -88,3 +96,18 @@ async def test_a_job_that_asks_for_too_little_is_refused_before_it_is_queued() -
         await check_memory(job('[slurm]\nmem = "100G"\n'), slurm)
     await check_memory(job('[slurm]\nmem = "2T"\n'), slurm)
     await check_memory(job(), slurm)
+
+
+def test_a_plan_shows_it_on_the_screen_and_as_json() -> None:
+    prepared = prepare(job(), PlanOptions(), load_table(), None, "no Slurm here")
+    shown = "memory checkpoints: 1,568.0 GB of each node's memory: slots 1,568.0 GB"
+    assert any(shown in line for line in lines(prepared))
+    assert to_dict(prepared)["node_memory_bytes"] == {
+        "slots": 1_568e9, "copies": 0.0, "offloaded": 0.0, "total": 1_568e9,
+    }  # fmt: skip
+
+
+def test_a_plan_foresees_the_refusal() -> None:
+    flat = SlurmTopology(Kind.FLAT)
+    found = list(foresee(job(), flat, NOTHING_SAID, [node("n0", 64)], {"main"}))
+    assert found[-1].startswith("muster submit refuses this job: 0 of 1 nodes in service have the memory")

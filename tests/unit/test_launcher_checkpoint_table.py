@@ -1,0 +1,48 @@
+"""[checkpoint] of job.toml: how often checkpoints become durable, and how long they stay."""
+
+import pytest
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec.spec import parse
+from muster.v1.common_pb2 import JobSpec
+
+TOP = 'name = "a"\nnodes = 2\ncommand = "x"\nrun_dir = "/r"\ndurable_dir = "/d"\n[checkpoint]\n'
+
+
+def spec_of(table: str) -> JobSpec:
+    return parse(TOP + table, "job.toml").to_proto("/w")
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds", "auto"),
+    [
+        ("", 0, 0.0, False),
+        ("1 step", 1, 0.0, False),
+        ("500 steps", 500, 0.0, False),
+        ("1 minute", 0, 60.0, False),
+        ("90 minutes", 0, 5400.0, False),
+        ("auto", 0, 0.0, True),
+    ],
+)
+def test_how_often(every: str, steps: int, seconds: float, auto: bool) -> None:
+    spec = spec_of(f'durable_every = "{every}"')
+    assert (spec.durable_every_steps, spec.durable_every_s, spec.durable_auto) == (steps, seconds, auto)
+
+
+def test_how_long_they_stay_and_how_often_nodes_fail() -> None:
+    spec = spec_of("durable_keep = 3\ndurable_keep_hours = 0.5\nnode_mtbf_hours = 100\n")
+    assert (spec.durable_keep, spec.durable_keep_s, spec.node_mtbf_s) == (3, 1800.0, 360_000.0)
+
+
+@pytest.mark.parametrize("every", ["5", "0 steps", "5 hours", "-1 steps", "1.5 minutes", "often", "5 steps "])
+def test_anything_else_is_refused_with_what_would_be_right(every: str) -> None:
+    with pytest.raises(WrongInput) as refused:
+        spec_of(f'durable_every = "{every}"')
+    assert f"checkpoint.durable_every = '{every}'" in refused.value.message
+    assert 'must be a number of steps or minutes, or "auto": "500 steps", "30 minutes"' in refused.value.message
+
+
+@pytest.mark.parametrize("text", [TOP.replace('durable_dir = "/d"\n', ""), TOP + "memory = false\n"])
+def test_durable_checkpoints_are_written_from_memory_to_a_folder(text: str) -> None:
+    with pytest.raises(WrongInput, match=r"checkpoint\.durable_every needs durable_dir"):
+        parse(text + 'durable_every = "auto"', "job.toml")
