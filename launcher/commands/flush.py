@@ -7,13 +7,17 @@ The command waits until the checkpoint is complete and prints its folder. It exi
 from __future__ import annotations
 
 import argparse
+import asyncio
 from dataclasses import dataclass
 
 from muster.daemon.host.plain_text import plain
 from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable
-from muster.launcher.coordinator_client import gang_ref
-from muster.launcher.errors import EXIT_FAILED
-from muster.v1.api_pb2 import GangView
+from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
+from muster.launcher.errors import EXIT_FAILED, NotNow
+from muster.v1.api_pb2 import GangRef, GangView
+
+WHOLE_VERSION_S, _ASK_AGAIN_S = 10.0, 0.2
+"""Seconds for which the command asks again while the gang runs, and between two questions."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +28,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 async def _run(options: argparse.Namespace) -> int:
     ref = gang_ref(options.job)
     async with connect(load_site(options)) as coordinator:
-        serial = await coordinator.flush(ref)
+        serial = await _order(coordinator, ref)
         if options.no_wait:
             print(f"flush {serial} is ordered", flush=True)
             return 0
@@ -36,6 +40,23 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 COMMAND = Command(_arguments, _run)
+
+
+async def _order(coordinator: CoordinatorClient, ref: GangRef) -> int:
+    """Orders the flush. Where steps are short, the coordinator does not see a whole version at every moment.
+
+    Raises:
+        NotNow: the gang does not run, or no whole version was seen within WHOLE_VERSION_S.
+    """
+    deadline = asyncio.get_running_loop().time() + WHOLE_VERSION_S
+    while True:
+        try:
+            return await coordinator.flush(ref)
+        except NotNow:
+            runs = (await coordinator.describe(ref)).phase == "RUNNING"
+            if not runs or asyncio.get_running_loop().time() > deadline:
+                raise
+        await asyncio.sleep(_ASK_AGAIN_S)
 
 
 @dataclass(frozen=True, slots=True)
