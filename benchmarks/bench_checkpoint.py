@@ -37,10 +37,8 @@ def main() -> None:
     if importlib.util.find_spec("torch") is None:
         try:
             python = environments.with_muster()
-        except environments.NotInstalled as refused:
-            raise SystemExit(
-                f"bench-checkpoint: torch can't be installed in {environments.FOLDER}: {refused}"
-            ) from None
+        except environments.NotInstalled as error:
+            raise SystemExit(f"bench-checkpoint: torch can't be installed in {environments.FOLDER}: {error}") from None
         os.execv(python, [str(python), "-m", "benchmarks.bench_checkpoint", *sys.argv[1:]])
     multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmarks.checkpoint.training_rank"])
     from benchmarks.checkpoint import measurements

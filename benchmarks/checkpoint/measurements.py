@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -56,16 +57,21 @@ class Settings:
 
 def measure(rows: Rows, settings: Settings, *, peers: bool) -> None:
     """Everything. `peers`: also with other checkpoint libraries."""
+    _say(settings, "stalls")
     stalls(rows, settings, peers)
     with Gang() as gang:
         gang.add(NODE, BUDDY)
+        _say(settings, "commits, steps meanwhile, flushes")
         sums = commits(rows, settings, gang, slowdown=True)
+        _say(settings, "restores")
         restores(rows, settings, gang, sums)
+    _say(settings, "commits of equal shards")
     equal_commits(rows, settings)
 
 
 def measure_small(rows: Rows, settings: Settings) -> None:
     """What shows whether times are linear in bytes."""
+    _say(settings, "commits, flushes, restores")
     with Gang() as gang:
         gang.add(NODE, BUDDY)
         sums = commits(rows, settings, gang, slowdown=False)
@@ -191,6 +197,10 @@ def _flushes(rows: Rows, settings: Settings, gang: Gang) -> None:
             folder.mkdir()
             rows.add(FLUSH, RATE, size / gang.flush_s(NODE, number, str(folder)) / 1e9)
             shutil.rmtree(folder)
+
+
+def _say(settings: Settings, what: str) -> None:
+    print(f"{settings.gib:g} GiB: {what}", file=sys.stderr, flush=True)
 
 
 def _row_name(library: Library) -> str:
