@@ -30,7 +30,7 @@ from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, Rest
 log = logging.getLogger(__name__)
 
 OFFER_TIMEOUT_S = 20.0
-"""Seconds for a holder to answer. The transfer itself may take long: only a stall ends it."""
+"""Seconds for a holder to answer. The transfer itself may take long: only quiet streams end it."""
 
 
 @dataclass(frozen=True)

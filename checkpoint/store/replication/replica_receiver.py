@@ -22,7 +22,7 @@ from muster.checkpoint.store.streams.transport import FetchFailed, Holder, Piece
 from muster.v1 import peer_pb2
 
 FETCH_TIMEOUT_S = 3600.0
-"""Seconds for which a shard is kept for one who fetches it. Streams that stall are ended long before."""
+"""Seconds for which a shard is kept for one who fetches it. Quiet streams are ended long before."""
 LOCAL_SLOT_WAIT_S = 0.2
 """Seconds that an offer waits for slots of this node. The wait delays no commit, because a commit needs these slots."""
 

@@ -120,7 +120,7 @@ class _Stream:
         try:
             self._fetch_all(asked)
         except BlockingIOError:
-            self._work.failed(self._holder, asked, f"nothing came for {stream_sockets.STALL_S:.0f} s")
+            self._work.failed(self._holder, asked, f"nothing came for {stream_sockets.QUIET_S:.0f} s")
         except (OSError, CorruptShard) as error:
             self._work.failed(self._holder, asked, str(error))
 

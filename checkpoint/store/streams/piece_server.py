@@ -146,7 +146,7 @@ class PieceServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                stream_sockets.limit_stalls(connection, stream_sockets.CONNECT_S)
+                stream_sockets.limit_waits(connection, stream_sockets.CONNECT_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._security is None:
                     self._serve_pieces(connection)
@@ -166,7 +166,7 @@ class PieceServer:
         grant = self._grants.get(bytes(token))
         if grant is None or not grant.join(connection):
             return
-        stream_sockets.limit_stalls(connection, stream_sockets.STALL_S)
+        stream_sockets.limit_waits(connection, stream_sockets.QUIET_S)
         try:
             while (request := stream_sockets.read_request(connection)) is not None:
                 first, count = request

@@ -23,7 +23,7 @@ STREAM_BACKLOG = 64
 """Connections that wait to be accepted."""
 CONNECT_S = 5.0
 """Seconds for a connection, and for the token to come."""
-STALL_S = 20.0
+QUIET_S = 20.0
 """Seconds without a byte after which a stream is given up."""
 
 _TIME = struct.Struct("@ll")
@@ -50,7 +50,7 @@ def connect(host: str, port: int, certificate: str) -> socket.socket:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if certificate:
             connection = _client_context(certificate).wrap_socket(connection)
-        limit_stalls(connection, STALL_S)
+        limit_waits(connection, QUIET_S)
     except BaseException:
         connection.close()
         raise
@@ -66,7 +66,7 @@ def _client_context(certificate: str) -> ssl.SSLContext:
     return context
 
 
-def limit_stalls(connection: socket.socket, seconds: float) -> None:
+def limit_waits(connection: socket.socket, seconds: float) -> None:
     """Let each call on `connection` block for so long at most; then it raises BlockingIOError."""
     connection.settimeout(None)
     limit = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
@@ -78,7 +78,7 @@ def read_into(connection: socket.socket, target: memoryview) -> None:
     """Fill `target` from the connection.
 
     Raises:
-        OSError: the other side has ended or stalled.
+        OSError: the other side has ended, or sends nothing.
     """
     # An encrypted socket knows no flags.
     flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
@@ -93,7 +93,7 @@ def read_request(connection: socket.socket) -> tuple[int, int] | None:
     """The next request: the first piece and how many. None: the receiver has all that it wants.
 
     Raises:
-        OSError: the receiver has ended inside a request, or stalled.
+        OSError: the receiver has ended inside a request, or sends nothing.
         CorruptShard: the request is of no piece at all.
     """
     buffer = bytearray(REQUEST.size)
