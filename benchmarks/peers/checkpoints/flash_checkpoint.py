@@ -9,12 +9,15 @@ import itertools
 from typing import Any
 
 import calls
+from dlrover.python.common import multi_process
 from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
 from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
 
 def library(job: dict[str, Any]) -> calls.Calls:
     """The checkpointer with the state of the job."""
+    # Sockets of a run that was killed would be taken for those of this one.
+    multi_process.SOCKET_TMP_DIR = f"{job['memory_folder']}/"
     state, steps = calls.state_of(job), itertools.count(1)
     checkpointer = DdpCheckpointer(job["folder"])
 
