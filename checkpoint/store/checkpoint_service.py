@@ -99,7 +99,8 @@ class CheckpointService:
         self._node = node
         self._transport = transport
         self._on_change = on_change
-        self._run_in_thread = run_in_thread = WorkerThreads()
+        # Nobody trains while a state is recalled, so as many threads verify it as the memory of a socket can serve.
+        self._run_in_thread = run_in_thread = WorkerThreads(max(4, len(os.sched_getaffinity(0)) // 2))
         self._shard_store = store = ShardStore(on_change)
         self._sockets = RankSockets(self._on_rank_message)
         self.rank_reports = RankReports(on_change, lambda rank: self._sockets.generation(rank) is not None)

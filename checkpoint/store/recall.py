@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 
 import grpc
@@ -29,6 +30,8 @@ from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, Rest
 
 log = logging.getLogger(__name__)
 
+PART_PIECES = 16
+"""Pieces that a thread verifies or copies at least: 64 MiB, some milliseconds."""
 OFFER_TIMEOUT_S = 20.0
 """Seconds for a holder to answer. The transfer itself may take long: only quiet streams end it."""
 
@@ -135,7 +138,8 @@ class Recall:
         with shard.held():
             if source.digest and shard.digest.hex() != source.digest:
                 raise CorruptShard(f"the shard's digest is {shard.digest.hex()}, the order says {source.digest}")
-            corrupt = await self._run_in_thread(shard.corrupt_pieces)
+            found = await self._run_in_thread.in_parts(shard.corrupt_pieces, len(shard.pieces), PART_PIECES)
+            corrupt = [n for part in found for n in part]
             if not corrupt:
                 return shard if shard.tier == TIER_OWN else await self._copy_replica_into_slot(shard)
         reason = f"{len(corrupt)} of {len(shard.pieces)} pieces don't match their digest"
@@ -147,13 +151,14 @@ class Recall:
     async def _copy_replica_into_slot(self, replica: Shard) -> Shard:
         """Copy a replica into a slot of this node, because its rank runs here now."""
 
-        def copy(memory: SealedMemory) -> None:
-            for n, piece in enumerate(replica.pieces):
-                memory.view[piece.offset : piece.offset + piece.length] = replica.piece(n)
-
         memory = await self._run_in_thread(self._slots.allocate, replica.rank, replica.bytes)
+
+        def copy(numbers: range) -> None:
+            for piece, data in ((replica.pieces[n], replica.piece(n)) for n in numbers):
+                memory.view[piece.offset : piece.offset + piece.length] = data
+
         try:
-            await self._run_in_thread(copy, memory)
+            await self._run_in_thread.in_parts(copy, len(replica.pieces), PART_PIECES)
             return await self.add_slot_shard(replica.rank, replica.version, replica.pieces, replica.digest, memory)
         except BaseException:
             memory.close()
@@ -198,7 +203,8 @@ class Recall:
         Raises:
             CorruptShard: some bytes do not match their digest.
         """
-        await self._run_in_thread(verify_pieces, memory, pieces, range(len(pieces)))
+        verify = partial(verify_pieces, memory, pieces)
+        await self._run_in_thread.in_parts(verify, len(pieces), PART_PIECES)
         return self._store(rank, version, pieces, digest, memory)
 
     def _store(

@@ -15,11 +15,22 @@ class WorkerThreads:
     """A small pool of threads."""
 
     def __init__(self, threads: int = 4) -> None:
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="keeper")
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a thread and wait for its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
+
+    async def in_parts(self, work: Callable[[range], T], count: int, least: int) -> list[T]:
+        """Run `work` on the numbers below `count` in parts, one for each thread, and wait for all of them.
+
+        Returns:
+            What the parts return, in the order of the numbers. A part has `least` numbers or more, but for the last.
+        """
+        size = max(least, -(-count // self._threads))
+        parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        return await asyncio.gather(*(self(work, part) for part in parts))
 
     def close(self) -> None:
         """Accept no more work; running work continues to its end."""

@@ -7,7 +7,7 @@ refers to its pieces, nor a transfer or a flush that reads it.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,9 +66,10 @@ class Shard:
         except CorruptShard:  # another node has sent bytes that are no shard
             return ReplicaDigest()
 
-    def corrupt_pieces(self) -> list[int]:
-        """Numbers of the pieces whose bytes do not match their digest."""
-        return [n for n, piece in enumerate(self.pieces) if digest_of(self.piece(n)) != piece.digest]
+    def corrupt_pieces(self, numbers: Iterable[int] | None = None) -> list[int]:
+        """Those of the numbered pieces whose bytes do not match their digest. None: of all pieces."""
+        checked = range(len(self.pieces)) if numbers is None else numbers
+        return [n for n in checked if digest_of(self.piece(n)) != self.pieces[n].digest]
 
     def hold(self) -> "Shard":
         """Keep the memory until `release` is called.

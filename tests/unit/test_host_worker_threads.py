@@ -1,0 +1,29 @@
+"""Work in parts, for several threads."""
+
+import asyncio
+import threading
+
+import pytest
+
+from muster.daemon.host.worker_threads import WorkerThreads
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "parts"),
+    [
+        (0, 4, []),
+        (3, 4, [range(3)]),
+        (9, 4, [range(4), range(4, 8), range(8, 9)]),
+        (100, 4, [range(34), range(34, 68), range(68, 100)]),
+    ],
+)
+def test_the_parts_cover_all_numbers_once_and_come_back_in_order(count: int, least: int, parts: list[range]) -> None:
+    threads = WorkerThreads(3)
+    assert asyncio.run(threads.in_parts(lambda part: part, count, least)) == parts
+    threads.close()
+
+
+def test_the_parts_run_at_the_same_time() -> None:
+    threads, meet = WorkerThreads(3), threading.Barrier(3)
+    assert sorted(asyncio.run(threads.in_parts(lambda _: meet.wait(60), 3, 1))) == [0, 1, 2]
+    threads.close()
