@@ -58,7 +58,7 @@ class NodeAgent:
         return self._run(connect())  # type: ignore[no-any-return]
 
     def shards(self) -> list[bytes]:
-        """What this node holds, as the agent reports it."""
+        """What this node holds: a serialized status of each shard."""
 
         async def collect() -> list[bytes]:
             return [shard.SerializeToString() for shard in self._service.shards()]
