@@ -58,8 +58,8 @@ class RunningLibrary:
 
     Args:
         library: what to run.
-        job: what its program gets as JSON: the descriptor of the memory with the state, which it inherits, the width of
-            a layer, the number of threads, a folder on disk and one in memory.
+        job: the descriptor of the memory with the state, the rows of a tensor, the threads, and a folder on disk and one
+            in memory: as the programs name them.
 
     Raises:
         NotMeasured: it can't be installed.
