@@ -58,8 +58,8 @@ class RunningLibrary:
 
     Args:
         library: what to run.
-        job: the descriptor of the memory with the state, the rows of a tensor, the threads, and a folder on disk and one
-            in memory: as the programs name them.
+        job: the descriptor of the memory with the state, the rows of a tensor, the threads, and folders on disk and
+            in memory, as the programs name them.
 
     Raises:
         NotMeasured: it can't be installed.
