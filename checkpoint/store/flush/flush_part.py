@@ -15,35 +15,23 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import xxhash
-
-from muster.checkpoint.format import durable_folders, layout
+from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.memory.shards import Shard
 from muster.daemon.host import own_folder
 
 log = logging.getLogger(__name__)
 
 _ABANDONED = "given up: the node that leads the flush has ended it, its own agent says why"
-_WRITE_BYTES = 16 << 20
-"""Bytes between two checks whether the flush was superseded."""
-
-
-@dataclass(frozen=True)
-class RankFileNote:
-    """What a rank's file holds. `items`: (number, offset, length) of each published item in the file."""
-
-    rank: int
-    world_size: int
-    shard_digest: str
-    file_bytes: int
-    file_digest: str
-    items: list[tuple[int, int, int]]
+WRITERS = 4
+"""Files that a node writes at a time. One writer rarely fills what a parallel file system can take from a node."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +96,39 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
     except OSError as error:
         raise FlushError(_describe_failure(part, error)) from error
     try:
-        for shard in shards:
-            part.raise_if_superseded()
-            if shard.corrupt_pieces():
-                raise CorruptShard(f"rank {shard.rank}'s shard of {shard.version} has changed in memory")
-            _write_rank_file(part, shard, written)
+        _write_rank_files(part, list(shards), written)
         if part.is_abandoned():
             raise FlushError(_ABANDONED)
     except (OSError, CorruptShard, FlushError) as error:
         failure = _describe_failure(part, error)
         _remove_files(part, written)
         raise FlushError(failure) from error
+
+
+def _write_rank_files(part: FlushPart, shards: Sequence[Shard], written: list[Path]) -> None:
+    """Write the files of all ranks, several at a time. The first failure ends all of them."""
+    failed = threading.Event()
+
+    def raise_if_given_up() -> None:
+        part.raise_if_superseded()
+        if failed.is_set():
+            raise FlushError("another rank's file of this node can't be written")
+
+    def write(shard: Shard) -> None:
+        try:
+            raise_if_given_up()
+            _write_rank_file(part, shard, written, raise_if_given_up)
+        except BaseException:
+            failed.set()
+            raise
+
+    if not shards:
+        return
+    with ThreadPoolExecutor(min(len(shards), WRITERS), thread_name_prefix="flush") as pool:
+        running = [pool.submit(write, shard) for shard in shards]
+    errors = [error for task in running if (error := task.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, FlushError)), errors[0])
 
 
 def _describe_failure(part: FlushPart, error: Exception) -> str:
@@ -137,41 +147,12 @@ def describe_error(error: Exception, folder: Path) -> str:
     return str(error)
 
 
-def contiguous_bytes(shard: Shard) -> memoryview:
-    """The bytes of a shard as one range: its memory, or a copy if the shard refers to pieces of other shards."""
-    if not shard.references:
-        return shard.memory.view
-    return memoryview(b"".join(shard.piece(n) for n in range(len(shard.pieces))))
-
-
-def _write_rank_file(part: FlushPart, shard: Shard, written: list[Path]) -> None:
-    view = contiguous_bytes(shard)
-    index = layout.read_index(view)
-    path = part.temporary_folder / durable_folders.rank_file_name(shard.rank)
-    digest = xxhash.xxh3_128()
-    items: list[tuple[int, int, int]] = []
-    file_offsets: dict[int, int] = {}
-    """Where an item of the shard is in the file, by its offset in the shard. Several items may share one offset."""
-    end = 0
-    with open(path, "wb", opener=durable_folders.open_for_owner) as file:
-        written.append(path)
-        for item in index.published:
-            data = layout.published_bytes(view, item)
-            if item.offset not in file_offsets:
-                file_offsets[item.offset] = end
-                end += len(data)
-                digest.update(data)
-                for start in range(0, len(data), _WRITE_BYTES):
-                    part.raise_if_superseded()
-                    file.write(data[start : start + _WRITE_BYTES])
-            items.append((item.number, file_offsets[item.offset], len(data)))
-        file.flush()
-        os.fsync(file.fileno())
+def _write_rank_file(part: FlushPart, shard: Shard, written: list[Path], raise_if_given_up: Callable[[], None]) -> None:
+    path, note_path = part.temporary_folder / durable_folders.rank_file_name(shard.rank), part.note_path(shard.rank)
+    written += (path, _unfinished_path(note_path), note_path)
+    note = write_rank_file(path, shard, raise_if_given_up)
     # A flush that was given up has released the shard: its rank may have changed the bytes meanwhile.
-    part.raise_if_superseded()
-    note = RankFileNote(shard.rank, index.world_size, shard.digest.hex(), end, digest.hexdigest(), items)
-    note_path = part.note_path(shard.rank)
-    written += (_unfinished_path(note_path), note_path)
+    raise_if_given_up()
     write_durably(note_path, json.dumps(asdict(note)).encode())
 
 

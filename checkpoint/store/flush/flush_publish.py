@@ -14,13 +14,8 @@ from pathlib import Path
 
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
-from muster.checkpoint.store.flush.flush_part import (
-    FlushPart,
-    RankFileNote,
-    contiguous_bytes,
-    describe_error,
-    write_durably,
-)
+from muster.checkpoint.store.flush.flush_part import FlushPart, describe_error, write_durably
+from muster.checkpoint.store.flush.rank_file import RankFileNote, contiguous_bytes
 from muster.checkpoint.store.memory.shards import Shard
 
 PARTS_TIMEOUT_S = 120.0

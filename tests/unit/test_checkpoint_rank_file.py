@@ -1,0 +1,129 @@
+"""One rank's file of a flush: every byte is verified, published or not, and the note says where each item is."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.checkpoint.format import layout
+from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.flush import rank_file
+from muster.checkpoint.store.flush.rank_file import write_rank_file
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
+from muster.checkpoint.store.memory.shards import Shard
+from muster.v1.agent_pb2 import TIER_OWN
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a shard holds. `tensors`, `objects`: the bytes of its items; `shared`: the first tensor has two names."""
+
+    tensors: list[bytes]
+    objects: list[bytes]
+    shared: bool
+    piece_bytes: int
+
+
+CONTENTS = st.builds(
+    Content,
+    tensors=st.lists(st.binary(min_size=1, max_size=700), min_size=1, max_size=5),
+    objects=st.lists(st.binary(max_size=90), max_size=3),
+    shared=st.booleans(),
+    piece_bytes=st.integers(50, 900),
+)
+
+
+@contextmanager
+def shard_of(content: Content) -> Iterator[tuple[Shard, list[bytes]]]:
+    """A shard, and the bytes of its published items by their numbers."""
+    items, places, end = [], [], 0
+    for data in content.tensors:
+        places.append((end, data))
+        items.append(layout.PublishedItem(len(items), end, len(data)))
+        end = layout.align_up(end + len(data))
+    if content.shared:
+        items.append(layout.PublishedItem(len(items), 0, len(content.tensors[0])))
+    objects_offset, objects = end, []
+    for data in content.objects:
+        objects.append((end, data))
+        items.append(layout.PublishedItem(len(items), end, None))
+        end = layout.align_up(end + layout.LENGTH_BYTES + len(data))
+    index = layout.ShardIndex(3, 8, tuple(items)).dump()
+    memory = SealedMemory("shard", layout.align_up(end + len(index)) + layout.FOOTER_BYTES)
+    for offset, data in places:
+        memory.view[offset : offset + len(data)] = data
+    for offset, data in objects:
+        layout.write_object(memory.view, offset, data)
+    memory.view[end : end + len(index)] = index
+    layout.write_footer(memory.view, layout.Footer(objects_offset, end, len(index), 0, 0))
+    pieces = tuple(
+        Piece(start, length := min(content.piece_bytes, memory.size - start), digest_of(memory.view[start:][:length]))
+        for start in range(0, memory.size, content.piece_bytes)
+    )
+    shard = Shard(3, Version(2, 5), TIER_OWN, pieces, shard_digest(pieces), memory, memory.close)
+    published = [*content.tensors, *content.tensors[: content.shared], *content.objects]
+    try:
+        yield shard, published
+    finally:
+        shard.release()
+
+
+@settings(max_examples=40, deadline=None)
+@given(content=CONTENTS)
+def test_the_note_says_where_each_item_is(content: Content) -> None:
+    with shard_of(content) as (shard, published), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        note = write_rank_file(path, shard, lambda: None)
+        written = path.read_bytes()
+        assert [written[offset : offset + length] for _, offset, length in note.items] == published
+        assert [number for number, *_ in note.items] == list(range(len(published)))
+        assert (note.rank, note.world_size, note.file_bytes) == (3, 8, len(written))
+        assert note.file_digest == xxhash.xxh3_128_hexdigest(written)
+        assert len(written) == sum(map(len, [*content.tensors, *content.objects]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(content=CONTENTS, data=st.data())
+def test_a_flipped_bit_anywhere_is_found(content: Content, data: st.DataObject) -> None:
+    with shard_of(content) as (shard, _), tempfile.TemporaryDirectory() as folder:
+        shard.memory.view[data.draw(st.integers(0, shard.bytes - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        with pytest.raises(CorruptShard):
+            write_rank_file(Path(folder, "file"), shard, lambda: None)
+
+
+def test_the_kernel_is_told_early_and_a_flush_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class GivenUp(Exception):
+        pass
+
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(rank_file, "WRITE_BACK_BYTES", 1000)
+    monkeypatch.setattr(rank_file, "_begin_write_back", lambda _, offset, length: told.append((offset, length)))
+    content = Content([bytes(3000)], [], shared=False, piece_bytes=400)
+    with shard_of(content) as (shard, _):
+        write_rank_file(tmp_path / "whole", shard, lambda: None)
+        assert told == [(0, 1200), (1200, 1200)]
+        left = iter([None, None])
+
+        def give_up() -> None:
+            if next(left, GivenUp) is GivenUp:
+                raise GivenUp
+
+        with pytest.raises(GivenUp):
+            write_rank_file(tmp_path / "part", shard, give_up)
+        assert (tmp_path / "part").stat().st_size <= 800
+
+
+def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_file, "WRITE_BACK_BYTES", 4096)
+    content = Content([bytes(range(256)) * 100], [b"an object"], shared=True, piece_bytes=5000)
+    with shard_of(content) as (shard, _):
+        write_rank_file(tmp_path / "file", shard, lambda: None)
+    assert (tmp_path / "file").read_bytes() == bytes(range(256)) * 100 + b"an object"
