@@ -35,7 +35,7 @@ class EqualRank:
         rank = self._joined
         assert rank is not None
         rank.connection.report_progress(step)
-        slot = rank.connection.slot_for_any_step(step, 1, _SLOT_TIMEOUT_S)
+        slot = rank.connection.slot_for_any_step(step, _SLOT_TIMEOUT_S)
         if slot is None:
             raise RuntimeError(f"no slot for step {step}")
         with mmap.mmap(-1, PIECE_BYTES) as piece:
