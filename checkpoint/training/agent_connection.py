@@ -21,6 +21,7 @@ from math import inf
 
 from muster.checkpoint.format import stack_file
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
+from muster.checkpoint.format.touched_memory import map_touched
 from muster.checkpoint.training.rank_signals import flight_recorder
 from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import (
@@ -168,8 +169,7 @@ class AgentConnection:
                 return slots.refused
             self._free_slots.clear()
             self._fill_counts.clear()
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self.slots = [memoryview(mmap.mmap(fd, slots.slot_bytes, flags=flags)) for fd in fds]
+            self.slots = [memoryview(map_touched(fd, slots.slot_bytes)) for fd in fds]
             return ""
         finally:
             for fd in fds:

@@ -10,6 +10,7 @@ import os
 import threading
 from typing import NamedTuple
 
+from muster.checkpoint.format.touched_memory import map_touched
 from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS, NoMemoryLeft, SealedMemory, available_bytes
 
 
@@ -70,7 +71,7 @@ class MemoryReserve:
         try:
             os.ftruncate(fd, size)
             os.posix_fallocate(fd, 0, size)
-            return _Ready(size, fd, mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+            return _Ready(size, fd, map_touched(fd, size))
         except OSError as error:
             os.close(fd)
             raise NoMemoryLeft(f"{size >> 20} MiB can't be kept ready: {error.strerror}") from error

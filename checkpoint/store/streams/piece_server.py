@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
 """Connections at once. Whoever reaches the port may open one, and each costs a thread."""
+_RETRY_S = 0.1
+"""Seconds after a connection that could not be taken."""
 
 
 @dataclass(eq=False)
@@ -104,6 +106,7 @@ class PieceServer:
         self._security = security
         self._port = int(listener.getsockname()[1])
         self._grants: dict[bytes, ShardGrant] = {}
+        self._closed = threading.Event()
         self._free_connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._thread = threading.Thread(target=self._accept, name="pieces", daemon=True)
         self._thread.start()
@@ -123,6 +126,7 @@ class PieceServer:
 
     def close(self) -> None:
         """Take no further connections, and end those that there are."""
+        self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -133,10 +137,10 @@ class PieceServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                if self._listener.fileno() < 0:
+            except OSError:  # the other side is gone already, or this process has too many files open
+                if self._closed.wait(_RETRY_S):
                     return
-                continue  # the other side was gone before its connection was taken
+                continue
             if not self._free_connections.acquire(blocking=False):
                 log.warning("a stream of pieces is refused: %d are open", MOST_CONNECTIONS)
                 connection.close()
