@@ -7,7 +7,8 @@ slow one, and what a lost holder has not given is asked of the others.
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -29,6 +30,7 @@ CHUNK_BYTES = 512 << 10
 Connect = Callable[[str, int, str], socket.socket]
 _Batch = range
 """Numbers of pieces that follow each other."""
+_Nodes = frozenset[str]
 
 
 class _Work:
@@ -37,40 +39,41 @@ class _Work:
     def __init__(self, holders: Sequence[Holder], wanted: Sequence[int]) -> None:
         self._lock = threading.Lock()
         self._holders = holders
-        self._batches = _batches(holders, wanted)
+        self._batches: dict[_Nodes, deque[_Batch]] = {}
+        """By the nodes that have their pieces."""
+        for nodes, batch in _batches(holders, wanted):
+            self._batches.setdefault(nodes, deque()).append(batch)
         self._absent = set(wanted)
         self._failures: dict[str, str] = {}
         """What went wrong, by the node of the holder."""
 
-    def _usable(self, batch: _Batch) -> list[Holder]:
-        return [h for h in self._holders if h.node not in self._failures and batch[0] in h.numbers]
-
     def holders_left(self) -> list[Holder]:
         """Holders that have a batch which nobody has taken."""
         with self._lock:
-            usable = {holder.node for batch in self._batches for holder in self._usable(batch)}
-            return [holder for holder in self._holders if holder.node in usable]
+            usable = {node for nodes, batches in self._batches.items() if batches for node in nodes}
+            return [h for h in self._holders if h.node in usable and h.node not in self._failures]
 
-    def take(self, holder: Holder) -> _Batch | None:
+    def take(self, holder: Holder) -> tuple[_Nodes, _Batch] | None:
         """The next batch that a holder has and nobody has taken. Batches that few holders have come first."""
         with self._lock:
-            mine = [batch for batch in self._batches if holder in self._usable(batch)]
-            if not mine:
+            mine = [nodes for nodes, batches in self._batches.items() if batches and holder.node in nodes]
+            if not mine or holder.node in self._failures:
                 return None
-            batch = min(mine, key=lambda batch: len(self._usable(batch)))
-            self._batches.remove(batch)
-            return batch
+            nodes = min(mine, key=lambda nodes: len(nodes - self._failures.keys()))
+            return nodes, self._batches[nodes].popleft()
 
     def got(self, number: int) -> None:
         """A piece has come, and is verified."""
         with self._lock:
             self._absent.discard(number)
 
-    def failed(self, holder: Holder, asked: Sequence[_Batch], reason: str) -> None:
+    def failed(self, holder: Holder, asked: Iterable[tuple[_Nodes, _Batch]], reason: str) -> None:
         """A holder is not asked again. Others may give what it was `asked` for and has not given."""
         with self._lock:
             self._failures.setdefault(holder.node, reason)
-            self._batches.extend(batch for batch in asked if len(batch))
+            for nodes, batch in asked:
+                if len(batch):
+                    self._batches[nodes].append(batch)
 
     def raise_if_incomplete(self) -> None:
         """Raises FetchFailed: some pieces have not come."""
@@ -79,19 +82,17 @@ class _Work:
             raise FetchFailed(f"{len(self._absent)} pieces have not come ({reasons or 'no holder has them'})")
 
 
-def _batches(holders: Sequence[Holder], wanted: Sequence[int]) -> list[_Batch]:
-    """Runs of wanted pieces that the same holders have, in batches."""
+def _batches(holders: Sequence[Holder], wanted: Sequence[int]) -> Iterator[tuple[_Nodes, _Batch]]:
+    """Runs of wanted pieces that the same nodes have, in batches. Pieces that nobody has are in none."""
     if not wanted:
-        return []
+        return
     ordered = sorted(wanted)
-    owners = {n: frozenset(i for i, h in enumerate(holders) if n in h.numbers) for n in ordered}
-    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1 or owners[a] != owners[b]]
-    edges = [0, *breaks, len(ordered)]
-    return [
-        range(ordered[start], ordered[min(start + BATCH_PIECES, end) - 1] + 1)
-        for begin, end in pairwise(edges)
-        for start in range(begin, end, BATCH_PIECES)
-    ]
+    nodes = {n: frozenset(h.node for h in holders if n in h.numbers) for n in ordered}
+    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1 or nodes[a] != nodes[b]]
+    for begin, end in pairwise([0, *breaks, len(ordered)]):
+        for start in range(begin, end, BATCH_PIECES):
+            last = ordered[min(start + BATCH_PIECES, end) - 1]
+            yield nodes[ordered[start]], range(ordered[start], last + 1)
 
 
 class _Stream:
@@ -116,7 +117,7 @@ class _Stream:
 
     def run(self) -> None:
         """Fetch until nothing is left that this holder has. What goes wrong is noted in the work."""
-        asked: list[_Batch] = []
+        asked: deque[tuple[_Nodes, _Batch]] = deque()
         try:
             self._fetch_all(asked)
         except BlockingIOError:
@@ -124,7 +125,7 @@ class _Stream:
         except (OSError, CorruptShard) as error:
             self._work.failed(self._holder, asked, str(error))
 
-    def _fetch_all(self, asked: list[_Batch]) -> None:
+    def _fetch_all(self, asked: deque[tuple[_Nodes, _Batch]]) -> None:
         access = self._holder.access
         with self._connect(self._holder.host, access.port, access.certificate) as connection:
             with self._lock:
@@ -135,19 +136,20 @@ class _Stream:
             self._ask(connection, asked)
             while asked:
                 self._ask(connection, asked)
-                while len(asked[0]):
-                    number = asked[0][0]
+                nodes, batch = asked[0]
+                for number in batch:
                     self._receive(connection, number)
                     self._work.got(number)
-                    asked[0] = asked[0][1:]
-                del asked[0]
+                    asked[0] = nodes, range(number + 1, batch.stop)
+                asked.popleft()
                 if not asked:  # a batch that another stream has given back
                     self._ask(connection, asked)
 
-    def _ask(self, connection: socket.socket, asked: list[_Batch]) -> None:
-        batch = self._work.take(self._holder)
-        if batch is not None:
-            asked.append(batch)
+    def _ask(self, connection: socket.socket, asked: deque[tuple[_Nodes, _Batch]]) -> None:
+        taken = self._work.take(self._holder)
+        if taken is not None:
+            asked.append(taken)
+            batch = taken[1]
             connection.sendall(stream_sockets.REQUEST.pack(batch[0], len(batch)))
 
     def _receive(self, connection: socket.socket, number: int) -> None:
