@@ -54,10 +54,16 @@ def listen_for_streams(host: str, ports: PortRange | None, backlog: int) -> sock
         ListenError: no port is free.
     """
     address = "" if host in _ALL_ADDRESSES else host.strip("[]")
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # As gRPC does: all addresses are those of both families, where the host has both.
+    both = not address and socket.has_dualstack_ipv6()
+    families = [socket.AF_INET6] if both or ":" in address else []
+    if ":" not in address:
+        families.append(socket.AF_INET)
     for port in ports.from_random_place() if ports else (0,):
-        with suppress(OSError):
-            return socket.create_server((address, port), family=family, backlog=backlog)
+        for family in families:
+            dual = both and family == socket.AF_INET6
+            with suppress(OSError):
+                return socket.create_server((address, port), family=family, backlog=backlog, dualstack_ipv6=dual)
     raise ListenError(_no_port_free(ports))
 
 

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.agent.listening import listen
+from muster.daemon.agent.listening import listen, listen_for_streams
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import clock
 from muster.daemon.host.port_range import PortRange
@@ -172,3 +172,41 @@ def listening_ports(gang: Gang) -> set[int]:
 
 LISTENING = "0A"
 """The state of a socket that listens, in /proc/net/tcp."""
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("0.0.0.0", ["127.0.0.1", "::1"]),
+        ("", ["127.0.0.1", "::1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("[::1]", ["::1"]),
+    ],
+)
+def test_streams_are_taken_at_the_addresses_of_both_families(host: str, reached: list[str]) -> None:
+    if not _has_ipv6():
+        reached = [address for address in reached if ":" not in address]
+    if not reached:
+        pytest.skip("this host has no IPv6")
+    with listen_for_streams(host, None, backlog=4) as listener:
+        for address in reached:
+            with socket.create_connection((address, listener.getsockname()[1]), timeout=20):
+                listener.accept()[0].close()
+
+
+def test_streams_take_a_port_of_the_range_and_say_when_none_is_free() -> None:
+    ports = free_ports(2)
+    first, second = (listen_for_streams("127.0.0.1", ports, backlog=1) for _ in range(2))
+    assert {first.getsockname()[1], second.getsockname()[1]} == {ports.first, ports.last}
+    with pytest.raises(ListenError, match=f"no port is free from {ports.first} to {ports.last}"):
+        listen_for_streams("127.0.0.1", ports, backlog=1)
+    first.close()
+    second.close()
