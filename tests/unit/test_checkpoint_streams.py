@@ -21,7 +21,7 @@ from muster.checkpoint.store.streams import piece_fetch, piece_server, stream_so
 from muster.checkpoint.store.streams.piece_server import ShardGrant
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
-from muster.checkpoint.store.streams.transport import FetchFailed, Holder
+from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceAccess
 from muster.daemon.transport.tls import pinned_context
 from muster.v1.agent_pb2 import TIER_OWN
 
@@ -208,3 +208,37 @@ def test_streams_can_be_encrypted_and_the_holder_proves_its_certificate() -> Non
             fetched([replace(holder(grant), access=replace(grant.access, certificate=other))], held, [0])
         with pytest.raises(FetchFailed):  # in plain text
             fetched([replace(holder(grant), access=replace(grant.access, certificate=""))], held, [0])
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_holder_that_falls_silent_is_given_up(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_sockets, "QUIET_S", 0.05)
+    context, certificate = pinned_context()
+    held, done = shard(), threading.Event()
+
+    def be_silent() -> None:
+        connection, _ = silent.accept()
+        with context.wrap_socket(connection, server_side=True) if encrypted else connection:
+            done.wait()
+
+    with listener() as silent:
+        thread = threading.Thread(target=be_silent)
+        thread.start()
+        access = PieceAccess(silent.getsockname()[1], bytes(16), certificate if encrypted else "")
+        with pytest.raises(FetchFailed, match="n0: nothing came for 0 s"):
+            fetched([Holder("n0", "127.0.0.1", access, frozenset(range(COUNT)))], held, [0])
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_sockets, "CONNECT_S", 0.05)
+    held = shard()
+    security = StreamSecurity(*pinned_context()) if encrypted else None
+    with (
+        transport(security) as server,
+        server.grant(held) as grant,
+        socket.create_connection(("127.0.0.1", grant.access.port), timeout=20) as stranger,
+    ):
+        assert stranger.recv(1) == b""

@@ -112,15 +112,14 @@ class _Stream:
         with self._lock:
             self._aborted = True
             if self._connection is not None:
-                with suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
+                stream_sockets.cut(self._connection)
 
     def run(self) -> None:
         """Fetch until nothing is left that this holder has. What goes wrong is noted in the work."""
         asked: deque[tuple[_Nodes, _Batch]] = deque()
         try:
             self._fetch_all(asked)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             self._work.failed(self._holder, asked, f"nothing came for {stream_sockets.QUIET_S:.0f} s")
         except (OSError, CorruptShard) as error:
             self._work.failed(self._holder, asked, str(error))

@@ -89,8 +89,7 @@ class ShardGrant:
         with self.lock:
             self._ended = True
             for connection in self._connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                stream_sockets.cut(connection)
 
 
 class PieceServer:
@@ -150,11 +149,12 @@ class PieceServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                stream_sockets.limit_waits(connection, stream_sockets.CONNECT_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._security is None:
+                    stream_sockets.limit_waits(connection, stream_sockets.CONNECT_S)
                     self._serve_pieces(connection)
                 else:
+                    connection.settimeout(stream_sockets.CONNECT_S)
                     with self._security.context.wrap_socket(connection, server_side=True) as encrypted:
                         self._serve_pieces(encrypted)
         except OSError as error:

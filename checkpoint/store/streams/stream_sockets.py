@@ -4,13 +4,14 @@ The receiver connects to the holder's port and sends the token of the grant, 16 
 numbers of 4 bytes, the first piece and how many follow it. The holder answers with the bytes of these pieces and
 nothing else. A holder that can't go on closes the connection.
 
-The sockets block, in threads of their own. The kernel keeps their time limits, so that one call can take in a whole
-chunk.
+The sockets block, in threads of their own. The kernel keeps the time limits of plain ones, so that one call can take in
+a whole chunk.
 """
 
 import socket
 import ssl
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 from muster.checkpoint.format.errors import CorruptShard
@@ -67,11 +68,22 @@ def _client_context(certificate: str) -> ssl.SSLContext:
 
 
 def limit_waits(connection: socket.socket, seconds: float) -> None:
-    """Let each call on `connection` block for so long at most; then it raises BlockingIOError."""
+    """Let each call on `connection` wait for so long at most; then it raises BlockingIOError or TimeoutError."""
+    if isinstance(connection, ssl.SSLSocket):
+        connection.settimeout(seconds)  # a blocking one would try again after the kernel's limit, without end
+        return
     connection.settimeout(None)
     limit = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def cut(connection: socket.socket) -> None:
+    """End a connection that another thread uses. Its next call raises OSError."""
+    with suppress(OSError):
+        # Not an encrypted socket's own method: that one gives up the encryption first, and what the other thread sends
+        # at this moment would go in plain text.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def read_into(connection: socket.socket, target: memoryview) -> None:
