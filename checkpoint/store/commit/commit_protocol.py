@@ -83,6 +83,8 @@ class CommitProtocol:
         self._reserve = reserve
         self._slot_bytes = 0
         """On the commit leader: the largest slot of any rank that was reported."""
+        self._ranks_per_node = 0
+        """The most ranks of a node in this generation."""
         self._answered_ranks: set[int] = set()
         """Ranks of this node that have kept or skipped the step that all ranks keep next."""
         self.next_step = 0
@@ -115,7 +117,9 @@ class CommitProtocol:
             return False
         self.order = order
         self.local_ranks = frozenset(place.rank for place in order.places if place.node == self._node)
-        nodes = frozenset(place.node for place in order.places)
+        ranks_by_node = Counter(place.node for place in order.places)
+        nodes = frozenset(ranks_by_node)
+        self._ranks_per_node = max(ranks_by_node.values(), default=0)
         self._tracker = CommitTracker(
             order.generation, nodes, ReplicaAgreement(set(order.agreed_groups), not order.replicas_differ)
         )
@@ -352,7 +356,7 @@ class CommitProtocol:
             next_step=decision.next_step,
             committed=decision.committed.to_wire(),
             slot_bytes=self._slot_bytes,
-            ranks_per_node=max(Counter(place.node for place in self.order.places).values(), default=0),
+            ranks_per_node=self._ranks_per_node,
         )
         for delay in _retry_delays():
             try:
