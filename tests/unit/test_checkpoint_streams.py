@@ -242,3 +242,12 @@ def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool, monkeypatch: p
         socket.create_connection(("127.0.0.1", grant.access.port), timeout=20) as stranger,
     ):
         assert stranger.recv(1) == b""
+
+
+def test_a_holder_that_takes_no_connection_is_named_with_the_time_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_sockets, "CONNECT_S", 0.05)
+    _, certificate = pinned_context()
+    with listener() as mute:  # its kernel takes connections, and nobody begins a handshake
+        access = PieceAccess(mute.getsockname()[1], bytes(16), certificate)
+        with pytest.raises(FetchFailed, match="n0: no connection within 0 s"):
+            fetched([Holder("n0", "127.0.0.1", access, frozenset(range(COUNT)))], shard(), [0])

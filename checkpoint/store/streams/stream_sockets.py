@@ -46,15 +46,18 @@ def connect(host: str, port: int, certificate: str) -> socket.socket:
     Raises:
         OSError: the holder can't be reached, or proves something else.
     """
-    connection = socket.create_connection((host, port), timeout=CONNECT_S)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if certificate:
-            connection = _client_context(certificate).wrap_socket(connection)
-        limit_waits(connection, QUIET_S)
-    except BaseException:
-        connection.close()
-        raise
+        connection = socket.create_connection((host, port), timeout=CONNECT_S)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if certificate:
+                connection = _client_context(certificate).wrap_socket(connection)
+            limit_waits(connection, QUIET_S)
+        except BaseException:
+            connection.close()
+            raise
+    except TimeoutError:
+        raise ConnectionError(f"no connection within {CONNECT_S:.0f} s") from None
     return connection
 
 
