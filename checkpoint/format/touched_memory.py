@@ -10,7 +10,7 @@ import mmap
 CHUNK_BYTES = 64 << 20
 """Bytes that are touched at a time: the kernel lets nothing else of this process be mapped meanwhile."""
 
-_MADV_POPULATE_WRITE = 23
+MADV_POPULATE_WRITE = 23
 """Touch all pages of a range as if they were written (Linux 5.14 and newer; mmap has no name for it)."""
 
 _libc = ctypes.CDLL(None)
@@ -28,8 +28,18 @@ def map_touched(descriptor: int, size: int) -> mmap.mmap:
     begin = ctypes.c_char.from_buffer(mapping)
     address = ctypes.addressof(begin)
     del begin  # a mapping that somebody refers to can't be closed
-    for start in range(0, size, CHUNK_BYTES):
-        length = min(CHUNK_BYTES, size - start)
-        # ctypes lets other threads run.
-        _libc.madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
+    end = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    for start in range(0, end, CHUNK_BYTES):
+        advise(address + start, min(CHUNK_BYTES, end - start), MADV_POPULATE_WRITE)
     return mapping
+
+
+def advise(address: int, size: int, advice: int) -> None:
+    """Advise the kernel of the whole pages in a range of memory (madvise). Other threads run meanwhile.
+
+    A kernel that does not know the advice changes nothing.
+    """
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)

@@ -14,6 +14,8 @@ from itertools import chain
 
 import torch
 
+from muster.checkpoint.format import touched_memory
+
 MAX_THREADS = 16
 """More threads than this do not copy faster: the memory is the limit."""
 _LEAST_BYTES_PER_THREAD = 8 << 20
@@ -21,14 +23,10 @@ _LEAST_BYTES_PER_THREAD = 8 << 20
 _MAX_PART_BYTES = 256 << 20
 """The C library copies large parts around the caches, which is faster. More than this gains nothing."""
 
-_MADV_POPULATE_WRITE = 23
-"""Touch all pages of a range in one call (Linux 5.14 and newer; mmap has no name for it)."""
-
 TensorCopy = tuple[torch.Tensor, torch.Tensor]
 """Target and source."""
 _Part = tuple[int, int, int, bool]
 """Address of the target, address of the source, bytes, and whether the target is new memory."""
-_libc = ctypes.CDLL(None)
 
 
 def copy_tensors(copies: list[TensorCopy], new: list[TensorCopy] | None = None) -> None:
@@ -74,7 +72,7 @@ def _parts_of(target: torch.Tensor, source: torch.Tensor, limit: int, is_new: bo
     """One copy in parts of `limit` bytes at most."""
     to, of, size = target.data_ptr(), source.data_ptr(), target.nbytes
     if is_new:
-        _advise(to, size, mmap.MADV_HUGEPAGE)
+        touched_memory.advise(to, size, mmap.MADV_HUGEPAGE)
     return [(to + start, of + start, min(limit, size - start), is_new) for start in range(0, size, limit)]
 
 
@@ -97,13 +95,5 @@ def _copy_parts(rest: deque[_Part]) -> None:
         except IndexError:
             return
         if is_new:
-            _advise(target, size, _MADV_POPULATE_WRITE)
+            touched_memory.advise(target, size, touched_memory.MADV_POPULATE_WRITE)
         ctypes.memmove(target, source, size)  # other Python threads run meanwhile
-
-
-def _advise(address: int, size: int, advice: int) -> None:
-    """Advise the kernel of the whole pages in a range. A kernel that does not know the advice changes nothing."""
-    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > start:
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
