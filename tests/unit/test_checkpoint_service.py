@@ -120,10 +120,12 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 @asynccontextmanager
 async def running_gang(gang_id: str = GANG) -> AsyncIterator[Gang]:
     gang = Gang(gang_id)
-    yield gang
-    for rank in gang.ranks.values():
-        rank.connection.close()
-    await gang.close()
+    try:
+        yield gang
+    finally:
+        for rank in gang.ranks.values():
+            rank.connection.close()
+        await gang.close()
 
 
 @pytest.fixture
