@@ -30,16 +30,18 @@ def map_touched(descriptor: int, size: int) -> mmap.mmap:
     del begin  # a mapping that somebody refers to can't be closed
     end = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     for start in range(0, end, CHUNK_BYTES):
-        advise(address + start, min(CHUNK_BYTES, end - start), MADV_POPULATE_WRITE)
+        touch(address + start, min(CHUNK_BYTES, end - start))
     return mapping
 
 
-def advise(address: int, size: int, advice: int) -> None:
-    """Advise the kernel of the whole pages in a range of memory (madvise). Other threads run meanwhile.
+def touch(address: int, size: int) -> bool:
+    """Touch every page that has a byte of this range, as if it were written. Other threads run meanwhile.
 
-    A kernel that does not know the advice changes nothing.
+    The bytes stay as they are. A page of a private mapping is this process's own afterwards.
+
+    Returns:
+        False: the kernel can't (it is older than 5.14), or has no memory.
     """
-    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > start:
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    end = -(-(address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return not _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_POPULATE_WRITE)

@@ -21,6 +21,7 @@ from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
+from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planned_stop import PlannedStop
@@ -83,6 +84,7 @@ class Checkpoint:
         if self._connection is not None:
             self._connection.first_due = self._due.first_due
         self._snapshot_writer: SnapshotWriter | None = None
+        self._borrowed_pages = BorrowedPages()
         self._plan: ShardPlan | None = None
         self._min_object_bytes: dict[str, int] = {}
         self._planned_stop: PlannedStop | None = None
@@ -126,7 +128,9 @@ class Checkpoint:
         if start.shard is None:
             assert folder is not None
             return resume.from_folder(self._states, folder, rank)
-        step = resume.from_shard(self._states, start.shard, rank)
+        self._borrowed_pages = BorrowedPages()
+        step = resume.from_shard(self._states, start.shard, rank, self._borrowed_pages)
+        self._borrowed_pages.copy_in_use()
         if step != start.step:
             raise CheckpointError(f"the agent gave step {step} for step {start.step}")
         return step
@@ -295,6 +299,7 @@ class Checkpoint:
             if slot is None:
                 return False
             began = time.monotonic()
+            self._borrowed_pages.wait()
             try:
                 self._snapshot_writer.write(slot, captured.leaves)
             except ObjectOutgrown as outgrown:

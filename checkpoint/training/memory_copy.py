@@ -7,14 +7,10 @@ threads, so nobody waits for a thread that has not begun.
 """
 
 import ctypes
-import mmap
 import threading
 from collections import deque
-from itertools import chain
 
 import torch
-
-from muster.checkpoint.format import touched_memory
 
 MAX_THREADS = 16
 """More threads than this do not copy faster: the memory is the limit."""
@@ -25,23 +21,19 @@ _MAX_PART_BYTES = 256 << 20
 
 TensorCopy = tuple[torch.Tensor, torch.Tensor]
 """Target and source."""
-_Part = tuple[int, int, int, bool]
-"""Address of the target, address of the source, bytes, and whether the target is new memory."""
+_Part = tuple[int, int, int]
+"""Address of the target, address of the source, bytes."""
 
 
-def copy_tensors(copies: list[TensorCopy], new: list[TensorCopy] | None = None) -> None:
-    """Copy each source to its target, with as many threads as PyTorch may use. Returns when all is copied.
-
-    `new`: copies to targets that nobody has written to so far. Most of the time goes into their pages then, and large
-    pages take less of it.
-    """
+def copy_tensors(copies: list[TensorCopy]) -> None:
+    """Copy each source to its target, with as many threads as PyTorch may use. Returns when all is copied."""
     parts: list[_Part] = []
-    total: int = sum(target.nbytes for target, _ in chain(copies, new or ()))
+    total: int = sum(target.nbytes for target, _ in copies)
     limit = max(_LEAST_BYTES_PER_THREAD, min(_MAX_PART_BYTES, total // (4 * _threads_for(total))))
     with torch.no_grad():
-        for target, source, is_new in chain(((*c, False) for c in copies), ((*c, True) for c in new or ())):
+        for target, source in copies:
             if _is_same_kind(target, source):
-                parts += _parts_of(target, source, limit, is_new)
+                parts += _parts_of(target, source, limit)
             else:
                 target.copy_(source)
     _run(parts, _threads_for(total))
@@ -68,12 +60,10 @@ def _threads_for(size: int) -> int:
     return max(1, threads)
 
 
-def _parts_of(target: torch.Tensor, source: torch.Tensor, limit: int, is_new: bool) -> list[_Part]:
+def _parts_of(target: torch.Tensor, source: torch.Tensor, limit: int) -> list[_Part]:
     """One copy in parts of `limit` bytes at most."""
     to, of, size = target.data_ptr(), source.data_ptr(), target.nbytes
-    if is_new:
-        touched_memory.advise(to, size, mmap.MADV_HUGEPAGE)
-    return [(to + start, of + start, min(limit, size - start), is_new) for start in range(0, size, limit)]
+    return [(to + start, of + start, min(limit, size - start)) for start in range(0, size, limit)]
 
 
 def _run(parts: list[_Part], threads: int) -> None:
@@ -91,9 +81,7 @@ def _run(parts: list[_Part], threads: int) -> None:
 def _copy_parts(rest: deque[_Part]) -> None:
     while True:
         try:
-            target, source, size, is_new = rest.popleft()
+            target, source, size = rest.popleft()
         except IndexError:
             return
-        if is_new:
-            touched_memory.advise(target, size, touched_memory.MADV_POPULATE_WRITE)
         ctypes.memmove(target, source, size)  # other Python threads run meanwhile

@@ -2,8 +2,8 @@
 
 A durable folder may have any world size, and need not be written by Muster. It is read only if nobody but the user and
 root can have written it (checkpoint/format/trusted_folder.py), because reading unpickles. Parameters are loaded in
-place, because an optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given,
-so it gets copies: the slot is written again later.
+place, because an optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given:
+it gets the bytes of the slot themselves (checkpoint/training/borrowed_pages.py).
 """
 
 import pickle
@@ -20,32 +20,29 @@ from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
+from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.memory_copy import copy_tensors, is_plain
 from muster.checkpoint.training.training_state import STEP, STRUCTURE, TrainingState
 
 
-def from_shard(states: TrainingState, shard: memoryview, rank: int) -> int:
-    """Load a rank's own shard.
+def from_shard(states: TrainingState, shard: memoryview, rank: int, borrowed: BorrowedPages) -> int:
+    """Load a rank's own shard. `borrowed` gives the tensors that are the shard's bytes.
 
     Returns:
         The number of finished steps.
     """
     directory = pickle.loads(layout.read_leaf_directory(shard))
     tensors, dtensor_layouts, objects = directory["tensors"], directory["spread"], directory["objects"]
-    whole = torch.frombuffer(shard, dtype=torch.uint8)
     meshes, present, values, copies = _device_meshes(states), _model_tensors(states), {}, []
-    new: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, (start, dtype, shape) in tensors.items():
         count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
-        values[name] = source = whole[start : start + count].view(dtype).view(shape)
+        values[name] = source = borrowed.tensor(shard[start : start + count], dtype, shape)
         # A model copies the tensor that it is given, but not onto itself. Other objects keep it.
-        if not _is_model(states, name):
-            values[name] = torch.empty_like(source)
-            new.append((values[name], source))
-        elif name not in dtensor_layouts and name in present and _is_alike(present[name], source):
+        is_copied = _is_model(states, name) and name not in dtensor_layouts
+        if is_copied and name in present and _is_alike(present[name], source):
             values[name] = present[name]
             copies.append((values[name], source))
-    copy_tensors(copies, new)
+    copy_tensors(copies)
 
     def value_of(name: str) -> Any:
         if name not in tensors:
