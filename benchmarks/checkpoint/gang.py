@@ -73,6 +73,15 @@ class Gang:
         """The moment (time.monotonic) from which all agents know that a step of this generation is committed."""
         return float(max(self._call_all("wait_committed", self.generation, step)))
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What all nodes without ranks keep ready for ranks that may come."""
+        return sum(self._call_all("reserved_bytes"))
+
+    def wait_reserved(self, node: str, size: int) -> None:
+        """Return when a node keeps `size` bytes ready."""
+        self._agents[node].call("wait_reserved", size)
+
     def shard(self, rank: int, node: str, tier: int) -> agent_pb2.ShardStatus:
         """A node's newest shard of a rank in its slots or among its copies.
 

@@ -23,6 +23,7 @@ from benchmarks.checkpoint.plain_socket import SocketEnd
 from benchmarks.checkpoint.training_rank import WIDTH, TrainingRank
 from benchmarks.checkpoint.worker import Worker
 from benchmarks.peers.checkpoints.library import LIBRARIES, Library, NotMeasured, RunningLibrary
+from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
 NODE, BUDDY, SPARE = "n0", "n1", "spare"
@@ -34,12 +35,14 @@ COMMIT_SECONDS = "  until all agents know of it"
 STALL_REPLICATED = "stall of step(), in a gang with a buddy"
 DIFFERING, EQUAL = "commit of shards that differ", "commit of equal shards"
 OWN, OWN_VERIFIED = "restore from own memory, into tensors", "  until its verified bytes can be mapped"
-FROM_BUDDY = "restore from the buddy"
-BUDDY_RATE, BUDDY_LOADED = f"{FROM_BUDDY}, until its verified bytes can be mapped", f"{FROM_BUDDY}, into tensors"
+BUDDY_RATE = "restore from the buddy by a spare, until its bytes can be mapped"
+BUDDY_LOADED = "  into tensors"
+NEWCOMER_RATE = "restore from the buddy by a node that has just come, likewise"
+NEWCOMER_LOADED = "  into its tensors"
 RESTORE_MEMCPY = "memcpy of the restored bytes"
 SOCKET, FLUSH, COPY = "bare TCP socket, one stream", "flush", "cp and sync -f"
 SLOWED, SLOWED_WITH_STALL = "step longer while a version is replicated", "  the same, with the stall"
-PEAK = "peak memory over slots and copies"
+PEAK = "peak memory over slots, copies, and what spares keep ready"
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,8 @@ def commits(rows: Rows, settings: Settings, gang: Gang, *, slowdown: bool) -> li
                     rows.add(STALL_REPLICATED, SECONDS, stalled_s)
                     rows.add(DIFFERING, RATE, size / seconds / 1e9)
                     rows.add(COMMIT_SECONDS, SECONDS, seconds)
-        rows.add(PEAK, MEBIBYTES, (memory.peak_bytes - before - 4 * size) / 2**20)
+        planned = 4 * size + gang.reserved_bytes
+        rows.add(PEAK, MEBIBYTES, (memory.peak_bytes - before - planned) / 2**20)
         if slowdown:
             _slow_downs(rows, settings, gang, rank)
         sums: list[int] = rank.call("sums")
@@ -227,24 +231,30 @@ def _copy_s(source: str, target: Path) -> float:
 
 
 def restores(rows: Rows, settings: Settings, gang: Gang, sums: list[int]) -> None:
-    """A rank that starts again, on its own node and on a spare, until all of its tensors have the state with `sums`."""
+    """A rank that starts again until all of its tensors have the state with `sums`: on its own node, on a spare that
+    was there at the last commit, and on a node that has come after it."""
     size = gang.shard(0, NODE, TIER_OWN).bytes
     with ExitStack() as workers:
         ends = [_worker(workers, "spawn", SocketEnd) for _ in range(2)]
         for _ in range(settings.rounds):
-            seconds = _socket_s(ends, size)
-            rows.add(SOCKET, RATE, size / seconds / 1e9)
+            gang.add(SPARE)
             with _rank(settings, trained=False) as rank:
                 verified_s, loaded_s = _restore(gang, rank, NODE, NODE, TIER_OWN, sums)
                 rows.add(OWN, SECONDS, loaded_s)
                 rows.add(OWN_VERIFIED, SECONDS, verified_s)
                 rank.call("memcpy")
                 rows.add(RESTORE_MEMCPY, SECONDS, rank.call("memcpy"))
-            gang.add(SPARE)
-            with _rank(settings, trained=False) as rank:
-                verified_s, loaded_s = _restore(gang, rank, SPARE, BUDDY, TIER_BUDDY, sums)
-                rows.add(BUDDY_RATE, RATE, size / verified_s / 1e9)
-                rows.add(BUDDY_LOADED, SECONDS, loaded_s)
+                step, _, _ = rank.call("step")
+                gang.committed_at(step)
+                gang.wait_reserved(SPARE, SLOTS_PER_RANK * size)
+            rows.add(SOCKET, RATE, size / _socket_s(ends, size) / 1e9)
+            for rate, loaded in ((BUDDY_RATE, BUDDY_LOADED), (NEWCOMER_RATE, NEWCOMER_LOADED)):
+                with _rank(settings, trained=False) as rank:
+                    verified_s, loaded_s = _restore(gang, rank, SPARE, BUDDY, TIER_BUDDY, sums)
+                    rows.add(rate, RATE, size / verified_s / 1e9)
+                    rows.add(loaded, SECONDS, loaded_s)
+                gang.remove(SPARE)
+                gang.add(SPARE)
             gang.remove(SPARE)
 
 
@@ -253,7 +263,7 @@ def _restore(gang: Gang, rank: Worker, node: str, source: str, tier: int, sums: 
     rank.call("state_bytes")  # its process is there
     plan = gang.plan(0, source, tier)
     began = time.monotonic()
-    generation = gang.begin({0: node}, {}, plan)
+    generation = gang.begin({0: node}, {NODE: BUDDY}, plan)
     descriptor = gang.connect(0, node)
     joined, loaded = rank.call("restore", generation, descriptor=descriptor)
     os.close(descriptor)

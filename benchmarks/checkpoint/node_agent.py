@@ -81,6 +81,24 @@ class NodeAgent:
 
         return self._run(wait())  # type: ignore[no-any-return]
 
+    def reserved_bytes(self) -> int:
+        """Memory that this node keeps ready for ranks that may come."""
+        return self._service.reserved_bytes()
+
+    def wait_reserved(self, size: int) -> None:
+        """Return when this node keeps at least `size` bytes ready.
+
+        Raises:
+            TimeoutError: it never does.
+        """
+
+        async def wait() -> None:
+            async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                while self._service.reserved_bytes() < size:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
+
+        self._run(wait())
+
     def flush_s(self, data: bytes, folder: str) -> float:
         """Seconds of a flush into the folder."""
         order = agent_pb2.FlushOrder.FromString(data)

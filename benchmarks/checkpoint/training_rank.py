@@ -118,7 +118,7 @@ class TrainingRank:
             return start
 
         link.join = noted_join  # type: ignore[method-assign]
-        self._keep(link, 1).restore()
+        self._done = self._keep(link, 1).restore()
         return joined[0], time.monotonic()
 
     def work(self, steps: int, step_s: float, kept: bool) -> tuple[int, float, float]:

@@ -6,6 +6,7 @@ MAP_POPULATE keeps all other threads of the process from running meanwhile, and 
 
 import ctypes
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 
 CHUNK_BYTES = 64 << 20
 """Bytes that are touched at a time: the kernel lets nothing else of this process be mapped meanwhile."""
@@ -16,8 +17,9 @@ MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None)
 
 
-def map_touched(descriptor: int, size: int) -> mmap.mmap:
-    """Map `size` bytes of a file in memory for reading and writing, and touch all of them. Other threads run meanwhile.
+def map_touched(descriptor: int, size: int, threads: int = 1) -> mmap.mmap:
+    """Map `size` bytes of a file in memory for reading and writing, and touch all of them, with so many threads. Other
+    threads run meanwhile.
 
     The bytes stay as they are. With an older kernel, each page is touched when it is used for the first time.
 
@@ -29,8 +31,8 @@ def map_touched(descriptor: int, size: int) -> mmap.mmap:
     address = ctypes.addressof(begin)
     del begin  # a mapping that somebody refers to can't be closed
     end = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    for start in range(0, end, CHUNK_BYTES):
-        touch(address + start, min(CHUNK_BYTES, end - start))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda start: touch(address + start, min(CHUNK_BYTES, end - start)), range(0, end, CHUNK_BYTES)))
     return mapping
 
 

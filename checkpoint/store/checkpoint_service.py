@@ -209,6 +209,7 @@ class CheckpointService:
             auto_interval=costs.auto,
             stall_us=round(costs.stall_s * 1e6),
             step_us=round(costs.step_s * 1e6),
+            slots_us=round(costs.slots_s * 1e6),
         )
 
     def is_digesting(self, rank: int, generation: int) -> bool:
@@ -339,6 +340,7 @@ class CheckpointService:
             case "filled":
                 filled = message.filled
                 costs.note_snapshot(filled.stall_us / 1e6, filled.every, auto=filled.auto_interval)
+                costs.slots_s = filled.slots_us / 1e6 or costs.slots_s
 
     async def _on_join(self, rank: int, generation: int) -> None:
         try:
@@ -368,15 +370,15 @@ class CheckpointService:
             lambda shard: shard.version.generation < generation and shard.version != restored,
             "a newer generation runs",
         )
-        new_memories, size = [], layout.slot_bytes
+        new_memories: list[SealedMemory] = []
+        size = layout.slot_bytes
         try:
             if self._slots_refused:
                 raise NoMemoryLeft(self._slots_refused)
             new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)
             self._copies.note(rank, size, layout.shared_bytes)
             check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies)
-            for _ in range(new_slots):
-                new_memories.append(await self._run_in_thread(self._slots.allocate, rank, size))
+            await self._allocate_slots(rank, size, new_slots, new_memories)
         except NoMemoryLeft as error:
             log.error("rank %d gets no slots: %s", rank, error)
             self.no_slots = "" if self._slots_refused else str(error)
@@ -394,6 +396,20 @@ class CheckpointService:
             self._reserved_bytes = 0
             self._slots.reserve.drop()  # all ranks of this node have what they need
         self._grant_free_slot(rank, for_any_step=True)
+
+    async def _allocate_slots(self, rank: int, size: int, count: int, allocated: list[SealedMemory]) -> None:
+        """Append `count` memories to `allocated`, of which a thread each allocates the pages.
+
+        Raises:
+            NoMemoryLeft: there is too little memory for one of them. Others may have been allocated.
+        """
+
+        async def allocate() -> None:
+            allocated.append(await self._run_in_thread(self._slots.allocate, rank, size))
+
+        outcomes = await asyncio.gather(*(allocate() for _ in range(count)), return_exceptions=True)
+        for failure in filter(None, outcomes):
+            raise failure
 
     def _on_progress(self, rank: int, version: Version, skipped: bool) -> None:
         if version.generation != self._commit_protocol.order.generation:

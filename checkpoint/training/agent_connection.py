@@ -58,6 +58,9 @@ FIRST_PERIOD = 8
 
 _MAX_UINT32 = (1 << 32) - 1
 
+_TOUCHING_THREADS = min(4, len(os.sched_getaffinity(0)))
+"""Threads that touch the memory of slots before the first snapshot."""
+
 _SLOTS_TIMEOUT_S = 120.0
 """Seconds that the agent may take to allocate slots: large slots take long, because all their pages are allocated."""
 
@@ -110,6 +113,8 @@ class AgentConnection:
         """What the agent of rank 0 finds best: steps between two snapshots, and until ranks look again."""
         self._closing = threading.Lock()
         """Held while a sign of life is sent: its thread must not use the number of a closed descriptor."""
+        self._slots_s = 0.0
+        """Seconds in which the slots were made, until they are reported."""
         self._signs: SignsOfLife | None = None
         self._progressed_at = inf
         """When the newest step was reported (monotonic seconds); infinite before the first."""
@@ -154,13 +159,16 @@ class AgentConnection:
         self.slots = []
         self._free_slots.clear()
         layout = RankLayout(slot_bytes=slot_bytes, header_bytes=header_bytes, shared_bytes=shared_bytes)
+        asked_at = time.monotonic()
         self._send(RankMessage(layout=layout))
-        deadline = time.monotonic() + _SLOTS_TIMEOUT_S
+        deadline = asked_at + _SLOTS_TIMEOUT_S
         while self.alive and time.monotonic() < deadline:
             message, fds = self._receive(deadline)
             if message is None or not message.HasField("slots"):
                 continue
-            return self._map_slots(message.slots, fds)
+            refused = self._map_slots(message.slots, fds)
+            self._slots_s = time.monotonic() - asked_at
+            return refused
         return "the agent gave no answer"
 
     def _map_slots(self, slots: AgentSlots, fds: list[int]) -> str:
@@ -169,7 +177,7 @@ class AgentConnection:
                 return slots.refused
             self._free_slots.clear()
             self._fill_counts.clear()
-            self.slots = [memoryview(map_touched(fd, slots.slot_bytes)) for fd in fds]
+            self.slots = [memoryview(map_touched(fd, slots.slot_bytes, _TOUCHING_THREADS)) for fd in fds]
             return ""
         finally:
             for fd in fds:
@@ -195,7 +203,10 @@ class AgentConnection:
         self._free_slots.pop(slot, None)
         self._fill_counts[slot] = self._fill_counts.get(slot, 0) + 1
         stall_us = min(round(cost.stall_s * 1e6), _MAX_UINT32)
-        filled = RankFilled(slot=slot, step=step, stall_us=stall_us, every=cost.every, auto_interval=cost.auto)
+        slots_us, self._slots_s = round(self._slots_s * 1e6), 0.0
+        filled = RankFilled(
+            slot=slot, step=step, stall_us=stall_us, every=cost.every, auto_interval=cost.auto, slots_us=slots_us
+        )
         self._send(RankMessage(filled=filled))
 
     def report_stopped(self, step: int) -> None:

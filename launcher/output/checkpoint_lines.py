@@ -26,6 +26,8 @@ def _snapshot_words(view: CheckpointView) -> Iterator[str]:
     yield f"{every} (auto)" if view.auto_interval else every
     if view.stall_s:
         yield f"{duration(view.stall_s)} each, {view.cost:.2%} of the time"
+    if view.slots_s:
+        yield f"their memory was made in {duration(view.slots_s)}"
     if view.HasField("loses_steps"):
         yield f"a fault now loses {_loss(view.loses_steps, view.loses_s)}"
 

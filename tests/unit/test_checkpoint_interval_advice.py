@@ -37,6 +37,7 @@ async def test_the_leader_knows_what_the_slowest_rank_pays() -> None:
         assert cost is not None
         assert (cost.every, cost.auto_interval, cost.stall_us) == (1, False, 50_000)
         assert cost.step_us > 0
+        assert cost.slots_us > 0, "the slots were made before the first snapshot"
         assert cost_of(gang, "b") is None, "rank 0 is elsewhere"
         assert gang.ranks[0].connection.advised_interval == (1, FIRST_PERIOD), "the user has set the interval"
 

@@ -26,8 +26,11 @@ def test_what_was_chosen_what_it_costs_and_what_a_fault_loses() -> None:
 
 
 def test_a_user_s_own_interval_is_shown_with_its_cost() -> None:
-    view = CheckpointView(mtbf_s=1, every=1, stall_s=0.007, step_s=0.1, cost=0.065, loses_steps=1, loses_s=0.1)
-    assert lines(view) == {"snapshots": "every step; 7 ms each, 6.50% of the time; a fault now loses 1 step, 100 ms"}
+    view = CheckpointView(mtbf_s=1, every=1, stall_s=0.007, cost=0.065, slots_s=1.3, loses_steps=1, loses_s=0.1)
+    assert lines(view) == {
+        "snapshots": "every step; 7 ms each, 6.50% of the time; their memory was made in 1.3 s; "
+        "a fault now loses 1 step, 100 ms"
+    }
 
 
 def test_durable_checkpoints() -> None:
@@ -60,10 +63,10 @@ def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 70)
     seen = world.core.observed.gang("g")
     seen.agents["n0"].status = AgentStatus(
-        committed=seen.agents["n0"].status.committed, snapshot_cost=SnapshotCost(4, True, 0.02, 0.18)
+        committed=seen.agents["n0"].status.committed, snapshot_cost=SnapshotCost(4, True, 0.02, 0.18, 1.5)
     )
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint
-    assert (view.every, view.auto_interval) == (4, True)
+    assert (view.every, view.auto_interval, view.slots_s) == (4, True, 1.5)
     assert abs(view.cost - 0.02 / (4 * 0.18 + 0.02)) < 1e-9
     assert view.mtbf_s == 3600.0
     assert view.HasField("loses_steps")

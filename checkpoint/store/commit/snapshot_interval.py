@@ -50,11 +50,13 @@ class SnapshotCosts:
     """What snapshots of one generation cost. Times are seconds.
 
     `every`, `auto`: the interval in effect, as rank 0 reports it; 0: it has reported none yet.
+    `slots_s`: in which the slots of rank 0 were made; 0: before its first snapshot.
     """
 
     mtbf_s: float = 0.0
     every: int = 0
     auto: bool = False
+    slots_s: float = 0.0
     _stalls: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     _stepped: tuple[int, float] | None = None

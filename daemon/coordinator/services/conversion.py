@@ -442,7 +442,8 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
 
 
 def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:
-    return events.SnapshotCost(message.every, message.auto_interval, message.stall_us / 1e6, message.step_us / 1e6)
+    stall_s, step_s, slots_s = (us / 1e6 for us in (message.stall_us, message.step_us, message.slots_us))
+    return events.SnapshotCost(message.every, message.auto_interval, stall_s, step_s, slots_s)
 
 
 def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:

@@ -561,6 +561,7 @@ class SnapshotCost(_message.Message):
     AUTO_INTERVAL_FIELD_NUMBER: _builtins.int
     STALL_US_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
+    SLOTS_US_FIELD_NUMBER: _builtins.int
     every: _builtins.int
     """Steps between two snapshots, and whether they follow from costs and failures."""
     auto_interval: _builtins.bool
@@ -568,6 +569,8 @@ class SnapshotCost(_message.Message):
     """Microseconds for which a snapshot holds the slowest rank up; 0: not measured."""
     step_us: _builtins.int
     """Microseconds of one step without a snapshot; 0: not measured."""
+    slots_us: _builtins.int
+    """Microseconds in which the slots of rank 0 were made and touched, before its first snapshot."""
     def __init__(
         self,
         *,
@@ -575,10 +578,11 @@ class SnapshotCost(_message.Message):
         auto_interval: _builtins.bool = ...,
         stall_us: _builtins.int = ...,
         step_us: _builtins.int = ...,
+        slots_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "stall_us", b"stall_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "slots_us", b"slots_us", "stall_us", b"stall_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

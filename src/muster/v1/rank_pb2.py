@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/rank.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\",\n\x08RankJoin\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"M\n\nRankLayout\x12\x12\n\nslot_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cheader_bytes\x18\x02 \x01(\x04\x12\x15\n\x0cshared_bytes\x18\xb6\x02 \x01(\x04\"c\n\nRankFilled\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x11\n\x08stall_us\x18\xb6\x02 \x01(\r\x12\x0e\n\x05\x65very\x18\xb7\x02 \x01(\r\x12\x16\n\rauto_interval\x18\xb8\x02 \x01(\x08\"P\n\x08StepTime\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\r\x12\x0f\n\x07wait_us\x18\x03 \x01(\r\x12\x11\n\x08\x66\x65tch_us\x18\xac\x02 \x01(\r\"_\n\x0cRankProgress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x18\n\x10snapshot_skipped\x18\x02 \x01(\x08\x12\'\n\nstep_times\x18\x64 \x03(\x0b\x32\x13.muster.v1.StepTime\"\x1d\n\x0cRankDeclared\x12\r\n\x05phase\x18\x01 \x01(\t\"\x1b\n\x0bRankStopped\x12\x0c\n\x04step\x18\x01 \x01(\x04\",\n\rRankNotFinite\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05words\x18\x02 \x01(\t\"S\n\tRankAlive\x12\x0c\n\x04last\x18\x01 \x01(\x08\x12 \n\x13\x65ntered_collectives\x18\x10 \x01(\x04H\x00\x88\x01\x01\x42\x16\n\x14_entered_collectives\"\xe8\x02\n\x0bRankMessage\x12#\n\x04join\x18\x01 \x01(\x0b\x32\x13.muster.v1.RankJoinH\x00\x12\'\n\x06layout\x18\x02 \x01(\x0b\x32\x15.muster.v1.RankLayoutH\x00\x12\'\n\x06\x66illed\x18\x03 \x01(\x0b\x32\x15.muster.v1.RankFilledH\x00\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x17.muster.v1.RankProgressH\x00\x12+\n\x08\x64\x65\x63lared\x18\x05 \x01(\x0b\x32\x17.muster.v1.RankDeclaredH\x00\x12)\n\x07stopped\x18\x06 \x01(\x0b\x32\x16.muster.v1.RankStoppedH\x00\x12.\n\nnot_finite\x18x \x01(\x0b\x32\x18.muster.v1.RankNotFiniteH\x00\x12%\n\x05\x61live\x18n \x01(\x0b\x32\x14.muster.v1.RankAliveH\x00\x42\x06\n\x04\x62ody\"i\n\x0c\x41gentRestore\x12#\n\x07version\x18\x01 \x01(\x0b\x32\x12.muster.v1.Version\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64urable_path\x18\x03 \x01(\t\x12\x0f\n\x07refused\x18\x04 \x01(\t\"1\n\nAgentSlots\x12\x12\n\nslot_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07refused\x18\x02 \x01(\t\"?\n\rAgentSlotFree\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\tfrom_step\x18\x02 \x01(\x04\x12\r\n\x05\x66ills\x18\x03 \x01(\x04\"\x1b\n\tAgentStop\x12\x0e\n\x06reason\x18\x01 \x01(\t\".\n\rAgentInterval\x12\r\n\x05\x65very\x18\x01 \x01(\r\x12\x0e\n\x06period\x18\x02 \x01(\r\"\xf2\x01\n\x10\x41gentRankMessage\x12*\n\x07restore\x18\x01 \x01(\x0b\x32\x17.muster.v1.AgentRestoreH\x00\x12&\n\x05slots\x18\x02 \x01(\x0b\x32\x15.muster.v1.AgentSlotsH\x00\x12-\n\tslot_free\x18\x03 \x01(\x0b\x32\x18.muster.v1.AgentSlotFreeH\x00\x12$\n\x04stop\x18\x04 \x01(\x0b\x32\x14.muster.v1.AgentStopH\x00\x12-\n\x08interval\x18\xb6\x02 \x01(\x0b\x32\x18.muster.v1.AgentIntervalH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/rank.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\",\n\x08RankJoin\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"M\n\nRankLayout\x12\x12\n\nslot_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cheader_bytes\x18\x02 \x01(\x04\x12\x15\n\x0cshared_bytes\x18\xb6\x02 \x01(\x04\"v\n\nRankFilled\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x11\n\x08stall_us\x18\xb6\x02 \x01(\r\x12\x0e\n\x05\x65very\x18\xb7\x02 \x01(\r\x12\x16\n\rauto_interval\x18\xb8\x02 \x01(\x08\x12\x11\n\x08slots_us\x18\xb9\x02 \x01(\x04\"P\n\x08StepTime\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\r\x12\x0f\n\x07wait_us\x18\x03 \x01(\r\x12\x11\n\x08\x66\x65tch_us\x18\xac\x02 \x01(\r\"_\n\x0cRankProgress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x18\n\x10snapshot_skipped\x18\x02 \x01(\x08\x12\'\n\nstep_times\x18\x64 \x03(\x0b\x32\x13.muster.v1.StepTime\"\x1d\n\x0cRankDeclared\x12\r\n\x05phase\x18\x01 \x01(\t\"\x1b\n\x0bRankStopped\x12\x0c\n\x04step\x18\x01 \x01(\x04\",\n\rRankNotFinite\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05words\x18\x02 \x01(\t\"S\n\tRankAlive\x12\x0c\n\x04last\x18\x01 \x01(\x08\x12 \n\x13\x65ntered_collectives\x18\x10 \x01(\x04H\x00\x88\x01\x01\x42\x16\n\x14_entered_collectives\"\xe8\x02\n\x0bRankMessage\x12#\n\x04join\x18\x01 \x01(\x0b\x32\x13.muster.v1.RankJoinH\x00\x12\'\n\x06layout\x18\x02 \x01(\x0b\x32\x15.muster.v1.RankLayoutH\x00\x12\'\n\x06\x66illed\x18\x03 \x01(\x0b\x32\x15.muster.v1.RankFilledH\x00\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x17.muster.v1.RankProgressH\x00\x12+\n\x08\x64\x65\x63lared\x18\x05 \x01(\x0b\x32\x17.muster.v1.RankDeclaredH\x00\x12)\n\x07stopped\x18\x06 \x01(\x0b\x32\x16.muster.v1.RankStoppedH\x00\x12.\n\nnot_finite\x18x \x01(\x0b\x32\x18.muster.v1.RankNotFiniteH\x00\x12%\n\x05\x61live\x18n \x01(\x0b\x32\x14.muster.v1.RankAliveH\x00\x42\x06\n\x04\x62ody\"i\n\x0c\x41gentRestore\x12#\n\x07version\x18\x01 \x01(\x0b\x32\x12.muster.v1.Version\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64urable_path\x18\x03 \x01(\t\x12\x0f\n\x07refused\x18\x04 \x01(\t\"1\n\nAgentSlots\x12\x12\n\nslot_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07refused\x18\x02 \x01(\t\"?\n\rAgentSlotFree\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\tfrom_step\x18\x02 \x01(\x04\x12\r\n\x05\x66ills\x18\x03 \x01(\x04\"\x1b\n\tAgentStop\x12\x0e\n\x06reason\x18\x01 \x01(\t\".\n\rAgentInterval\x12\r\n\x05\x65very\x18\x01 \x01(\r\x12\x0e\n\x06period\x18\x02 \x01(\r\"\xf2\x01\n\x10\x41gentRankMessage\x12*\n\x07restore\x18\x01 \x01(\x0b\x32\x17.muster.v1.AgentRestoreH\x00\x12&\n\x05slots\x18\x02 \x01(\x0b\x32\x15.muster.v1.AgentSlotsH\x00\x12-\n\tslot_free\x18\x03 \x01(\x0b\x32\x18.muster.v1.AgentSlotFreeH\x00\x12$\n\x04stop\x18\x04 \x01(\x0b\x32\x14.muster.v1.AgentStopH\x00\x12-\n\x08interval\x18\xb6\x02 \x01(\x0b\x32\x18.muster.v1.AgentIntervalH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKLAYOUT']._serialized_start=105
   _globals['_RANKLAYOUT']._serialized_end=182
   _globals['_RANKFILLED']._serialized_start=184
-  _globals['_RANKFILLED']._serialized_end=283
-  _globals['_STEPTIME']._serialized_start=285
-  _globals['_STEPTIME']._serialized_end=365
-  _globals['_RANKPROGRESS']._serialized_start=367
-  _globals['_RANKPROGRESS']._serialized_end=462
-  _globals['_RANKDECLARED']._serialized_start=464
-  _globals['_RANKDECLARED']._serialized_end=493
-  _globals['_RANKSTOPPED']._serialized_start=495
-  _globals['_RANKSTOPPED']._serialized_end=522
-  _globals['_RANKNOTFINITE']._serialized_start=524
-  _globals['_RANKNOTFINITE']._serialized_end=568
-  _globals['_RANKALIVE']._serialized_start=570
-  _globals['_RANKALIVE']._serialized_end=653
-  _globals['_RANKMESSAGE']._serialized_start=656
-  _globals['_RANKMESSAGE']._serialized_end=1016
-  _globals['_AGENTRESTORE']._serialized_start=1018
-  _globals['_AGENTRESTORE']._serialized_end=1123
-  _globals['_AGENTSLOTS']._serialized_start=1125
-  _globals['_AGENTSLOTS']._serialized_end=1174
-  _globals['_AGENTSLOTFREE']._serialized_start=1176
-  _globals['_AGENTSLOTFREE']._serialized_end=1239
-  _globals['_AGENTSTOP']._serialized_start=1241
-  _globals['_AGENTSTOP']._serialized_end=1268
-  _globals['_AGENTINTERVAL']._serialized_start=1270
-  _globals['_AGENTINTERVAL']._serialized_end=1316
-  _globals['_AGENTRANKMESSAGE']._serialized_start=1319
-  _globals['_AGENTRANKMESSAGE']._serialized_end=1561
+  _globals['_RANKFILLED']._serialized_end=302
+  _globals['_STEPTIME']._serialized_start=304
+  _globals['_STEPTIME']._serialized_end=384
+  _globals['_RANKPROGRESS']._serialized_start=386
+  _globals['_RANKPROGRESS']._serialized_end=481
+  _globals['_RANKDECLARED']._serialized_start=483
+  _globals['_RANKDECLARED']._serialized_end=512
+  _globals['_RANKSTOPPED']._serialized_start=514
+  _globals['_RANKSTOPPED']._serialized_end=541
+  _globals['_RANKNOTFINITE']._serialized_start=543
+  _globals['_RANKNOTFINITE']._serialized_end=587
+  _globals['_RANKALIVE']._serialized_start=589
+  _globals['_RANKALIVE']._serialized_end=672
+  _globals['_RANKMESSAGE']._serialized_start=675
+  _globals['_RANKMESSAGE']._serialized_end=1035
+  _globals['_AGENTRESTORE']._serialized_start=1037
+  _globals['_AGENTRESTORE']._serialized_end=1142
+  _globals['_AGENTSLOTS']._serialized_start=1144
+  _globals['_AGENTSLOTS']._serialized_end=1193
+  _globals['_AGENTSLOTFREE']._serialized_start=1195
+  _globals['_AGENTSLOTFREE']._serialized_end=1258
+  _globals['_AGENTSTOP']._serialized_start=1260
+  _globals['_AGENTSTOP']._serialized_end=1287
+  _globals['_AGENTINTERVAL']._serialized_start=1289
+  _globals['_AGENTINTERVAL']._serialized_end=1335
+  _globals['_AGENTRANKMESSAGE']._serialized_start=1338
+  _globals['_AGENTRANKMESSAGE']._serialized_end=1580
 # @@protoc_insertion_point(module_scope)

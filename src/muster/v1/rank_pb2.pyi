@@ -87,6 +87,7 @@ class RankFilled(_message.Message):
     STALL_US_FIELD_NUMBER: _builtins.int
     EVERY_FIELD_NUMBER: _builtins.int
     AUTO_INTERVAL_FIELD_NUMBER: _builtins.int
+    SLOTS_US_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     step: _builtins.int
     stall_us: _builtins.int
@@ -95,6 +96,8 @@ class RankFilled(_message.Message):
     """Steps between two snapshots now."""
     auto_interval: _builtins.bool
     """The interval follows from costs and failures (every="auto")."""
+    slots_us: _builtins.int
+    """Microseconds in which the slots were made and touched. Only with the first snapshot in these slots."""
     def __init__(
         self,
         *,
@@ -103,10 +106,11 @@ class RankFilled(_message.Message):
         stall_us: _builtins.int = ...,
         every: _builtins.int = ...,
         auto_interval: _builtins.bool = ...,
+        slots_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "slot", b"slot", "stall_us", b"stall_us", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "slot", b"slot", "slots_us", b"slots_us", "stall_us", b"stall_us", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -238,6 +238,7 @@ class SnapshotCost:
     auto: bool
     stall_s: float
     step_s: float
+    slots_s: float = 0.0
 
     @property
     def share(self) -> float:
