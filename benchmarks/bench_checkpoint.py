@@ -52,7 +52,13 @@ def main() -> None:
             if refused := _too_large(gib, Path(folder), options.peers and is_largest):
                 raise SystemExit(f"bench-checkpoint: --gib {gib:g}: {refused}")
             settings = measurements.Settings(
-                gib, options.rounds, options.threads, options.every, options.step_s, Path(folder)
+                gib,
+                options.rounds,
+                options.threads,
+                options.every,
+                options.step_s,
+                3600 * options.mtbf_hours,
+                Path(folder),
             )
             began, rows = time.monotonic(), Rows()
             if is_largest:
@@ -74,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a training process")
     parser.add_argument("--every", type=int, default=20, help="steps between snapshots, for the slow-down of a step")
     parser.add_argument("--step-s", type=float, default=0.3, help="seconds of such a step")
+    parser.add_argument("--mtbf-hours", type=float, default=8.0, help='between failures, for the interval of "auto"')
     parser.add_argument("--folder", type=Path, default=environments.ROOT / "build", help="for flushes and saves")
     options = parser.parse_args()
     if options.rounds < 1 or min(options.gib) <= 0:

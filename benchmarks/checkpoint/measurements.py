@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoint.equal_rank import EqualRank
-from benchmarks.checkpoint.figures import MEBIBYTES, PERCENT, RATE, SECONDS, Rows, ratio
+from benchmarks.checkpoint.figures import COUNT, MEBIBYTES, PERCENT, RATE, SECONDS, Rows, ratio
 from benchmarks.checkpoint.gang import Gang
 from benchmarks.checkpoint.peak_memory import PeakMemory, held_bytes
 from benchmarks.checkpoint.plain_socket import SocketEnd
 from benchmarks.checkpoint.training_rank import WIDTH, TrainingRank
 from benchmarks.checkpoint.worker import Worker
 from benchmarks.peers.checkpoints.library import LIBRARIES, Library, NotMeasured, RunningLibrary
+from muster.checkpoint.store.commit.snapshot_interval import best_interval
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
@@ -42,19 +43,23 @@ NEWCOMER_LOADED = "  into its tensors"
 RESTORE_MEMCPY = "memcpy of the restored bytes"
 SOCKET, FLUSH, COPY = "bare TCP socket, one stream", "flush", "cp and sync -f"
 SLOWED, SLOWED_WITH_STALL = "step longer while a version is replicated", "  the same, with the stall"
+OWN_STEP, DELAY = "  the job's own step", "  the training is delayed by"
+AUTO_EVERY, AUTO_SLOWED = 'steps between snapshots that every="auto" chooses', "  step longer at that interval"
 PEAK = "peak memory over slots, copies, and what spares keep ready"
 
 
 @dataclass(frozen=True)
 class Settings:
     """What is measured. `gib`: GiB of state; `threads`: of each training process; `every`, `step_s`: steps between
-    snapshots and their length, for the slow-down; `folder`: on the file system that flushes are measured on."""
+    snapshots and their length, for the slow-down; `mtbf_s`: seconds between failures, for the interval that "auto"
+    chooses; `folder`: on the file system that flushes are measured on."""
 
     gib: float
     rounds: int
     threads: int
     every: int
     step_s: float
+    mtbf_s: float
     folder: Path
 
 
@@ -91,7 +96,7 @@ def summary(rows: Rows) -> dict[str, float | None]:
         "restore_buddy_gb_s": rows.median(BUDDY_RATE),
         "restore_buddy_over_socket": ratio(rows.median(BUDDY_RATE), rows.median(SOCKET)),
         "flush_over_cp": ratio(rows.median(FLUSH), rows.median(COPY)),
-        "step_slowdown_percent": rows.median(SLOWED),
+        "step_slowdown_percent": rows.median(AUTO_SLOWED),
     }
 
 
@@ -174,7 +179,9 @@ def commits(rows: Rows, settings: Settings, gang: Gang, *, slowdown: bool) -> li
 
 
 def _slow_downs(rows: Rows, settings: Settings, gang: Gang, rank: Worker) -> None:
-    """A job with a snapshot at each N-th step: N steps from a snapshot on, against N steps after its commit."""
+    """A job with a snapshot at each N-th step: N steps from a snapshot on, against N steps after its commit. So each
+    pair shows by how much the copies of one version delay the training. That divided by the interval that "auto"
+    chooses for these costs is how much longer a step is on average."""
     steps = settings.every
     _attach(gang, rank, {NODE: BUDDY}, every=2 * steps)
     for number in range(min(3, settings.rounds) + 1):
@@ -186,7 +193,15 @@ def _slow_downs(rows: Rows, settings: Settings, gang: Gang, rank: Worker) -> Non
         _, plain_s, plain_whole_s = rank.call("work", steps, settings.step_s, False)
         rows.add(SLOWED, PERCENT, (during_s / plain_s - 1) * 100)
         rows.add(SLOWED_WITH_STALL, PERCENT, (during_whole_s / plain_whole_s - 1) * 100)
-        rows.add("  the job's own step", SECONDS, plain_s)
+        rows.add(OWN_STEP, SECONDS, plain_s)
+        rows.add(DELAY, SECONDS, (during_s - plain_s) * steps)
+    step_s, delay_s, stall_s = rows.median(OWN_STEP), rows.median(DELAY), rows.median(STALL_REPLICATED)
+    assert step_s is not None
+    assert delay_s is not None
+    assert stall_s is not None
+    every = best_interval(settings.mtbf_s, stall_s + max(0.0, delay_s), step_s)
+    rows.add(AUTO_EVERY, COUNT, every)
+    rows.add(AUTO_SLOWED, PERCENT, delay_s / (every * step_s) * 100)
 
 
 def _flushes(rows: Rows, settings: Settings, gang: Gang) -> None:

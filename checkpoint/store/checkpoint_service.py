@@ -210,6 +210,7 @@ class CheckpointService:
             stall_us=round(costs.stall_s * 1e6),
             step_us=round(costs.step_s * 1e6),
             slots_us=round(costs.slots_s * 1e6),
+            delay_us=round(costs.delay_s * 1e6),
         )
 
     def is_digesting(self, rank: int, generation: int) -> bool:

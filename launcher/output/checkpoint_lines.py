@@ -25,7 +25,8 @@ def _snapshot_words(view: CheckpointView) -> Iterator[str]:
     every = "every step" if view.every == 1 else f"every {view.every} steps"
     yield f"{every} (auto)" if view.auto_interval else every
     if view.stall_s:
-        yield f"{duration(view.stall_s)} each, {view.cost:.2%} of the time"
+        slower = f" and {duration(view.delay_s)} while they are copied" if view.delay_s else ""
+        yield f"{duration(view.stall_s)} each{slower}, {view.cost:.2%} of the time"
     if view.slots_s:
         yield f"their memory was made in {duration(view.slots_s)}"
     if view.HasField("loses_steps"):

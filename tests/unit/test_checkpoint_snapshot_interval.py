@@ -26,26 +26,26 @@ def measured(stall_s: float, step_s: float, mtbf_s: float, snapshots: int = ENOU
     for step in range(1, snapshots + 1):
         costs.note_step(step, now)
         costs.note_snapshot(stall_s, 1, auto=True)
-        costs.note_stall(stall_s)
+        costs.note_committed(stall_s)
         now += stall_s + step_s
     return costs
 
 
 def test_a_snapshot_that_costs_nothing_that_counts_is_taken_after_every_step() -> None:
-    assert best_interval(8 * HOUR, stall_s=0.002, step_s=5.0) == 1
-    assert best_interval(0.0, stall_s=0.002, step_s=5.0) == 1, "how often nodes fail is of no account then"
-    assert best_interval(8 * HOUR, stall_s=0.0, step_s=0.1) == 1, "nothing is measured"
+    assert best_interval(8 * HOUR, cost_s=0.002, step_s=5.0) == 1
+    assert best_interval(0.0, cost_s=0.002, step_s=5.0) == 1, "how often nodes fail is of no account then"
+    assert best_interval(8 * HOUR, cost_s=0.0, step_s=0.1) == 1, "nothing is measured"
 
 
 def test_the_interval_is_daly_s() -> None:
     """2 s of stall, 8 h between failures: √(2·2·28,800) = 339.4 s, and Daly's higher order 338.7."""
-    assert best_interval(8 * HOUR, stall_s=2.0, step_s=1.0) == 338
+    assert best_interval(8 * HOUR, cost_s=2.0, step_s=1.0) == 338
     young = math.sqrt(2 * 2 * 8 * HOUR)
-    assert abs(best_interval(8 * HOUR, stall_s=2.0, step_s=1.0) - young) < 0.01 * young
+    assert abs(best_interval(8 * HOUR, cost_s=2.0, step_s=1.0) - young) < 0.01 * young
 
 
 def test_rarer_failures_never_make_snapshots_rarer_than_their_cost_is_worth() -> None:
-    costly = best_interval(1e9, stall_s=0.01, step_s=0.1)
+    costly = best_interval(1e9, cost_s=0.01, step_s=0.1)
     assert costly == round(0.01 / NEGLIGIBLE_SHARE / 0.1) == 100
 
 
@@ -79,10 +79,10 @@ def test_a_small_change_of_the_costs_changes_no_interval() -> None:
     costs = measured(stall_s=2.0, step_s=1.0, mtbf_s=8 * HOUR)
     assert costs.choose() == 338
     for _ in range(40):
-        costs.note_stall(2.2)
+        costs.note_committed(2.2)
     assert costs.choose() == 338
     for _ in range(40):
-        costs.note_stall(8.0)
+        costs.note_committed(8.0)
     assert costs.choose() > 600
 
 

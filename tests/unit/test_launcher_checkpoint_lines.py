@@ -17,10 +17,19 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 
 def test_what_was_chosen_what_it_costs_and_what_a_fault_loses() -> None:
     view = CheckpointView(
-        mtbf_s=28_800, every=9, auto_interval=True, stall_s=0.043, step_s=5.0, cost=0.00096, loses_steps=7, loses_s=35.0
+        mtbf_s=28_800,
+        every=9,
+        auto_interval=True,
+        stall_s=0.043,
+        step_s=5.0,
+        delay_s=0.2,
+        cost=0.0054,
+        loses_steps=7,
+        loses_s=35.0,
     )
     assert lines(view) == {
-        "snapshots": "every 9 steps (auto); 43 ms each, 0.10% of the time; a fault now loses 7 steps, 35 s",
+        "snapshots": "every 9 steps (auto); 43 ms each and 200 ms while they are copied, 0.54% of the time; "
+        "a fault now loses 7 steps, 35 s",
         "failures": "one of the job's nodes fails every 8 h, as configured or observed",
     }
 
@@ -63,11 +72,11 @@ def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 70)
     seen = world.core.observed.gang("g")
     seen.agents["n0"].status = AgentStatus(
-        committed=seen.agents["n0"].status.committed, snapshot_cost=SnapshotCost(4, True, 0.02, 0.18, 1.5)
+        committed=seen.agents["n0"].status.committed, snapshot_cost=SnapshotCost(4, True, 0.02, 0.18, 1.5, 0.1)
     )
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint
     assert (view.every, view.auto_interval, view.slots_s) == (4, True, 1.5)
-    assert abs(view.cost - 0.02 / (4 * 0.18 + 0.02)) < 1e-9
+    assert abs(view.cost - 0.12 / (4 * 0.18 + 0.12)) < 1e-9
     assert view.mtbf_s == 3600.0
     assert view.HasField("loses_steps")
     assert 0 <= view.loses_steps <= 5

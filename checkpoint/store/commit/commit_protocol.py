@@ -330,7 +330,7 @@ class CommitProtocol:
             return
         self._note_disagreement(decision)
         if not decision.void:
-            self.costs.note_stall(self._stalls.get(version, 0.0))
+            self.costs.note_committed(self._stalls.get(version, 0.0))
         for member in self._peer_addresses:
             self._spawn(version.generation, self._announce(member, decision))
         self._apply_decision(decision)

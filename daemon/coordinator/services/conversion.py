@@ -442,8 +442,8 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
 
 
 def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:
-    stall_s, step_s, slots_s = (us / 1e6 for us in (message.stall_us, message.step_us, message.slots_us))
-    return events.SnapshotCost(message.every, message.auto_interval, stall_s, step_s, slots_s)
+    times_us = message.stall_us, message.step_us, message.slots_us, message.delay_us
+    return events.SnapshotCost(message.every, message.auto_interval, *(time_us / 1e6 for time_us in times_us))
 
 
 def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:

@@ -80,6 +80,7 @@ def checkpoint_view(gang: Gang, seen: ObservedGang) -> api_pb2.CheckpointView:
     if cost is not None:
         view.every, view.auto_interval, view.cost = cost.every, cost.auto, cost.share
         view.stall_s, view.step_s, view.slots_s = cost.stall_s, cost.step_s, cost.slots_s
+        view.delay_s = cost.delay_s
     step_s = seen.pace.median_step_s or (cost.step_s if cost is not None else 0.0)
     if flush is not None:
         view.flush_serial, view.flush_error = flush.serial, flush.error

@@ -562,6 +562,7 @@ class SnapshotCost(_message.Message):
     STALL_US_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
     SLOTS_US_FIELD_NUMBER: _builtins.int
+    DELAY_US_FIELD_NUMBER: _builtins.int
     every: _builtins.int
     """Steps between two snapshots, and whether they follow from costs and failures."""
     auto_interval: _builtins.bool
@@ -571,6 +572,10 @@ class SnapshotCost(_message.Message):
     """Microseconds of one step without a snapshot; 0: not measured."""
     slots_us: _builtins.int
     """Microseconds in which the slots of rank 0 were made and touched, before its first snapshot."""
+    delay_us: _builtins.int
+    """Microseconds by which the copies of one snapshot to other nodes delay the training, by making steps longer. 0: not
+    measured, or nothing that is certain.
+    """
     def __init__(
         self,
         *,
@@ -579,10 +584,11 @@ class SnapshotCost(_message.Message):
         stall_us: _builtins.int = ...,
         step_us: _builtins.int = ...,
         slots_us: _builtins.int = ...,
+        delay_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "every", b"every", "slots_us", b"slots_us", "stall_us", b"stall_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_interval", b"auto_interval", "delay_us", b"delay_us", "every", b"every", "slots_us", b"slots_us", "stall_us", b"stall_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -239,12 +239,14 @@ class SnapshotCost:
     stall_s: float
     step_s: float
     slots_s: float = 0.0
+    delay_s: float = 0.0
 
     @property
     def share(self) -> float:
-        """The share of the training time that snapshots take."""
-        between = self.every * self.step_s + self.stall_s
-        return self.stall_s / between if between > 0 else 0.0
+        """The share of the training time that snapshots and their copies take."""
+        cost_s = self.stall_s + self.delay_s
+        between = self.every * self.step_s + cost_s
+        return cost_s / between if between > 0 else 0.0
 
 
 @keeps_stored_names
