@@ -15,12 +15,14 @@ from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.simulator.coverage.counts import Coverage
 from muster.simulator.environment.durations import Durations
 from muster.simulator.environment.network import COORDINATOR, NetworkConditions
+from muster.simulator.environment.peer_calls import RELIABLE, PeerCallConditions
 from muster.simulator.environment.site_network import describe_network, recable
 from muster.simulator.faults import hardware_faults, injection, network_faults, process_faults
 from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.invariants.violation import InvariantViolation
 from muster.simulator.world.agent import Agent
 from muster.simulator.world.slurm_jobs import JobSubmission
+from muster.simulator.world.snapshot_crashes import SnapshotCrash, SnapshotPoint
 from muster.simulator.world.world import NO_LIMITS, POOL, START_S, Site, World
 from muster.slurm.client.states import JobState
 
@@ -58,6 +60,15 @@ def _step_s(seed: int, usual_step_s: float) -> float:
     return rng.choice([2.0, 3.0]) if rng.random() < 0.1 else usual_step_s
 
 
+def _peer_calls(seed: int) -> PeerCallConditions:
+    """In some seeds, what agents tell each other about copies is lost, late or doubled."""
+    rng = random.Random(f"peer calls {seed}")  # as in `_step_s`
+    if rng.random() >= 0.4:
+        return RELIABLE
+    lost, unanswered, late, doubled = (rng.choice([0.0, 0.05, 0.2]) for _ in range(4))
+    return PeerCallConditions(lost, unanswered, late, doubled, longest_s=rng.choice([0.5, 4.0, 20.0]))
+
+
 @dataclass(slots=True)
 class Result:
     """The result of a seed. `violation`: the violated invariant or the error. It is empty if there was none."""
@@ -93,6 +104,7 @@ class SeedRun:
                 replace(_limits(seed), straggler=STRAGGLER_RULE, resume_after_check=_resumes_nodes(seed)),
                 fabric=describe_network(leaves, network) if network.random() < 0.6 else None,
                 standby=seed % 4 == 1,
+                peer_calls=_peer_calls(seed),
             ),
             seed,
             folder,
@@ -114,6 +126,7 @@ class SeedRun:
                 injection.arm_random(self.world, phases)
         if any(spec.spares for spec in specs) and random.Random(f"only version {seed}").random() < 0.3:
             injection.arm(self.world, hardware_faults.flip_bit_in_only_version, 2.0)
+        self._arm_snapshot_crashes(seed)
         self._recable(dict(leaves), network)
         self._spoil_node_checks(seed)
         self._slow_down(seed)
@@ -172,6 +185,14 @@ class SeedRun:
         if self.world.durations.step_s() > 1.0:
             injection.arm(self.world, process_faults.stop_agent_and_daemon, 8.0)
             injection.arm(self.world, process_faults.stop_agent_and_daemon, 20.0)
+
+    def _arm_snapshot_crashes(self, seed: int) -> None:
+        """In some seeds agents are killed, or their nodes lose power, at named points around snapshots."""
+        rng = random.Random(f"snapshot crashes {seed}")  # as in `_step_s`
+        while rng.random() < 0.4:
+            point, gang = rng.choice(list(SnapshotPoint)), rng.choice(self._gangs)
+            crash = SnapshotCrash(gang, point, rng.randint(1, 8), powers_off=rng.random() < 0.3)
+            self.world.snapshot_crashes.arm(crash)
 
     def _arm_one(self, remainder: float, shares: Mapping[tuple[injection.Fault, float], float], phase: Phase) -> None:
         """Arm the fault in whose share `remainder` (0 to 1) lies, if any."""

@@ -15,6 +15,12 @@ AGENTS_BUGS: dict[str, PlantedBug] = {
         code="        if stored.keys() != self.nodes:",
         bug="        if len(stored) < max(1, len(self.nodes) - 1):",
     ),
+    "count-a-doubled-report-twice": PlantedBug(
+        "A report that arrives twice counts for another node as well.",
+        module="muster.checkpoint.store.commit.commit_tracker",
+        code="        stored[node] = replicas",
+        bug="        stored[min(self.nodes - stored.keys(), default=node) if node in stored else node] = replicas",
+    ),
     "commit-what-replicas-disagree-on": PlantedBug(
         "A version is committed although its replicas disagree.",
         module="muster.checkpoint.store.commit.commit_tracker",

@@ -5,12 +5,16 @@ A shard is what its rank wrote. Its digest names rank, generation and step, so t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from muster.checkpoint.format import versions
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.daemon.coordinator.core.state.events import ReplicaDisagreement, Shard, Version
+from muster.simulator.environment.peer_calls import Fate
+from muster.simulator.world.snapshot_crashes import SnapshotPoint
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ class ShardMemory:
         self._next_step = 0
         self._last_vote_step = 0
         self._pinned: Version | None = None
+        self._void = Version(0, 0)
         self.committed: Version | None = None
 
     # -- what stands --
@@ -117,6 +122,8 @@ class ShardMemory:
             for rank in ranks:
                 agent.world.flips_written[agent.identity.gang, rank, version] = agent.ranks[rank].flip
                 self.add(rank, True, version)
+            if agent.world.snapshot_crashes.is_killed(agent, SnapshotPoint.FILLED):
+                return
             agent.call_later(agent.world.durations.copy_s(), self._replicate, version, ranks)
             agent.status_changed(0.25)
         elif step > self._next_step > self._last_vote_step:
@@ -124,29 +131,82 @@ class ShardMemory:
             self._report_to_leader(Version(generation, self._next_step), True)
 
     def _replicate(self, version: Version, ranks: list[int]) -> None:
-        if version.generation <= self._agent.fenced_generation:
+        """Offer the shards to the buddy until it has stored them. Without a buddy there is nothing to offer."""
+        if self.is_stale(version):
             return
         buddy = next((m.buddy for m in self._order.members if m.node == self._agent.node), "")
-        if buddy:
-            other = self._agent.world.reachable_peer(self._agent, buddy)
-            if other is None or version.generation <= other.fenced_generation:
-                self._agent.call_later(_RETRY_S, self._replicate, version, ranks)
-                return
+        if not buddy:
+            self._report_to_leader(version, False)
+            return
+
+        def store_copies(other: Agent) -> bool:
+            if other.memory.is_stale(version):
+                return False
             for rank in ranks:
                 other.memory.add(rank, False, version)
             other.status_changed(0.25)
-        self._report_to_leader(version, False)
+            self._agent.world.snapshot_crashes.is_killed(self._agent, SnapshotPoint.COPIED)
+            return True
+
+        self._call(buddy, store_copies, partial(self._replicate, version, ranks), partial(self._stored, version))
+
+    def _stored(self, version: Version) -> None:
+        if not self._agent.world.snapshot_crashes.is_killed(self._agent, SnapshotPoint.STORED):
+            self._report_to_leader(version, False)
+
+    def is_stale(self, version: Version) -> bool:
+        """Whether this agent takes no copy of a version any more (`CommitProtocol.stale_reason`)."""
+        old = self.committed is not None and version < self.committed
+        return version.generation <= self._agent.fenced_generation or old or self._is_void(version, self._void)
 
     def _report_to_leader(self, version: Version, skipped: bool) -> None:
         """Report to the commit leader until it accepts the report."""
         agent = self._agent
         if version.generation <= agent.fenced_generation or version.generation != self._order.generation:
             return
-        leader = agent.world.reachable_peer(agent, self._order.places[0].node)
         own = [place.rank for place in self._order.places if place.node == agent.node]
         replicas = {rank: ReplicaDigest(_GROUP, self._flip(rank, version)) for rank in own}
-        if leader is None or not leader.memory.count_vote(agent.node, version, skipped, replicas):
-            agent.call_later(_RETRY_S, self._report_to_leader, version, skipped)
+        self._call(
+            self._order.places[0].node,
+            lambda leader: leader.memory.count_vote(agent.node, version, skipped, replicas),
+            partial(self._report_to_leader, version, skipped),
+        )
+
+    def _call(
+        self,
+        node: str,
+        call: Callable[[Agent], bool],
+        again: Callable[[], None],
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call another agent, as the network lets it.
+
+        Args:
+            call: what the other agent does; returns whether it accepts the call.
+            again: called after a while if there is no answer, or a refusal.
+            answered: called if the other agent accepts.
+        """
+        agent = self._agent
+        fate = agent.world.peer_calls.draw() if node != agent.node else Fate()
+
+        def arrive(retries: bool) -> None:
+            other = agent.world.reachable_peer(agent, node)
+            accepted = other is not None and fate.arrives and call(other)
+            if not retries:
+                return
+            if not accepted or not fate.answered:
+                agent.call_later(_RETRY_S, again)
+            elif agent.is_running():
+                answered()
+            else:
+                agent.call_later(0.0, answered)
+
+        if fate.again_s:
+            agent.world.schedule.call_later(fate.late_s + fate.again_s, arrive, False)
+        if fate.late_s:
+            agent.world.schedule.call_later(fate.late_s, arrive, True)
+        else:
+            arrive(True)
 
     # -- the leader --
 
@@ -164,12 +224,16 @@ class ShardMemory:
             decision = self._tracker.record_skipped(node, voted, newest_step)
         else:
             decision = self._tracker.record_stored(node, voted, newest_step, replicas)
-        if decision is not None:
-            self._note_disagreement(version, decision)
-            if not decision.void:
-                agent.world.observer.version_committed(agent, self._order, version)
-            for member in self._order.members:
-                agent.call_later(agent.world.network.message_delay_s(), self._send_decision, member.node, decision)
+        crashes = agent.world.snapshot_crashes
+        if decision is None:
+            return not crashes.is_killed(agent, SnapshotPoint.REPORTED)
+        self._note_disagreement(version, decision)
+        if not decision.void:
+            agent.world.observer.version_committed(agent, self._order, version)
+        if crashes.is_killed(agent, SnapshotPoint.DECIDED):
+            return False
+        for member in self._order.members:
+            agent.call_later(agent.world.network.message_delay_s(), self._send_decision, member.node, decision)
         return True
 
     def _note_disagreement(self, version: Version, decision: CommitDecision) -> None:
@@ -182,18 +246,16 @@ class ShardMemory:
         agent = self._agent
         if decision.version.generation <= agent.fenced_generation or self._tracker.next_step > decision.next_step:
             return
-        other = agent.world.reachable_peer(agent, node)
-        if other is None:
-            agent.call_later(_RETRY_S, self._send_decision, node, decision)
-        else:
-            other.memory.receive_decision(decision)
+        self._call(
+            node, lambda other: other.memory.receive_decision(decision), partial(self._send_decision, node, decision)
+        )
 
-    def receive_decision(self, decision: CommitDecision) -> None:
-        """A version is committed or void."""
+    def receive_decision(self, decision: CommitDecision) -> bool:
+        """A version is committed or void. Returns that this was heard."""
         agent = self._agent
         version = Version(*decision.version)
         if version.generation <= agent.fenced_generation:
-            return
+            return True
         if version.generation == self._order.generation:
             self._next_step = max(self._next_step, decision.next_step)
         committed = Version(*decision.committed)
@@ -201,10 +263,12 @@ class ShardMemory:
             self.committed = committed
             self._drop_older(committed)
         if decision.void:
+            self._void = max(self._void, version)
             for key in [k for k in self._digests if self._is_void(k[2], version)]:
                 del self._digests[key]
         self._shards_cache = None
         agent.status_changed(0.0 if any(rank.stopped_step for rank in agent.ranks.values()) else 0.25)
+        return not agent.world.snapshot_crashes.is_killed(agent, SnapshotPoint.TOLD)
 
     def _is_void(self, kept: Version, void: Version) -> bool:
         newer = self.committed is None or kept > self.committed

@@ -18,6 +18,7 @@ from muster.simulator.coverage.counts import Coverage
 from muster.simulator.environment.durations import Durations, DurationSampler
 from muster.simulator.environment.machine import Machine
 from muster.simulator.environment.network import COORDINATOR, Network, NetworkConditions
+from muster.simulator.environment.peer_calls import RELIABLE, PeerCallConditions, PeerCalls
 from muster.simulator.environment.schedule import Schedule
 from muster.simulator.environment.unreliable_slurm import UnreliableSlurm
 from muster.simulator.world.agent import Agent, Rank
@@ -27,6 +28,7 @@ from muster.simulator.world.kept_memory import KeptMemoryStores
 from muster.simulator.world.node_daemon import NodeDaemon
 from muster.simulator.world.observer import Observer
 from muster.simulator.world.slurm_jobs import JobSubmission, SlurmJobs
+from muster.simulator.world.snapshot_crashes import SnapshotCrashes
 from muster.simulator.world.step_times import StepTimes
 from muster.simulator.world.training import Training
 from muster.slurm.client.fake.fake_cluster import FakeCluster
@@ -49,8 +51,8 @@ NO_LIMITS = Limits(
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a simulated cluster consists of: its nodes, the network conditions, the durations and the limits of the
-    site."""
+    """What a simulated cluster consists of: its nodes, the network conditions, the durations, what becomes of calls
+    between agents, and the limits of the site."""
 
     leaves: Sequence[tuple[str, str]]
     """(node, leaf) of every node."""
@@ -59,6 +61,7 @@ class Site:
     limits: Limits = NO_LIMITS
     fabric: events.FabricSeen | None = None
     """The network as Slurm and the site describe it; None: the coordinator knows the leaf of each agent only."""
+    peer_calls: PeerCallConditions = RELIABLE
     standby: bool = False
     """Two coordinators share the journal's folder. Each life of a coordinator is a new term of the lease."""
 
@@ -102,6 +105,8 @@ class World:
         self.slurm = UnreliableSlurm(self.cluster, self.rng)
         self.agents: dict[tuple[str, str], Agent] = {}
         self.daemons: dict[str, NodeDaemon] = {}
+        self.peer_calls = PeerCalls(site.peer_calls, random.Random(f"peer calls {seed}"))
+        self.snapshot_crashes = SnapshotCrashes()
         self.armed_faults: list[tuple[Phase, Callable[[str], None]]] = []
         self.permanent_cuts: set[tuple[str, str]] = set()
         """Directed links that stay cut until the end of the run."""
