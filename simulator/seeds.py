@@ -132,6 +132,7 @@ class SeedRun:
         self._slow_down(seed)
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
+        self._more_copies = random.Random(f"copies {seed}").choice([0, 0, 0, 0, 1, 2])  # likewise
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
@@ -141,6 +142,7 @@ class SeedRun:
         ranks = spec.nodes * spec.ranks_per_node
         tensor = 2 if self._has_groups and ranks % 2 == 0 and not spec.min_nodes else 1
         spec = replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s, tensor=tensor)
+        spec = replace(spec, more_copies=self._more_copies)
         return replace(spec, durable_dir="") if self._has_no_folder else spec
 
     def _allow_idleness(self, seed: int) -> None:

@@ -153,7 +153,7 @@ class CheckpointService:
             self._progress, self._undecided_ranks, self._ranks_with_slots = {}, set(), set()
             self._advised, self.no_slots = rank_pb2.AgentInterval(), ""
             self.rank_reports.begin_generation()
-            replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
+            replicated_nodes = {m.node for m in order.members if self._node in (m.buddy, *m.more_buddies)}
             copied_ranks = [place.rank for place in order.places if place.node in replicated_nodes]
             self._replica_builder.set_replicated_ranks(copied_ranks)
             self._copies = CopiesOfOthers(len(copied_ranks), len(self._commit_protocol.local_ranks))

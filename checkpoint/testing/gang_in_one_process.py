@@ -216,7 +216,8 @@ class InProcessNode:
 
 
 class InProcessGang:
-    """Nodes on the loopback interface. Among the nodes with ranks, each node's buddy is the next one by name."""
+    """Nodes on the loopback interface. Among the nodes with ranks, each node's buddy is the next one by name, and the
+    `more_copies` nodes after that one hold replicas, too."""
 
     def __init__(self, gang_id: str) -> None:
         self.gang_id = gang_id
@@ -224,6 +225,7 @@ class InProcessGang:
         self.generation = 0
         self.agreed_groups: tuple[int, ...] = ()
         self.replicas_differ = False
+        self.more_copies = 0
         self.slot_wait_s = LOCAL_SLOT_WAIT_S
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -264,10 +266,15 @@ class InProcessGang:
 
     def _order(self, places: Mapping[int, str], restore: agent_pb2.RestorePlan | None) -> agent_pb2.Order:
         ring = sorted(set(places.values()))
-        buddy = {name: ring[(i + 1) % len(ring)] if len(ring) > 1 else "" for i, name in enumerate(ring)}
+        following = {name: [*ring[i + 1 :], *ring[:i]] for i, name in enumerate(ring)}
         order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation, world_size=len(places))
         order.members.extend(
-            common_pb2.Member(node=name, peer_address=node.address, buddy=buddy.get(name, ""))
+            common_pb2.Member(
+                node=name,
+                peer_address=node.address,
+                buddy=next(iter(following.get(name, ())), ""),
+                more_buddies=following.get(name, [])[1 : 1 + self.more_copies],
+            )
             for name, node in self.nodes.items()
         )
         order.places.extend(agent_pb2.RankPlace(rank=rank, node=name) for rank, name in places.items())

@@ -40,8 +40,11 @@ MAX_RANK_STATUSES = 2 * MAX_RANKS_PER_NODE
 """Ranks in one status: those of the newest generation, and older ones that are not dead yet."""
 MAX_BLOCKS_PER_RANK = 8
 """Blocks of step times of one rank in one status."""
-MAX_SHARDS_PER_NODE = 8 * MAX_RANKS_PER_NODE
-"""Shards in one status: two slots and two replicas for each rank, and as many again while replicas are rebuilt."""
+MAX_COPIES = 4
+"""Nodes that hold a rank's state, its own among them."""
+MAX_SHARDS_PER_NODE = 4 * MAX_COPIES * MAX_RANKS_PER_NODE
+"""Shards in one status: two slots and two of each replica for each rank, and as many again while replicas are
+rebuilt."""
 MAX_POOL_ANSWERS = 10_000
 """Slurm's answers to one agent's pool requests."""
 MAX_TRANSFERS = 64

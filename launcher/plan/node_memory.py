@@ -1,7 +1,7 @@
 """What memory checkpoints need of each node's own memory, and which nodes have it. Pure.
 
 A rank has two slots, each as large as its state: parameters, the optimizer's state and the fp32 copy. A node keeps
-copies for another node, of two versions, without what its own ranks hold as well. Where each node has whole replicas of
+copies for other nodes, of two versions, without what its own ranks hold as well. Where each node has whole replicas of
 the model (no pipeline), only the sharded part of the state differs from node to node. A GPU's state is copied straight
 into slots, so no other pinned memory is needed. What is offloaded to the host is there besides.
 """
@@ -47,7 +47,7 @@ class NodeMemory:
     @property
     def words(self) -> str:
         """The sum and its parts."""
-        parts = {"slots": self.slots, "copies for another node": self.copies, "offloaded state": self.offloaded}
+        parts = {"slots": self.slots, "copies for other nodes": self.copies, "offloaded state": self.offloaded}
         listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
         return f"{gigabytes(self.total)} of each node's memory: {listed}"
 
@@ -63,7 +63,7 @@ def node_memory(job: Job, model: Model, schedule: Schedule) -> NodeMemory:
     sharded = {Sharding.NONE: 0.0, Sharding.PARAMETERS: state}.get(model.sharding, held.optimizer)
     replica_on_each = axes.pipeline == 1 and ranks % axes.tensor == 0 and axes.data > 1
     own = sharded if replica_on_each else state
-    copies = VERSIONS_OF_COPIES * own * ranks if job.nodes > 1 else 0.0
+    copies = VERSIONS_OF_COPIES * (job.checkpoint.copies - 1) * own * ranks if job.nodes > 1 else 0.0
     return NodeMemory(SLOTS * state * ranks, copies, offloaded)
 
 

@@ -21,6 +21,8 @@ class CheckpointTable(Table):
     """[checkpoint]: where checkpoints are kept."""
 
     memory: Annotated[bool, Field(strict=True)] = True
+    copies: Annotated[int, Field(strict=True, ge=2, le=job_limits.MAX_COPIES)] = 2
+    """On how many nodes each rank's state is kept in memory, its own node among them."""
     durable_every: str = ""
     """Write a durable checkpoint while the job trains: "500 steps", "30 minutes" or "auto". Empty: never unasked."""
     durable_keep: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0

@@ -270,6 +270,11 @@ class Job(Table):
                 "checkpoint.durable_every needs durable_dir, where checkpoints are written, and checkpoint.memory = "
                 "true, from which they are written"
             )
+        if self.checkpoint.copies > max(2, self.nodes):
+            raise ValueError(
+                f"checkpoint.copies = {self.checkpoint.copies} must not be more than nodes = {self.nodes}: only nodes "
+                "with ranks hold copies"
+            )
         if self.gpus_per_node and self.slurm.gres:
             raise ValueError("gpus_per_node and slurm.gres both request GRES for each node: keep one of them")
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
@@ -329,6 +334,7 @@ class Job(Table):
             durable_every_steps=self.checkpoint.durable_every_steps,
             durable_every_s=self.checkpoint.durable_every_s,
             durable_auto=self.checkpoint.durable_every == AUTO,
+            more_copies=self.checkpoint.copies - 2,
             durable_keep=self.checkpoint.durable_keep,
             durable_keep_s=self.checkpoint.durable_keep_hours * HOUR_S,
             node_mtbf_s=self.checkpoint.node_mtbf_hours * HOUR_S,

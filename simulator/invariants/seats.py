@@ -29,7 +29,7 @@ class SeatInvariant:
         """The coordinator starts a generation."""
         if core.observed.fabric is not None and core.observed.fabric.topologies:
             fabric = core.observed.fabric.topologies[0].fabric
-            self._check_copies(fabric, fact)
+            self._check_copies(fabric, fact, gang.spec.more_copies)
             if gang.spec.tensor == 2 and gang.spec.ranks_per_node == 1 and fact.generation == 1:
                 self._check_pairs(fabric, gang, fact)
         require(
@@ -51,14 +51,23 @@ class SeatInvariant:
             f"waiting",
         )
 
-    def _check_copies(self, fabric: Fabric, fact: facts.GenerationStarted) -> None:
+    def _check_copies(self, fabric: Fabric, fact: facts.GenerationStarted, more_copies: int) -> None:
         """A buddy, and the peers that watch a node, share as few failure domains with it as any other nodes would."""
         carriers = [seat.node for seat in fact.seats]
         everybody = carriers + [seat.node for seat in fact.spares]
+        wanted = min(1 + more_copies, len(carriers) - 1)
+        for seat in fact.seats:
+            require(
+                len(seat.buddies) == wanted, f"invariant 13: {seat.node} has {len(seat.buddies)} of {wanted} buddies"
+            )
         for seat in (*fact.seats, *fact.spares):
-            for chosen, among in (((seat.buddy,) if seat.buddy else (), carriers), (seat.watched_peers, everybody)):
+            for chosen, among in ((seat.buddies, carriers), (seat.watched_peers, everybody)):
                 shared = sorted(_shared(fabric, seat.node, other) for other in among if other != seat.node)
                 found = sorted(_shared(fabric, seat.node, other) for other in chosen)
+                require(
+                    len({*chosen} - {seat.node}) == len(chosen),
+                    f"invariant 13: {', '.join(chosen)} are not {len(chosen)} nodes beside {seat.node}",
+                )
                 require(
                     found == shared[: len(found)],
                     f"invariant 13: {', '.join(chosen)} fail together with {seat.node} more often than others would",

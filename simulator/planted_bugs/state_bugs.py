@@ -29,6 +29,12 @@ STATE_BUGS: dict[str, PlantedBug] = {
         code="SPREAD = (FailureDomain.POWER, FailureDomain.RACK, FailureDomain.LEAF)",
         bug="SPREAD = (FailureDomain.LEAF,)",
     ),
+    "forget-further-copies": PlantedBug(
+        "A job that asks for three copies gets two.",
+        module=f"{_ROOM}.state.placement",
+        code="among[node], 1 + more_copies) or",
+        bug="among[node], 1) or",
+    ),
     "place-by-the-first-network": PlantedBug(
         "Ranks, buddies and witnesses follow the network as it was when the gang first started.",
         module=f"{_ROOM}.state.communication",

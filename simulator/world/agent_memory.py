@@ -131,12 +131,18 @@ class ShardMemory:
             self._report_to_leader(Version(generation, self._next_step), True)
 
     def _replicate(self, version: Version, ranks: list[int]) -> None:
-        """Offer the shards to the buddy until it has stored them. Without a buddy there is nothing to offer."""
+        """Offer the shards to the buddies until they have stored them. Without a buddy there is nothing to offer."""
         if self.is_stale(version):
             return
-        buddy = next((m.buddy for m in self._order.members if m.node == self._agent.node), "")
-        if not buddy:
-            self._report_to_leader(version, False)
+        member = next((m for m in self._order.members if m.node == self._agent.node), None)
+        self._offer(version, ranks, [node for node in (member.buddy, *member.more_buddies) if node] if member else [])
+
+    def _offer(self, version: Version, ranks: list[int], buddies: list[str]) -> None:
+        """Offer the shards to one buddy after the other."""
+        if self.is_stale(version):
+            return
+        if not buddies:
+            self._stored(version)
             return
 
         def store_copies(other: Agent) -> bool:
@@ -148,7 +154,12 @@ class ShardMemory:
             self._agent.world.snapshot_crashes.is_killed(self._agent, SnapshotPoint.COPIED)
             return True
 
-        self._call(buddy, store_copies, partial(self._replicate, version, ranks), partial(self._stored, version))
+        self._call(
+            buddies[0],
+            store_copies,
+            partial(self._offer, version, ranks, buddies),
+            partial(self._offer, version, ranks, buddies[1:]),
+        )
 
     def _stored(self, version: Version) -> None:
         if not self._agent.world.snapshot_crashes.is_killed(self._agent, SnapshotPoint.STORED):

@@ -158,7 +158,7 @@ def test_every_text_that_the_journal_gets_is_cut_and_plain(text: str) -> None:
     ("status", "words"),
     [
         (agent_pb2.AgentStatus(ranks=[agent_pb2.RankStatus()] * 2049), "ranks has 2049 entries: 2048 at most"),
-        (agent_pb2.AgentStatus(shards=[agent_pb2.ShardStatus()] * 8193), "shards has 8193 entries: 8192 at most"),
+        (agent_pb2.AgentStatus(shards=[agent_pb2.ShardStatus()] * 16_385), "shards has 16385 entries: 16384 at most"),
         (agent_pb2.AgentStatus(pool=[agent_pb2.PoolAnswer()] * 10_001), "pool has 10001 entries: 10000 at most"),
         (
             agent_pb2.AgentStatus(heard_ms={f"n{n}": 1 for n in range(100_001)}),

@@ -34,6 +34,16 @@ def test_how_long_they_stay_and_how_often_nodes_fail() -> None:
     assert (spec.durable_keep, spec.durable_keep_s, spec.node_mtbf_s) == (3, 1800.0, 360_000.0)
 
 
+def test_on_how_many_nodes_a_state_is_kept() -> None:
+    text = TOP.replace("nodes = 2", "nodes = 3")
+    assert parse(text + "copies = 3", "job.toml").to_proto("/w").more_copies == 1
+    assert spec_of("").more_copies == 0
+    with pytest.raises(WrongInput, match=r"checkpoint\.copies = 3 must not be more than nodes = 2"):
+        spec_of("copies = 3")
+    with pytest.raises(WrongInput, match=r"checkpoint\.copies"):
+        parse(text + "copies = 1", "job.toml")
+
+
 @pytest.mark.parametrize("every", ["5", "0 steps", "5 hours", "-1 steps", "1.5 minutes", "often", "5 steps "])
 def test_anything_else_is_refused_with_what_would_be_right(every: str) -> None:
     with pytest.raises(WrongInput) as refused:

@@ -29,6 +29,7 @@ from muster.checkpoint.store.replication.transfer_rates import TransferRates
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
+from muster.v1.common_pb2 import Member
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -223,10 +224,10 @@ class CommitProtocol:
             self._restored_version_task = None
 
     async def _replicate_until_stored(self, shard: Shard) -> bool:
-        """Replicate a shard to the buddy; retry until its version is decided.
+        """Replicate a shard to all buddies; retry until its version is decided.
 
         Returns:
-            True: the buddy holds a replica. False: the version is no longer needed.
+            True: each buddy holds a replica. False: the version is no longer needed.
 
         Raises:
             CorruptShard: the shard's bytes have changed; the shard is quarantined.
@@ -251,17 +252,24 @@ class CommitProtocol:
         return False
 
     async def _replicate(self, shard: Shard) -> None:
-        buddy = next((member.buddy for member in self.order.members if member.node == self._node), "")
-        if buddy and buddy != self._node:
-            sent = await replicate(
-                self._gang_id,
-                self._node,
-                shard,
-                self._stub(buddy),
-                self._transport,
-                lambda size, seconds: self.transfer_rates.note(buddy, size, seconds),
-            )
-            log.debug("rank %d's shard of %s has a replica, %d bytes sent", shard.rank, shard.version, sent)
+        """Bring a replica to each buddy, to all of them at the same time."""
+        own = next((member for member in self.order.members if member.node == self._node), Member())
+        buddies = {*own.more_buddies, own.buddy} - {"", self._node}
+        outcomes = await asyncio.gather(*(self._bring(shard, buddy) for buddy in buddies), return_exceptions=True)
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        if failures:
+            raise next((failure for failure in failures if isinstance(failure, CorruptShard)), failures[0])
+
+    async def _bring(self, shard: Shard, buddy: str) -> None:
+        sent = await replicate(
+            self._gang_id,
+            self._node,
+            shard,
+            self._stub(buddy),
+            self._transport,
+            lambda size, seconds: self.transfer_rates.note(buddy, size, seconds),
+        )
+        log.debug("rank %d's shard of %s is on %s, %d bytes sent", shard.rank, shard.version, buddy, sent)
 
     async def _report(self, version: Version, *, skipped: bool) -> None:
         """Tell the commit leader that this node has stored or skipped a version; retry until the leader has it."""

@@ -55,6 +55,7 @@ _MAXIMA = {
     "durable_every_s": job_limits.MAX_SECONDS,
     "durable_every_steps": job_limits.MAX_STEPS,
     "durable_keep": job_limits.MAX_STEPS,
+    "more_copies": job_limits.MAX_COPIES - 2,
     "durable_keep_s": job_limits.MAX_SECONDS,
     "tensor_parallel": job_limits.MAX_RANKS,
     "context_parallel": job_limits.MAX_RANKS,
@@ -199,6 +200,7 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         durable_every_steps=message.durable_every_steps,
         durable_every_s=message.durable_every_s,
         durable_auto=message.durable_auto,
+        more_copies=message.more_copies,
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")

@@ -140,6 +140,7 @@ def _member_message(member: Member, seat: facts.Seat | None, pod: str) -> common
         leaf=member.leaf,
         group_rank=seat.group_rank if seat else -1,
         buddy=seat.buddy if seat else "",
+        more_buddies=seat.more_buddies if seat else (),
         neighbours=seat.watched_peers if seat else (),
         pod=pod,
         nvlink_domain=member.nvlink_domain,

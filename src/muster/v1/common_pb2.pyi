@@ -180,6 +180,7 @@ class JobSpec(_message.Message):
     DURABLE_AUTO_FIELD_NUMBER: _builtins.int
     DURABLE_KEEP_FIELD_NUMBER: _builtins.int
     DURABLE_KEEP_S_FIELD_NUMBER: _builtins.int
+    MORE_COPIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -253,6 +254,8 @@ class JobSpec(_message.Message):
     durable_keep: _builtins.int
     """How many of its own durable checkpoints the gang keeps, and for how many seconds older ones stay; 0: no such limit."""
     durable_keep_s: _builtins.float
+    more_copies: _builtins.int
+    """On how many nodes each rank's state is held, beside its own node and the buddy."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -327,10 +330,11 @@ class JobSpec(_message.Message):
         durable_auto: _builtins.bool = ...,
         durable_keep: _builtins.int = ...,
         durable_keep_s: _builtins.float = ...,
+        more_copies: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -589,6 +593,7 @@ class Member(_message.Message):
     LEAF_FIELD_NUMBER: _builtins.int
     GROUP_RANK_FIELD_NUMBER: _builtins.int
     BUDDY_FIELD_NUMBER: _builtins.int
+    MORE_BUDDIES_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
     POD_FIELD_NUMBER: _builtins.int
     NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
@@ -608,6 +613,10 @@ class Member(_message.Message):
     nvlink_domain: _builtins.str
     """The NVLink domain of several nodes (AgentHello.nvlink_domain); empty if there is none."""
     @_builtins.property
+    def more_buddies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further nodes that hold replicas (JobSpec.more_copies)."""
+
+    @_builtins.property
     def neighbours(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The peers that this node pings (about 4, peers in other failure domains first)."""
 
@@ -620,13 +629,14 @@ class Member(_message.Message):
         leaf: _builtins.str = ...,
         group_rank: _builtins.int = ...,
         buddy: _builtins.str = ...,
+        more_buddies: _abc.Iterable[_builtins.str] | None = ...,
         neighbours: _abc.Iterable[_builtins.str] | None = ...,
         pod: _builtins.str = ...,
         nvlink_domain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buddy", b"buddy", "group_rank", b"group_rank", "incarnation", b"incarnation", "leaf", b"leaf", "neighbours", b"neighbours", "node", b"node", "nvlink_domain", b"nvlink_domain", "peer_address", b"peer_address", "pod", b"pod"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buddy", b"buddy", "group_rank", b"group_rank", "incarnation", b"incarnation", "leaf", b"leaf", "more_buddies", b"more_buddies", "neighbours", b"neighbours", "node", b"node", "nvlink_domain", b"nvlink_domain", "peer_address", b"peer_address", "pod", b"pod"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

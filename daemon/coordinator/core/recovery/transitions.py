@@ -271,7 +271,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
         gang_turn.turn.record(noted)
     usable = [member.node for member in gang_turn.usable()]
-    seats, spares = placement.assign_seats(fabric, ranked, usable, gang.spec.spread_replicas)
+    seats, spares = placement.assign_seats(fabric, ranked, usable, gang.spec.spread_replicas, gang.spec.more_copies)
     close = closer_than_required(gang.spec, seats, spares, fabric)
     if close and not gang.seats:
         words = f"[placement] requires other nodes than Slurm gave: {close}"

@@ -207,7 +207,7 @@ def wider_than_asked(spec: GangSpec, ranked: Sequence[str], fabric: Fabric) -> s
 
 def closer_than_required(spec: GangSpec, seats: Iterable[Seat], spares: Iterable[Seat], fabric: Fabric) -> str:
     """In words, which nodes share what the job requires them not to share; empty if none do."""
-    copies = [(seat.node, seat.buddy) for seat in seats if seat.buddy]
+    copies = [(seat.node, buddy) for seat in seats for buddy in seat.buddies]
     found = []
     for what, pairs, words in (
         ("buddies", copies, spec.spread_replicas),

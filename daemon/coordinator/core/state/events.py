@@ -89,6 +89,8 @@ class GangSpec:
     durable_every_s: float = 0.0
     durable_auto: bool = False
     """When a version is written to `durable_dir` while the gang trains, as in JobSpec (common.proto)."""
+    more_copies: int = 0
+    """Nodes that hold each rank's state, beside its own node and the buddy."""
 
     @property
     def fewest(self) -> int:

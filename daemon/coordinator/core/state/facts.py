@@ -25,6 +25,13 @@ class Seat:
     group_rank: int
     buddy: str
     watched_peers: tuple[str, ...]
+    more_buddies: tuple[str, ...] = ()
+    """Further nodes that hold replicas, if the job asks for more than one (`GangSpec.more_copies`)."""
+
+    @property
+    def buddies(self) -> tuple[str, ...]:
+        """All nodes that hold replicas of this node's shards."""
+        return ((self.buddy,) if self.buddy else ()) + self.more_buddies
 
 
 @keeps_stored_names

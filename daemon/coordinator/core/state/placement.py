@@ -99,7 +99,11 @@ def _take_spare(free: list[str], fabric: Fabric, lost: str, last_choices: Mappin
 
 
 def assign_seats(
-    fabric: Fabric, ranked: Sequence[str], nodes: Collection[str], apart_from_buddy: tuple[str, ...] | None = None
+    fabric: Fabric,
+    ranked: Sequence[str],
+    nodes: Collection[str],
+    apart_from_buddy: tuple[str, ...] | None = None,
+    more_copies: int = 0,
 ) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
     """Seats (in the order of group ranks) and spares of a generation, with buddies and watched peers.
 
@@ -108,6 +112,7 @@ def assign_seats(
         ranked: nodes that carry ranks, in the order of group ranks.
         nodes: all present members, spares too.
         apart_from_buddy: what a node and its buddy shall not share (`GangSpec.spread_replicas`); None: anything.
+        more_copies: how many nodes beside the buddy hold replicas, as far as there are so many.
     """
     apart, copies = failure_domains_of(fabric), failure_domains_of(fabric, apart_from_buddy)
     whole, carriers = apart.ring(nodes), copies.ring(ranked)
@@ -117,10 +122,11 @@ def assign_seats(
     def watched(node: str) -> tuple[str, ...]:
         return tuple(apart.next_apart(whole, at[node], WATCHED_PEER_COUNT))
 
-    seats = tuple(
-        Seat(node, position, next(iter(copies.next_apart(carriers, among[node], 1)), ""), watched(node))
-        for position, node in enumerate(ranked)
-    )
+    def seat(position: int, node: str) -> Seat:
+        buddy, *more = copies.next_apart(carriers, among[node], 1 + more_copies) or [""]
+        return Seat(node, position, buddy, watched(node), tuple(more))
+
+    seats = tuple(seat(position, node) for position, node in enumerate(ranked))
     spares = tuple(Seat(node, -1, "", watched(node)) for node in in_fabric_order(fabric, nodes) if node not in among)
     return seats, spares
 
