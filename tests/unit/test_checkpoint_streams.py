@@ -17,11 +17,13 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.streams import piece_fetch, piece_server, stream_sockets
+from muster.checkpoint.store.streams import piece_fetch, piece_server, stream_sockets, unknown_connections
 from muster.checkpoint.store.streams.piece_server import ShardGrant
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
 from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceAccess
+from muster.checkpoint.store.streams.unknown_connections import UnknownConnections
+from muster.daemon.host import clock
 from muster.daemon.transport.tls import pinned_context
 from muster.v1.agent_pb2 import TIER_OWN
 
@@ -162,7 +164,7 @@ def _stream(grant: ShardGrant) -> socket.socket:
 
 
 def test_so_many_streams_are_open_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_server, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(piece_server, "MOST_STREAMS", 1)
     held = shard()
     with transport() as server, server.grant(held) as grant, _stream(grant), pytest.raises(FetchFailed):
         fetched([holder(grant)], held, [0])
@@ -242,6 +244,56 @@ def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool, monkeypatch: p
         socket.create_connection(("127.0.0.1", grant.access.port), timeout=20) as stranger,
     ):
         assert stranger.recv(1) == b""
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_strangers_with_open_connections_keep_nobody_from_fetching(
+    encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown_connections, "MOST_UNKNOWN", 8)
+    monkeypatch.setattr(stream_sockets, "CONNECT_S", 60.0)  # none of them ends by itself
+    held = shard()
+    security = StreamSecurity(*pinned_context()) if encrypted else None
+    with transport(security) as server, server.grant(held) as grant, ExitStack() as stack:
+        address = ("127.0.0.1", grant.access.port)
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(20)]
+        assert fetched([holder(grant)], held, range(COUNT), streams=3).view == held.memory.view
+        assert strangers[0].recv(1) == b"", "the oldest one was dropped"
+        strangers[-1].settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            strangers[-1].recv(1)
+
+
+def test_a_stream_with_a_token_lasts_however_many_strangers_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unknown_connections, "MOST_UNKNOWN", 2)
+    held = shard()
+    with transport() as server, server.grant(held) as grant, _stream(grant) as stream, ExitStack() as stack:
+        address = ("127.0.0.1", grant.access.port)
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(6)]
+        assert [s.recv(1) for s in strangers[:4]] == [b""] * 4
+        stream.sendall(stream_sockets.REQUEST.pack(1, 1))
+        stream_sockets.read_into(stream, got := memoryview(bytearray(PIECE)))
+        assert got == held.piece(1)
+
+
+def test_the_address_with_the_most_unknown_connections_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unknown_connections, "MOST_UNKNOWN", 3)
+    unknown = UnknownConnections()
+    with ExitStack() as stack:
+        pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in range(5)]
+        addresses = ("::1", "10.0.0.9", "10.0.0.9", "10.0.0.9", "10.0.0.9")
+        for (mine, _), address in zip(pairs, addresses, strict=True):
+            unknown.add(mine, address)
+        known = [unknown.leave(mine, address) for (mine, _), address in zip(pairs, addresses, strict=True)]
+        assert known == [True, False, False, True, True]
+
+
+def test_single_bytes_do_not_put_the_deadline_of_a_token_off() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"t")
+        with pytest.raises(TimeoutError):
+            stream_sockets.read_token(ours, clock.monotonic() - 1.0)
 
 
 def test_a_holder_that_takes_no_connection_is_named_with_the_time_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:

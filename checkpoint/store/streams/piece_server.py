@@ -14,12 +14,13 @@ from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.streams import stream_sockets
 from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
 from muster.checkpoint.store.streams.transport import PieceAccess
+from muster.checkpoint.store.streams.unknown_connections import UnknownConnections
 from muster.daemon.host import clock
 
 log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 64
-"""Connections at once. Whoever reaches the port may open one, and each costs a thread."""
+MOST_STREAMS = 256
+"""Streams at once, each with a thread and with the token of a grant. Those without one are `unknown_connections`."""
 _RETRY_S = 0.1
 """Seconds after a connection that could not be taken."""
 
@@ -106,7 +107,8 @@ class PieceServer:
         self._port = int(listener.getsockname()[1])
         self._grants: dict[bytes, ShardGrant] = {}
         self._closed = threading.Event()
-        self._free_connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._unknown = UnknownConnections()
+        self._free_streams = threading.BoundedSemaphore(MOST_STREAMS)
         self._thread = threading.Thread(target=self._accept, name="pieces", daemon=True)
         self._thread.start()
 
@@ -129,46 +131,61 @@ class PieceServer:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
+        self._unknown.close()
         for grant in list(self._grants.values()):
             grant.end()
 
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except OSError:  # the other side is gone already, or this process has too many files open
                 if self._closed.wait(_RETRY_S):
                     return
                 continue
-            if not self._free_connections.acquire(blocking=False):
-                log.warning("a stream of pieces is refused: %d are open", MOST_CONNECTIONS)
+            try:
+                connection = self._prepared(connection)
+            except OSError:  # the other side is gone already
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="piece stream", daemon=True).start()
+            host = str(address[0])
+            self._unknown.add(connection, host)
+            threading.Thread(target=self._serve, args=(connection, host), name="piece stream", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _prepared(self, connection: socket.socket) -> socket.socket:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._security is None:
+            return connection
+        return self._security.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+
+    def _serve(self, connection: socket.socket, host: str) -> None:
         try:
             with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._security is None:
-                    stream_sockets.limit_waits(connection, stream_sockets.CONNECT_S)
-                    self._serve_pieces(connection)
-                else:
-                    connection.settimeout(stream_sockets.CONNECT_S)
-                    with self._security.context.wrap_socket(connection, server_side=True) as encrypted:
-                        self._serve_pieces(encrypted)
+                grant = self._identified(connection, host)
+                if grant is None:
+                    return
+                if not self._free_streams.acquire(blocking=False):
+                    log.warning("a stream of pieces is refused: %d are open", MOST_STREAMS)
+                    return
+                try:
+                    self._serve_pieces(connection, grant)
+                finally:
+                    self._free_streams.release()
         except OSError as error:
             log.debug("a stream of pieces has ended: %s", error)
         except CorruptShard as error:
             log.error("a stream of pieces is ended: %s", error)
-        finally:
-            self._free_connections.release()
 
-    def _serve_pieces(self, connection: socket.socket) -> None:
-        token = bytearray(stream_sockets.TOKEN_BYTES)
-        stream_sockets.read_into(connection, memoryview(token))
-        grant = self._grants.get(bytes(token))
-        if grant is None or not grant.join(connection):
+    def _identified(self, connection: socket.socket, host: str) -> ShardGrant | None:
+        """The grant whose token comes over a new connection; None: it has come too late, or there is no such grant."""
+        try:
+            token = stream_sockets.read_token(connection, clock.monotonic() + stream_sockets.CONNECT_S)
+        finally:
+            known = self._unknown.leave(connection, host)
+        return self._grants.get(token) if known else None
+
+    def _serve_pieces(self, connection: socket.socket, grant: ShardGrant) -> None:
+        if not grant.join(connection):
             return
         stream_sockets.limit_waits(connection, stream_sockets.QUIET_S)
         try:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from muster.checkpoint.format.errors import CorruptShard
+from muster.daemon.host import clock
 
 REQUEST = struct.Struct("!II")
 """The first piece, and the number of pieces."""
@@ -23,7 +24,7 @@ TOKEN_BYTES = 16
 STREAM_BACKLOG = 64
 """Connections that wait to be accepted."""
 CONNECT_S = 5.0
-"""Seconds for a connection, and for the token to come."""
+"""Seconds for a connection, and for the whole token to come over it."""
 QUIET_S = 20.0
 """Seconds without a byte after which a stream is given up."""
 
@@ -102,6 +103,29 @@ def read_into(connection: socket.socket, target: memoryview) -> None:
         if not count:
             raise ConnectionError("it has ended the stream")
         target = target[count:]
+
+
+def read_token(connection: socket.socket, deadline: float) -> bytes:
+    """The token of a new connection, after the handshake if it is encrypted.
+
+    Args:
+        connection: blocks, and has no time limit of its own yet.
+        deadline: by `clock.monotonic`. Single bytes now and then do not put it off.
+
+    Raises:
+        OSError: the other side has ended, or the token has not come in time.
+    """
+    token, missing = bytearray(TOKEN_BYTES), TOKEN_BYTES
+    connection.settimeout(max(0.001, deadline - clock.monotonic()))
+    if isinstance(connection, ssl.SSLSocket):
+        connection.do_handshake()
+    while missing:
+        connection.settimeout(max(0.001, deadline - clock.monotonic()))
+        count = connection.recv_into(memoryview(token)[TOKEN_BYTES - missing :])
+        if not count:
+            raise ConnectionError("it has ended the stream")
+        missing -= count
+    return bytes(token)
 
 
 def read_request(connection: socket.socket) -> tuple[int, int] | None:
