@@ -19,7 +19,7 @@ from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
-from muster.checkpoint.store.streams.transport import Holder
+from muster.checkpoint.store.streams.transport import Arrivals, Holder
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
@@ -141,12 +141,17 @@ class ObservedTransport(SocketTransport):
         self.flows.set()
 
     async def fetch(
-        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+        self,
+        holders: Sequence[Holder],
+        pieces: Sequence[Piece],
+        wanted: Sequence[int],
+        memory: SealedMemory,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self.fetches += 1
         try:
             await self.flows.wait()
-            await super().fetch(holders, pieces, wanted, memory)
+            await super().fetch(holders, pieces, wanted, memory, arrivals)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

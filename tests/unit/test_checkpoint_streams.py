@@ -109,6 +109,98 @@ async def test_what_a_holder_can_not_give_comes_from_another_one() -> None:
         assert not whole.changed
 
 
+class Seen:
+    """What a fetch tells of arrivals."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[int, str]] = []
+        self.bad: list[tuple[int, str]] = []
+
+    def arrived(self, number: int, node: str) -> None:
+        self.came.append((number, node))
+
+    def damaged(self, number: int, node: str) -> None:
+        self.bad.append((number, node))
+
+
+@contextmanager
+def holder_that_stops_after(given: int, held: Shard) -> Iterator[PieceAccess]:
+    """A holder that gives the first pieces that it is asked for, and then nothing more, though it stays connected."""
+    done = threading.Event()
+
+    def serve() -> None:
+        connection, _ = slow.accept()
+        with connection:
+            connection.recv(16, socket.MSG_WAITALL)
+            first, _ = stream_sockets.REQUEST.unpack(connection.recv(stream_sockets.REQUEST.size, socket.MSG_WAITALL))
+            for number in range(first, first + given):
+                connection.sendall(held.piece(number))
+            done.wait()
+
+    with listener() as slow:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield PieceAccess(slow.getsockname()[1], bytes(16))
+        finally:
+            done.set()
+            thread.join()
+
+
+async def test_a_holder_that_becomes_slow_is_replaced_and_no_piece_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_fetch, "SLOW_S", 0.02)
+    monkeypatch.setattr(piece_fetch, "CHECK_S", 0.01)
+    held, slow_has_given = shard(), threading.Event()
+
+    def connect(host: str, port: int, certificate: str) -> socket.socket:
+        if port == grant.access.port:
+            slow_has_given.wait()
+        return stream_sockets.connect(host, port, certificate)
+
+    class SeenUntilSlow(Seen):
+        def arrived(self, number: int, node: str) -> None:
+            super().arrived(number, node)
+            if len(self.came) == 3:
+                slow_has_given.set()
+
+    seen = SeenUntilSlow()
+    with transport() as server, server.grant(held) as grant, holder_that_stops_after(3, held) as access:
+        memory = SealedMemory("target", held.bytes)
+        holders = [Holder("slow", "127.0.0.1", access, frozenset(range(COUNT))), holder(grant, "good")]
+        await piece_fetch.fetch_pieces(holders, held.pieces, range(COUNT), memory, 1, connect, seen)
+        assert memory.view == held.memory.view
+        assert sorted(number for number, _ in seen.came) == list(range(COUNT))
+        assert [node for _, node in seen.came].count("slow") == 3
+
+
+async def test_a_fetch_does_not_wait_for_a_holder_that_takes_no_connection() -> None:
+    held, connected = shard(), threading.Event()
+
+    def connect(host: str, port: int, certificate: str) -> socket.socket:
+        if port != grant.access.port:
+            connected.wait()
+            raise ConnectionError("no connection")
+        return stream_sockets.connect(host, port, certificate)
+
+    with transport() as server, server.grant(held) as grant:
+        memory = SealedMemory("target", held.bytes)
+        away = Holder("away", "127.0.0.1", PieceAccess(1, bytes(16)), frozenset(range(COUNT)))
+        await piece_fetch.fetch_pieces([away, holder(grant, "good")], held.pieces, range(COUNT), memory, 1, connect)
+        assert memory.view == held.memory.view
+        connected.set()
+
+
+def test_what_arrives_damaged_is_told() -> None:
+    held, seen = shard(), Seen()
+    lie = list(held.pieces)
+    lie[5] = Piece(lie[5].offset, lie[5].length, bytes(16))
+    with transport() as server, server.grant(held) as grant, pytest.raises(FetchFailed, match="piece 5 .* damaged"):
+        memory = SealedMemory("target", held.bytes)
+        asyncio.run(piece_fetch.fetch_pieces([holder(grant)], lie, range(8), memory, 1, arrivals=seen))
+    assert seen.came == [(n, "n0") for n in range(5)]
+    assert seen.bad == [(5, "n0")]
+
+
 def test_a_fetch_names_each_holder_that_failed_and_why() -> None:
     held = shard()
     with listener() as gone:

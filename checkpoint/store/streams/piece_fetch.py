@@ -8,10 +8,11 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
+from math import inf
 
 import xxhash
 
@@ -19,13 +20,26 @@ from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.streams import stream_sockets
-from muster.checkpoint.store.streams.transport import FetchFailed, Holder
+from muster.checkpoint.store.streams.transport import Arrivals, FetchFailed, Holder
+from muster.daemon.host import clock
 
 BATCH_PIECES = 8
 """Pieces of one request, at most: 32 MiB. A stream asks for the next ones before these have come."""
 
 CHUNK_BYTES = 512 << 10
 """Bytes that are received and then digested, while they are still in the processor's cache."""
+
+CHECK_S = 0.1
+"""Seconds between two looks at how far the streams are."""
+
+SLOW_S = 1.0
+"""Seconds that the last streams of a fetch may take longer than others would, at least."""
+
+SLOWER_TIMES = 4
+"""How many times as long as others would need they may take beside."""
+
+UNKNOWN_RATE = 20 << 20
+"""Bytes a second that are expected of a holder which had nothing to give so far."""
 
 Connect = Callable[[str, int, str], socket.socket]
 _Batch = range
@@ -36,8 +50,9 @@ _Nodes = frozenset[str]
 class _Work:
     """The batches that nobody has taken yet, and the pieces that have come."""
 
-    def __init__(self, holders: Sequence[Holder], wanted: Sequence[int]) -> None:
+    def __init__(self, holders: Sequence[Holder], wanted: Sequence[int], arrivals: Arrivals | None) -> None:
         self._lock = threading.Lock()
+        self._arrivals = arrivals
         self._holders = holders
         self._batches: dict[_Nodes, deque[_Batch]] = {}
         """By the nodes that have their pieces."""
@@ -62,10 +77,33 @@ class _Work:
             nodes = min(mine, key=lambda nodes: len(nodes - self._failures.keys()))
             return nodes, self._batches[nodes].popleft()
 
-    def got(self, number: int) -> None:
+    def got(self, number: int, holder: Holder) -> None:
         """A piece has come, and is verified."""
+        if self._arrivals is not None:
+            self._arrivals.arrived(number, holder.node)
         with self._lock:
             self._absent.discard(number)
+
+    def got_damaged(self, number: int, holder: Holder) -> None:
+        """What has come is not the piece."""
+        if self._arrivals is not None:
+            self._arrivals.damaged(number, holder.node)
+
+    @property
+    def is_complete(self) -> bool:
+        """All pieces have come."""
+        with self._lock:
+            return not self._absent
+
+    def has_untaken(self) -> bool:
+        """Whether there is a batch that nobody has taken."""
+        with self._lock:
+            return any(self._batches.values())
+
+    def others(self, holder: Holder) -> set[str]:
+        """The nodes of the other holders that may still be asked."""
+        with self._lock:
+            return {h.node for h in self._holders} - self._failures.keys() - {holder.node}
 
     def failed(self, holder: Holder, asked: Iterable[tuple[_Nodes, _Batch]], reason: str) -> None:
         """A holder is not asked again. Others may give what it was `asked` for and has not given."""
@@ -105,26 +143,67 @@ class _Stream:
         self._connect = connect
         self._connection: socket.socket | None = None
         self._lock = threading.Lock()
-        self._aborted = False
+        self._aborted = ""
+        self._asked: deque[tuple[_Nodes, _Batch]] = deque()
+        self._began = 0.0
+        self._asked_bytes = self._received_bytes = 0
+        self.ended = False
+        self.rate_at_end = 0.0
 
-    def abort(self) -> None:
-        """End `run` soon."""
+    @property
+    def node(self) -> str:
+        """The holder's node."""
+        return self._holder.node
+
+    def abort(self, reason: str) -> bool:
+        """End `run` soon. Returns whether it may still write to the memory meanwhile."""
         with self._lock:
-            self._aborted = True
+            self._aborted = self._aborted or reason
             if self._connection is not None:
                 stream_sockets.cut(self._connection)
+            return self._connection is not None and not self.ended
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second so far; 0: nothing has come."""
+        return self._received_bytes / max(clock.monotonic() - self._began, 1e-6) if self._began else 0.0
+
+    def is_too_slow(self, work: _Work, rates: Mapping[str, float]) -> bool:
+        """Whether others would bring what this stream was asked for much sooner. `rates`: of streams that have nothing
+        to do any more, by their nodes."""
+        asked = self._nodes_asked()
+        if self.ended or not asked:
+            return False
+        able = frozenset.intersection(*asked) & work.others(self._holder)
+        other_rate = max((rates.get(node, 0.0) for node in able), default=0.0)
+        if not other_rate:
+            return False
+        left, passed_s = self._asked_bytes - self._received_bytes, clock.monotonic() - self._began
+        needs_s = left / self.rate if self.rate else inf
+        return passed_s > SLOW_S and needs_s > SLOW_S + SLOWER_TIMES * left / other_rate
+
+    def _nodes_asked(self) -> list[_Nodes]:
+        with self._lock:
+            return [nodes for nodes, batch in self._asked if batch]
 
     def run(self) -> None:
         """Fetch until nothing is left that this holder has. What goes wrong is noted in the work."""
-        asked: deque[tuple[_Nodes, _Batch]] = deque()
         try:
-            self._fetch_all(asked)
+            self._fetch_all()
         except (BlockingIOError, TimeoutError):
-            self._work.failed(self._holder, asked, f"nothing came for {stream_sockets.QUIET_S:.0f} s")
+            self._failed(f"nothing came for {stream_sockets.QUIET_S:.0f} s")
         except (OSError, CorruptShard) as error:
-            self._work.failed(self._holder, asked, str(error))
+            self._failed(str(error))
+        finally:
+            self.rate_at_end = self.rate
+            self.ended = True
 
-    def _fetch_all(self, asked: deque[tuple[_Nodes, _Batch]]) -> None:
+    def _failed(self, reason: str) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, deque()
+        self._work.failed(self._holder, asked, self._aborted or reason)
+
+    def _fetch_all(self) -> None:
         access = self._holder.access
         with self._connect(self._holder.host, access.port, access.certificate) as connection:
             with self._lock:
@@ -132,23 +211,28 @@ class _Stream:
                     return
                 self._connection = connection
             connection.sendall(access.token)
-            self._ask(connection, asked)
-            while asked:
-                self._ask(connection, asked)
-                nodes, batch = asked[0]
+            self._began = clock.monotonic()
+            self._ask(connection)
+            while self._asked:
+                self._ask(connection)
+                nodes, batch = self._asked[0]
                 for number in batch:
                     self._receive(connection, number)
-                    self._work.got(number)
-                    asked[0] = nodes, range(number + 1, batch.stop)
-                asked.popleft()
-                if not asked:  # a batch that another stream has given back
-                    self._ask(connection, asked)
+                    self._work.got(number, self._holder)
+                    with self._lock:
+                        self._asked[0] = nodes, range(number + 1, batch.stop)
+                with self._lock:
+                    self._asked.popleft()
+                if not self._asked:  # a batch that another stream has given back
+                    self._ask(connection)
 
-    def _ask(self, connection: socket.socket, asked: deque[tuple[_Nodes, _Batch]]) -> None:
+    def _ask(self, connection: socket.socket) -> None:
         taken = self._work.take(self._holder)
         if taken is not None:
-            asked.append(taken)
             batch = taken[1]
+            with self._lock:
+                self._asked.append(taken)
+            self._asked_bytes += sum(self._pieces[number].length for number in batch)
             connection.sendall(stream_sockets.REQUEST.pack(batch[0], len(batch)))
 
     def _receive(self, connection: socket.socket, number: int) -> None:
@@ -158,7 +242,9 @@ class _Stream:
             chunk = target[start : start + CHUNK_BYTES]
             stream_sockets.read_into(connection, chunk)
             digest.update(chunk)
+            self._received_bytes += len(chunk)
         if digest.digest() != piece.digest:
+            self._work.got_damaged(number, self._holder)
             raise CorruptShard(f"piece {number} (offset {piece.offset}, {piece.length} bytes) arrived damaged")
 
 
@@ -169,6 +255,7 @@ async def fetch_pieces(
     memory: SealedMemory,
     stream_count: int,
     connect: Connect = stream_sockets.connect,
+    arrivals: Arrivals | None = None,
 ) -> None:
     """Fetch the numbered pieces into `memory`, over `stream_count` streams or one for each holder.
 
@@ -177,28 +264,45 @@ async def fetch_pieces(
     Raises:
         FetchFailed: no holder has given some piece.
     """
-    work = _Work(holders, wanted)
+    work = _Work(holders, wanted, arrivals)
     while left := work.holders_left():
-        # A second round, if a lost holder has left work to others who had finished already.
+        # A further round, if a lost or slow holder has left work to others who had finished already.
         per_holder = max(1, min(stream_count // len(left), -(-len(wanted) // BATCH_PIECES)))
-        await _run([_Stream(holder, pieces, memory.view, work, connect) for holder in left for _ in range(per_holder)])
+        streams = [_Stream(holder, pieces, memory.view, work, connect) for holder in left for _ in range(per_holder)]
+        await _run(streams, work)
     work.raise_if_incomplete()
 
 
-async def _run(streams: Sequence[_Stream]) -> None:
+async def _run(streams: Sequence[_Stream], work: _Work) -> None:
     """Run streams to their end, each in a thread. Cancelling this ends them first."""
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(len(streams), thread_name_prefix="fetch")
     running = asyncio.gather(*(loop.run_in_executor(pool, stream.run) for stream in streams))
     try:
-        await asyncio.shield(running)
+        while not running.done():
+            await asyncio.wait({running}, timeout=CHECK_S)
+            if work.is_complete and not any([stream.abort("all has come") for stream in streams]):
+                return  # what is left has no connection yet
+            _end_slow(streams, work)
     except asyncio.CancelledError:
         for stream in streams:
-            stream.abort()
+            stream.abort("cancelled")
         await _until_done(running)  # a thread may still write to the memory
         raise
     finally:
         pool.shutdown(wait=False)
+
+
+def _end_slow(streams: Sequence[_Stream], work: _Work) -> None:
+    """End streams for which the whole fetch waits, though others would bring the same pieces much sooner."""
+    rates: dict[str, float] = {}
+    for stream in streams:
+        if stream.ended:
+            rates[stream.node] = max(stream.rate_at_end or UNKNOWN_RATE, rates.get(stream.node, 0.0))
+    if rates and not work.has_untaken():
+        for stream in streams:
+            if stream.is_too_slow(work, rates):
+                stream.abort("much slower than the others")
 
 
 async def _until_done(running: "asyncio.Future[list[None]]") -> None:

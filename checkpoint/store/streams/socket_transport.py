@@ -11,7 +11,7 @@ from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.streams.piece_fetch import fetch_pieces
 from muster.checkpoint.store.streams.piece_server import PieceServer, ShardGrant
 from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
-from muster.checkpoint.store.streams.transport import Holder
+from muster.checkpoint.store.streams.transport import Arrivals, Holder
 
 MOST_STREAMS = 8
 """Streams of one transfer. One stream carries about 3 GB/s, digests included, and takes a core on either side."""
@@ -40,10 +40,15 @@ class SocketTransport:
         return self._server.grant(shard)
 
     async def fetch(
-        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+        self,
+        holders: Sequence[Holder],
+        pieces: Sequence[Piece],
+        wanted: Sequence[int],
+        memory: SealedMemory,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """Fetch the numbered pieces into their places in `memory`."""
-        await fetch_pieces(holders, pieces, wanted, memory, self._stream_count)
+        await fetch_pieces(holders, pieces, wanted, memory, self._stream_count, arrivals=arrivals)
 
     def close(self) -> None:
         """End all transfers."""

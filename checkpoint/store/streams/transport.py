@@ -58,6 +58,18 @@ class PieceGrant(Protocol):
         ...
 
 
+class Arrivals(Protocol):
+    """Is told of each piece while a fetch runs. The transport's threads call it."""
+
+    def arrived(self, number: int, node: str) -> None:
+        """A piece has come from `node`, and is verified."""
+        ...
+
+    def damaged(self, number: int, node: str) -> None:
+        """What came from `node` does not match the piece's digest."""
+        ...
+
+
 class PieceTransport(Protocol):
     """Grants the pieces of this node's shards to others, and fetches those of others."""
 
@@ -69,9 +81,17 @@ class PieceTransport(Protocol):
         ...
 
     async def fetch(
-        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+        self,
+        holders: Sequence[Holder],
+        pieces: Sequence[Piece],
+        wanted: Sequence[int],
+        memory: SealedMemory,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """Fetch the numbered pieces into their places in `memory`. All of them are verified when this returns.
+
+        A holder that is lost, or much slower than the others, is replaced by those that have the same pieces.
+        `arrivals` is told of each piece: what came before a failure need not be asked again.
 
         Cancelling this ends the transfer: nothing writes to `memory` afterwards.
 
