@@ -47,10 +47,12 @@ from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import (
     TIER_OWN,
+    CorruptCopy,
     FlushOrder,
     Order,
     ReplicaDisagreement,
     ReplicaTransfer,
+    RestoreProgress,
     ShardStatus,
     SnapshotCost,
 )
@@ -123,7 +125,7 @@ class CheckpointService:
         # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
         self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads)
-        self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread)
+        self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread, on_change)
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
         self._progress: dict[int, int] = {}
@@ -194,6 +196,14 @@ class CheckpointService:
     def transfers(self) -> list[ReplicaTransfer]:
         """What copies of shards to other nodes have reached."""
         return self._commit_protocol.transfer_rates.newest()
+
+    def corrupt_copies(self) -> list[CorruptCopy]:
+        """The newest copies of shards that were found corrupt, and are used no more."""
+        return self._shard_store.corrupt_copies.newest()
+
+    def restore_progress(self) -> RestoreProgress | None:
+        """How far the restore of this node's ranks is; None: they get nothing from memory."""
+        return self._recall.progress.status()
 
     def reserved_bytes(self) -> int:
         """The bytes of memory that this node keeps ready for ranks that may come."""

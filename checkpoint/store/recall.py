@@ -1,39 +1,40 @@
 """Recall: brings the shards that a generation starts from into slots of the nodes that run the ranks.
 
-The sources are this node's memory, another node's memory, and a durable folder of the same version. The recall starts
-for all ranks of this node when the order arrives, while the rank processes still start. Every byte is verified before a
-rank can see it. A rank gets exactly the version of the restore plan, or an error: versions are never mixed.
+The sources are this node's memory, the memory of all other nodes that hold the same pieces, and a durable folder of the
+same version. The recall starts for all ranks of this node when the order arrives, while the rank processes still start.
+Every byte is verified before a rank can see it. A rank gets exactly the version of the restore plan, or an error:
+versions are never mixed.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 
-import grpc
-
 from muster.checkpoint.format.durable_folders import folder_name
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import Piece, verify_pieces
+from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, verify_pieces
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
-from muster.checkpoint.store.replication import shard_offers
-from muster.checkpoint.store.replication.dial import Dial, host_of
+from muster.checkpoint.store.piece_gathering import PART_PIECES, PieceGathering, WantedShard
+from muster.checkpoint.store.replication.dial import Dial
+from muster.checkpoint.store.restore_progress import NodeRestore
+from muster.checkpoint.store.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource
 
 log = logging.getLogger(__name__)
 
-PART_PIECES = 16
-"""Pieces that a thread verifies or copies at least: 64 MiB, some milliseconds."""
-OFFER_TIMEOUT_S = 20.0
-"""Seconds for a holder to answer. The transfer itself may take long: only quiet streams end it."""
+MOST_OTHERS = 3
+"""Nodes with other ranks' shards that are asked for equal pieces, beside those that hold the rank's own shard."""
+REPORT_S = 0.25
+"""Seconds between two reports of the progress."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Recall:
         dial: returns a stub for the agent on a node.
         transport: how pieces travel.
         run_in_thread: runs a function in a thread.
+        on_change: called now and then while a recall runs: `progress` has something new.
     """
 
     def __init__(
@@ -64,26 +66,42 @@ class Recall:
         dial: Dial,
         transport: PieceTransport,
         run_in_thread: WorkerThreads,
+        on_change: Callable[[], None],
     ) -> None:
         self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
         self._slots = slots
-        self._dial = dial
         self._transport = transport
         self._run_in_thread = run_in_thread
+        self._on_change = on_change
         self._peer_addresses: dict[str, str] = {}
+        self._holders = ShardHolders(gang_id, node, dial, lambda node: self._peer_addresses.get(node, ""))
+        self.progress = NodeRestore()
+        self._reports: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[RecalledState]] = {}
 
     def start(self, order: Order, ranks: Sequence[int]) -> None:
         """Start the recalls for the ranks of this node. Recalls of an earlier generation are cancelled."""
         self.cancel()
         self._peer_addresses = {member.node: member.peer_address for member in order.members}
+        self.progress = progress = NodeRestore(order.generation, len(ranks) if order.restore.sources else 0)
+        gathering = PieceGathering(self._shard_store, self._holders, self._transport, self._run_in_thread, progress)
         for rank in ranks:
-            task = asyncio.create_task(self._recall(rank, order.restore), name=f"recall rank {rank}")
+            work = self._recall(rank, order.restore, gathering, progress)
+            task = asyncio.create_task(work, name=f"recall rank {rank}")
             # `wait_for` raises the error for the rank that asks. Without such a rank, asyncio must not log the error.
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
             self._tasks[rank] = task
+        if self._tasks and order.restore.sources:
+            self._reports = asyncio.create_task(self._report(set(self._tasks.values()), gathering))
+
+    async def _report(self, tasks: set[asyncio.Task[RecalledState]], gathering: PieceGathering) -> None:
+        """Have the progress reported until all recalls have ended."""
+        while tasks:
+            _, tasks = await asyncio.wait(tasks, timeout=REPORT_S)
+            self._on_change()
+        gathering.forget_arrivals()
 
     async def wait_for(self, rank: int) -> RecalledState:
         """The state of a rank; waits until it is on this node.
@@ -99,101 +117,112 @@ class Recall:
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
+        if self._reports is not None:
+            self._reports.cancel()
 
-    async def _recall(self, rank: int, plan: RestorePlan) -> RecalledState:
+    async def _recall(
+        self, rank: int, plan: RestorePlan, gathering: PieceGathering, progress: NodeRestore
+    ) -> RecalledState:
         version = Version.from_wire(plan.version)
-        sources = sorted(
-            (s for s in plan.sources if s.rank == rank and s.tier != TIER_DURABLE), key=lambda s: s.node != self._node
-        )
         if not plan.sources and (plan.durable_path or not plan.HasField("version")):
             return RecalledState(durable_path=plan.durable_path)
-        failures = []
-        for source in sources:
-            try:
-                return RecalledState(await self._recall_from(rank, version, source))
-            except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
-                reason = str(error)
-            except TimeoutError:
-                reason = f"no answer within {OFFER_TIMEOUT_S:.0f} s"
-            except grpc.aio.AioRpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-            log.error("rank %d's state at %s can't be had from %s: %s", rank, version, source.node, reason)
-            failures.append(f"{source.node}: {reason}")
+        failures: dict[str, str] = {}
+        try:
+            shard = await self._recall_from_memory(rank, version, plan, gathering, progress, failures)
+            progress.note_rank_done()
+            return RecalledState(shard)
+        except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
+            reasons = "; ".join([*(f"{node}: {reason}" for node, reason in failures.items()), str(error)])
+        log.error("rank %d's state at %s can't be had: %s", rank, version, reasons)
         if PurePath(plan.durable_path).name == folder_name(version, self._gang_id):
             return RecalledState(durable_path=plan.durable_path)
-        reasons = "; ".join(failures) or "no source holds it"
         raise RestoreError(f"rank {rank}'s state at {version} can't be had: {reasons}")
 
-    async def _recall_from(self, rank: int, version: Version, source: RestoreSource) -> Shard:
-        if source.node == self._node:
-            return await self._recall_from_this_node(rank, version, source)
-        if source.node not in self._peer_addresses:
-            raise CorruptShard(f"the order names no address for {source.node}")
-        return await self._fetch(rank, version, source)
-
-    async def _recall_from_this_node(self, rank: int, version: Version, source: RestoreSource) -> Shard:
-        shard = self._shard_store.find(rank, version)
-        if shard is None:
-            raise CorruptShard("its memory holds no such shard")
-        with shard.held():
-            if source.digest and shard.digest.hex() != source.digest:
-                raise CorruptShard(f"the shard's digest is {shard.digest.hex()}, the order says {source.digest}")
-            found = await self._run_in_thread.in_parts(shard.corrupt_pieces, len(shard.pieces), PART_PIECES)
-            corrupt = [n for part in found for n in part]
-            if not corrupt:
-                return shard if shard.tier == TIER_OWN else await self._copy_replica_into_slot(shard)
-        reason = f"{len(corrupt)} of {len(shard.pieces)} pieces don't match their digest"
-        self._shard_store.quarantine(shard, reason)
-        if self._shard_store.find(rank, version) is not None:
-            return await self._recall_from_this_node(rank, version, source)
-        raise CorruptShard(reason)
-
-    async def _copy_replica_into_slot(self, replica: Shard) -> Shard:
-        """Copy a replica into a slot of this node, because its rank runs here now."""
-
-        memory = await self._run_in_thread(self._slots.allocate, replica.rank, replica.bytes)
-
-        def copy(numbers: range) -> None:
-            for piece, data in ((replica.pieces[n], replica.piece(n)) for n in numbers):
-                memory.view[piece.offset : piece.offset + piece.length] = data
-
-        try:
-            await self._run_in_thread.in_parts(copy, len(replica.pieces), PART_PIECES)
-            return await self.add_slot_shard(replica.rank, replica.version, replica.pieces, replica.digest, memory)
-        except BaseException:
-            memory.close()
-            raise
-
-    async def _fetch(self, rank: int, version: Version, source: RestoreSource) -> Shard:
-        request = peer_pb2.FetchRequest(gang_id=self._gang_id, node=self._node, rank=rank, version=version.to_wire())
-        address = self._peer_addresses[source.node]
-        call = self._dial(source.node, address).Fetch(request)
-        try:
-            async with asyncio.timeout(OFFER_TIMEOUT_S):
-                offer = await anext(aiter(call), None)
-            if offer is None:
-                raise CorruptShard("the answer holds no offer")
-            return await self._fetch_offered(rank, version, source, offer, host_of(address))
-        finally:
-            call.cancel()  # the holder need not keep the shard any longer
-
-    async def _fetch_offered(
-        self, rank: int, version: Version, source: RestoreSource, offer: peer_pb2.ShardOffer, host: str
+    async def _recall_from_memory(
+        self,
+        rank: int,
+        version: Version,
+        plan: RestorePlan,
+        gathering: PieceGathering,
+        progress: NodeRestore,
+        failures: dict[str, str],
     ) -> Shard:
-        pieces = shard_offers.pieces_of_offer(offer)
-        offered_version = shard_offers.version_of_offer(offer)
-        if (offer.rank, offered_version) != (rank, version):
-            raise CorruptShard(f"the answer is rank {offer.rank} of {offered_version}")
-        if source.digest and offer.digest.hex() != source.digest:
-            raise CorruptShard(f"the shard's digest is {offer.digest.hex()}, the order says {source.digest}")
-        memory = await self._run_in_thread(self._slots.allocate, rank, offer.bytes)
+        """The shard in a slot of this node, verified. What goes wrong with single nodes is added to `failures`."""
+        sources = [s for s in plan.sources if s.rank == rank and s.tier != TIER_DURABLE]
+        digest = next((s.digest for s in sources if s.digest), "")
+        elsewhere = [Source(s.node, rank, digest) for s in sources if s.node != self._node]
+        async with AsyncExitStack() as calls:
+            hold = calls.enter_context(ExitStack())
+            here = self._on_this_node(rank, version, digest, sources, failures)
+            wanted = WantedShard(rank, version, elsewhere, self._other_sources(rank, plan), calls, failures)
+            if here is not None:
+                hold.enter_context(here.held())
+                progress.note_size(here.bytes)
+                wanted.pieces = here.pieces
+                if here.tier == TIER_OWN:
+                    corrupt = await self._corrupt_pieces(here)
+                    if not corrupt:
+                        progress.note_own(here.bytes)
+                        return here
+                    failures[self._node] = f"{len(corrupt)} of {len(here.pieces)} pieces don't match their digest"
+                    self._shard_store.quarantine(here, failures[self._node], len(corrupt))
+                    wanted.intact = here, set(range(len(here.pieces))) - corrupt
+            else:
+                await gathering.find_pieces(wanted)
+                progress.note_size(size_of(wanted.pieces))
+            wanted.memory = await self._allocate(wanted, hold)
+            try:
+                await gathering.gather(wanted)
+            except BaseException:
+                wanted.memory.close()
+                raise
+            return self._store(rank, version, wanted.pieces, shard_digest(wanted.pieces), wanted.memory)
+
+    async def _allocate(self, wanted: WantedShard, hold: ExitStack) -> SealedMemory:
+        """Memory for a shard. If there is too little, the corrupt copy in this node's memory is given up first."""
+        size = size_of(wanted.pieces)
         try:
-            holder = shard_offers.holder_of_offer(offer, host)
-            await self._transport.fetch([holder], pieces, range(len(pieces)), memory)
-        except BaseException:
-            memory.close()
-            raise
-        return self._store(rank, version, pieces, offer.digest, memory)
+            return await self._run_in_thread(self._slots.allocate, wanted.rank, size)
+        except NoMemoryLeft:
+            if wanted.intact is None:
+                raise
+            wanted.intact = None
+            hold.close()
+            return await self._run_in_thread(self._slots.allocate, wanted.rank, size)
+
+    def _on_this_node(
+        self, rank: int, version: Version, digest: str, sources: Sequence[RestoreSource], failures: dict[str, str]
+    ) -> Shard | None:
+        """The rank's shard in this node's memory, if it is the one that the sources name."""
+        shard = self._shard_store.find(rank, version)
+        named = any(source.node == self._node for source in sources)
+        if shard is not None and (shard.digest.hex() == digest if digest else named):
+            return shard
+        if named and shard is None:
+            failures[self._node] = "its memory holds no such shard"
+        elif named and shard is not None:
+            failures[self._node] = f"the shard's digest is {shard.digest.hex()}, the order says {digest}"
+        return None
+
+    async def _corrupt_pieces(self, shard: Shard) -> set[int]:
+        found = await self._run_in_thread.in_parts(shard.corrupt_pieces, len(shard.pieces), PART_PIECES)
+        return {n for part in found for n in part}
+
+    def _other_sources(self, rank: int, plan: RestorePlan) -> list[Source]:
+        """Shards of other ranks on other nodes, which may have equal pieces: half the ranks away first, then a quarter.
+
+        Data-parallel replicas are most often so far apart, whatever lies inside them.
+        """
+        by_rank = {s.rank: s for s in plan.sources if s.tier != TIER_DURABLE and s.node != self._node}
+        mine = {s.node for s in plan.sources if s.rank == rank}
+        count = 1 + max((s.rank for s in plan.sources), default=0)
+        found: dict[str, Source] = {}
+        for parts in (2, 4, 8, count):
+            for part in range(1, parts):
+                source = by_rank.get((rank + part * count // parts) % count)
+                if source is not None and source.node not in mine and len(found) < MOST_OTHERS:
+                    found.setdefault(source.node, Source(source.node, source.rank, source.digest))
+        return list(found.values())
 
     async def add_slot_shard(
         self, rank: int, version: Version, pieces: tuple[Piece, ...], digest: bytes, memory: SealedMemory

@@ -18,6 +18,8 @@ from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S
+from muster.checkpoint.store.streams import stream_sockets
+from muster.checkpoint.store.streams.piece_fetch import fetch_pieces
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.transport import Arrivals, Holder
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
@@ -130,6 +132,7 @@ class ObservedTransport(SocketTransport):
 
     `flows`: while this event is clear, nothing is fetched.
     `cancelled`: how many fetches were cancelled before they were complete.
+    `damages`: in so many chunks that come next, one bit arrives wrong.
     """
 
     def __init__(self) -> None:
@@ -137,6 +140,7 @@ class ObservedTransport(SocketTransport):
         self.fetches = 0
         self.fetched_bytes = 0
         self.cancelled = 0
+        self.damages = 0
         self.flows = asyncio.Event()
         self.flows.set()
 
@@ -151,11 +155,29 @@ class ObservedTransport(SocketTransport):
         self.fetches += 1
         try:
             await self.flows.wait()
-            await super().fetch(holders, pieces, wanted, memory, arrivals)
+            await fetch_pieces(holders, pieces, wanted, memory, 1, self._connect, arrivals)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         self.fetched_bytes += sum(pieces[n].length for n in wanted)
+
+    def _connect(self, host: str, port: int, certificate: str) -> socket.socket:
+        return _DamagingSocket(stream_sockets.connect(host, port, certificate), self)
+
+
+class _DamagingSocket(socket.socket):
+    """A connection on which bits arrive wrong, as `transport` says."""
+
+    def __init__(self, connection: socket.socket, transport: ObservedTransport) -> None:
+        super().__init__(fileno=connection.detach())
+        self._transport = transport
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        count = super().recv_into(buffer, nbytes, flags)
+        if count and self._transport.damages:
+            self._transport.damages -= 1
+            buffer[0] ^= 1
+        return count
 
 
 class _PeerService(peer_pb2_grpc.PeerServiceServicer):

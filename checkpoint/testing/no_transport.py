@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceGrant
+from muster.checkpoint.store.streams.transport import Arrivals, FetchFailed, Holder, PieceGrant
 
 
 class NoTransport:
@@ -18,7 +18,12 @@ class NoTransport:
         yield
 
     async def fetch(
-        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+        self,
+        holders: Sequence[Holder],
+        pieces: Sequence[Piece],
+        wanted: Sequence[int],
+        memory: SealedMemory,
+        arrivals: Arrivals | None = None,
     ) -> None:
         raise FetchFailed("there is no other node")
 

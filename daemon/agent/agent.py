@@ -49,6 +49,7 @@ from muster.v1.agent_pb2 import (
     AgentMessage,
     AgentStatus,
     Certificate,
+    CorruptCopy,
     Duty,
     FlushOrder,
     MeasureOrder,
@@ -57,6 +58,7 @@ from muster.v1.agent_pb2 import (
     ProbeResult,
     ReplicaDisagreement,
     ReplicaTransfer,
+    RestoreProgress,
     ShardStatus,
     Silence,
     SnapshotCost,
@@ -94,6 +96,8 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def disagreement(self) -> ReplicaDisagreement | None: ...
     def transfers(self) -> list[ReplicaTransfer]: ...
     def snapshot_cost(self) -> SnapshotCost | None: ...
+    def corrupt_copies(self) -> list[CorruptCopy]: ...
+    def restore_progress(self) -> RestoreProgress | None: ...
     async def flush(
         self, order: FlushOrder, durable_dir: str, keep: int = ..., keep_s: float = ...
     ) -> Version | None: ...
@@ -374,6 +378,8 @@ class Agent:
             snapshot_cost=self._checkpoints.snapshot_cost(),
             no_slots=self._checkpoints.no_slots,
             flushed_version=self._flushed_version,
+            corrupt_copies=self._checkpoints.corrupt_copies(),
+            restore=self._checkpoints.restore_progress(),
         )
 
     def _attach(self, port: int) -> AgentStream:

@@ -846,9 +846,11 @@ async def test_a_changed_piece_of_a_replica_is_not_sent(gang: Gang) -> None:
     gang.ranks[1].connection.slots[0][3] ^= 1
     await gang.lose("n0")
     with pytest.raises(RestoreError, match="n1: it has ended the stream"):
-        await gang.run({0: "spare", 1: "n1"}, plan)
-    # The replica refers to the piece. Its holder drops it when the fetch ends there.
-    await until(lambda: (BUDDY, 0, 1, 1) not in held(gang, "n1"))
+        await gang.run({0: "spare", 1: "spare"}, plan)
+    # The replica refers to the piece. Its holder drops both when the fetch ends there.
+    await until(lambda: not held(gang, "n1"))
+    (found,) = gang.nodes["n1"].checkpoint_service.corrupt_copies()
+    assert (found.rank, found.tier, found.pieces, found.from_node) == (1, OWN, 1, "")
 
 
 async def test_a_durable_folder_of_the_same_version_can_replace_a_shard(gang: Gang) -> None:

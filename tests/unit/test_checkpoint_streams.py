@@ -194,8 +194,8 @@ def test_what_arrives_damaged_is_told() -> None:
     held, seen = shard(), Seen()
     lie = list(held.pieces)
     lie[5] = Piece(lie[5].offset, lie[5].length, bytes(16))
-    with transport() as server, server.grant(held) as grant, pytest.raises(FetchFailed, match="piece 5 .* damaged"):
-        memory = SealedMemory("target", held.bytes)
+    memory = SealedMemory("target", held.bytes)
+    with transport() as server, server.grant(held) as grant, pytest.raises(FetchFailed, match=r"piece 5 .* damaged"):
         asyncio.run(piece_fetch.fetch_pieces([holder(grant)], lie, range(8), memory, 1, arrivals=seen))
     assert seen.came == [(n, "n0") for n in range(5)]
     assert seen.bad == [(5, "n0")]

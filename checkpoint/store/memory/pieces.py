@@ -80,6 +80,11 @@ def pieces_cover(size: int, pieces: Sequence[Piece]) -> bool:
     return edge == size > 0
 
 
+def size_of(pieces: Sequence[Piece]) -> int:
+    """Bytes of the shard that these pieces cover."""
+    return sum(piece.length for piece in pieces)
+
+
 def verify_pieces(memory: SealedMemory, pieces: Sequence[Piece], numbers: Iterable[int]) -> None:
     """Check that the bytes of the numbered pieces in `memory` match their digests.
 

@@ -7,7 +7,7 @@ refers to its pieces, nor a transfer or a flush that reads it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.layout import read_footer
 from muster.checkpoint.format.replica_agreement import ReplicaDigest
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.corrupt_copies import CorruptCopies
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, replica_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, ShardStatus, Tier
@@ -50,6 +51,10 @@ class Shard:
         """Size of the shard."""
         return self.memory.size
 
+    def location(self, number: int) -> PieceLocation:
+        """The shard in whose memory the bytes of a piece are: this one, or the one that it refers to."""
+        return self.references.get(number, (self, number))
+
     def piece(self, number: int) -> memoryview:
         """The bytes of a piece."""
         piece = self.pieces[number]
@@ -65,6 +70,10 @@ class Shard:
             return replica_digest(self.pieces, read_footer(self.piece(len(self.pieces) - 1), len(self.memory.view)))
         except CorruptShard:  # another node has sent bytes that are no shard
             return ReplicaDigest()
+
+    def refers_to(self, other: "Shard") -> bool:
+        """Whether some of its bytes are in the memory of `other`."""
+        return any(source is other for source, _ in self.references.values())
 
     def corrupt_pieces(self, numbers: Iterable[int] | None = None) -> list[int]:
         """Those of the numbered pieces whose bytes do not match their digest. None: of all pieces."""
@@ -128,6 +137,7 @@ class ShardStore:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._shards: dict[ShardKey, Shard] = {}
         self._on_change = on_change
+        self.corrupt_copies = CorruptCopies()
 
     def add(self, shard: Shard) -> None:
         """Add a shard. A shard of the same tier, rank and version is released."""
@@ -163,7 +173,20 @@ class ShardStore:
         if dropped:
             self._on_change()
 
-    def quarantine(self, shard: Shard, reason: str) -> None:
-        """Remove a shard whose bytes have changed, and every replica that refers to its pieces."""
+    def quarantine(self, shard: Shard, reason: str, corrupt: int = 1) -> None:
+        """Remove a shard whose bytes have changed, and every replica that refers to its pieces. The status tells of it.
+
+        `corrupt`: how many pieces do not match, as far as they were checked.
+        """
+        if not any(s is shard or s.refers_to(shard) for s in self._shards.values()):
+            return
         log.error("rank %d's shard of %s is corrupt and no longer used: %s", shard.rank, shard.version, reason)
-        self.drop(lambda s: s is shard or any(source is shard for source, _ in s.references.values()), reason)
+        self.corrupt_copies.note(shard.rank, shard.version, shard.tier, corrupt, len(shard.pieces))
+        self.drop(lambda s: s is shard or s.refers_to(shard), reason)
+
+    def note_damaged(self, rank: int, version: Version, tier: "Tier.ValueType", damaged: Mapping[str, int]) -> None:
+        """Pieces that did not match have come for a copy in this node's memory. `damaged`: how many, by node."""
+        for node, count in damaged.items():
+            self.corrupt_copies.note(rank, version, tier, count, 0, node)
+        if damaged:
+            self._on_change()

@@ -9,11 +9,12 @@ Some pieces need no transfer, because replicas of data parallelism hold equal by
 Data parallelism without sharding therefore sends little more than each rank's own objects.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import Piece, shard_digest, verify_pieces
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, available_bytes
 from muster.checkpoint.store.memory.shards import PieceLocation, Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
@@ -80,7 +81,10 @@ class ReplicaBuilder:
             self._locate_rest(pieces, set(received), version, referenced, copied)
             for n in referenced:
                 memory.free_pages(pieces[n].offset, pieces[n].length)
-            await self._run_in_thread(_copy_and_verify, memory, pieces, copied)
+            damaged = await self._run_in_thread(_copy, memory, pieces, copied)
+            if damaged:
+                self._quarantine(damaged, copied)
+                raise CorruptShard(f"{len(damaged)} pieces have changed in this node's memory: offer again")
         except CorruptShard:
             _release(referenced)
             self.reuse_or_close(rank, memory)
@@ -123,8 +127,14 @@ class ReplicaBuilder:
         """Where each digest is found. A location that a replica of `version` can refer to is preferred."""
         locations: dict[bytes, PieceLocation] = {}
         for shard in sorted(self._shard_store.all(), key=lambda s: s.tier == TIER_OWN and s.version == version):
-            locations.update({piece.digest: (shard, n) for n, piece in enumerate(shard.pieces)})
+            locations.update({piece.digest: shard.location(n) for n, piece in enumerate(shard.pieces)})
         return locations
+
+    def _quarantine(self, damaged: Collection[int], copied: dict[int, PieceLocation]) -> None:
+        """Take the shards out of use whose pieces no longer match. The next offer finds these pieces missing."""
+        counts = Counter(copied[n][0] for n in damaged)
+        for source, count in counts.items():
+            self._shard_store.quarantine(source, f"{count} pieces did not match when they were copied", count)
 
     def reuse_or_close(self, rank: int, memory: SealedMemory) -> None:
         """Keep one memory for the rank's next replica. Close further ones, and those of ranks replicated elsewhere."""
@@ -146,7 +156,12 @@ def _release(locations: dict[int, PieceLocation]) -> None:
         shard.release()
 
 
-def _copy_and_verify(memory: SealedMemory, pieces: Sequence[Piece], copied: dict[int, PieceLocation]) -> None:
+def _copy(memory: SealedMemory, pieces: Sequence[Piece], copied: dict[int, PieceLocation]) -> list[int]:
+    """Copy pieces into their places; returns the numbers of those that do not match their digest there."""
+    damaged = []
     for n, (source, source_number) in copied.items():
-        memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = source.piece(source_number)
-    verify_pieces(memory, pieces, copied)
+        place = memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length]
+        place[:] = source.piece(source_number)
+        if digest_of(place) != pieces[n].digest:
+            damaged.append(n)
+    return damaged

@@ -18,8 +18,10 @@ from muster.checkpoint.store.memory.shards import ShardStore
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import host_of
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
+from muster.checkpoint.store.streams.arrivals import DamagedArrivals
 from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceTransport
 from muster.v1 import peer_pb2
+from muster.v1.agent_pb2 import TIER_BUDDY
 
 FETCH_TIMEOUT_S = 3600.0
 """Seconds for which a shard is kept for one who fetches it. Quiet streams are ended long before."""
@@ -88,15 +90,17 @@ class ReplicaReceiver:
     async def _store_replica(self, offer: peer_pb2.ShardOffer, version: Version, pieces: tuple[Piece, ...]) -> None:
         missing, inline = self._replica_builder.missing_pieces(version, pieces), shard_offers.inline_pieces(offer)
         memory = self._replica_builder.allocate(offer.rank, offer.bytes, sum(pieces[n].length for n in missing))
+        arrivals = DamagedArrivals()
         try:
             written = inline.keys() & set(missing)
             for n in written:
                 memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = inline[n]
             verify_pieces(memory, pieces, written)
             if fetched := [n for n in missing if n not in written]:
-                await self._transport.fetch([self._holder_of(offer)], pieces, fetched, memory)
+                await self._transport.fetch([self._holder_of(offer)], pieces, fetched, memory, arrivals)
         except BaseException:
             self._replica_builder.reuse_or_close(offer.rank, memory)
+            self._shard_store.note_damaged(offer.rank, version, TIER_BUDDY, arrivals.by_node)
             raise
         # Shielded: a thread works on the memory, and must end before the memory may be reused.
         await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, missing))
@@ -125,7 +129,8 @@ class ReplicaReceiver:
                 await asyncio.sleep(FETCH_TIMEOUT_S)  # the caller ends the call
             finally:
                 if grant.changed:
-                    self._shard_store.quarantine(shard, grant.changed)
+                    where, _ = shard.location(grant.changed_number)
+                    self._shard_store.quarantine(where, grant.changed)
 
     def _refusal(self, gang_id: str, version: Version) -> str:
         if gang_id != self._gang_id:

@@ -32,6 +32,7 @@ class ShardGrant:
     shard: Shard
     access: PieceAccess
     changed: str = ""
+    changed_number: int = -1
     lock: threading.Lock = field(default_factory=threading.Lock)
     _connections: set[socket.socket] = field(default_factory=set)
     _ended: bool = False
@@ -75,6 +76,7 @@ class ShardGrant:
                 if self._ended:  # the memory is in use again
                     return None
                 rank, version = self.shard.rank, self.shard.version
+                self.changed_number = number
                 self.changed = f"piece {number} of rank {rank}'s shard of {version} has changed in memory"
                 raise CorruptShard(self.changed)
         return data

@@ -49,7 +49,12 @@ class PieceGrant(Protocol):
 
     @property
     def changed(self) -> str:
-        """Which piece has no longer the bytes of its digest; empty: none that was asked for."""
+        """Which piece has no longer the bytes of its digest, in words; empty: none that was asked for."""
+        ...
+
+    @property
+    def changed_number(self) -> int:
+        """The number of that piece; -1: there is none."""
         ...
 
     @property

@@ -595,6 +595,113 @@ class SnapshotCost(_message.Message):
 Global___SnapshotCost: _TypeAlias = SnapshotCost  # noqa: Y015
 
 @_typing.final
+class CorruptCopy(_message.Message):
+    """A copy of a shard whose bytes do not match its digests. It is used no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    OF_PIECES_FIELD_NUMBER: _builtins.int
+    FROM_NODE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    tier: Global___Tier.ValueType
+    """In a slot of this node, or a replica on it. With `from_node`: what was to become of the bytes."""
+    pieces: _builtins.int
+    """How many pieces do not match, as far as they were checked, of how many. With `from_node` the latter is 0."""
+    of_pieces: _builtins.int
+    from_node: _builtins.str
+    """The bytes came damaged from this node; empty: they have changed in the memory of the node that reports."""
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        version: _common_pb2.Version | None = ...,
+        tier: Global___Tier.ValueType = ...,
+        pieces: _builtins.int = ...,
+        of_pieces: _builtins.int = ...,
+        from_node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_node", b"from_node", "of_pieces", b"of_pieces", "pieces", b"pieces", "rank", b"rank", "tier", b"tier", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CorruptCopy: _TypeAlias = CorruptCopy  # noqa: Y015
+
+@_typing.final
+class RestoreProgress(_message.Message):
+    """The states that the ranks of one node get from memory, from the order to run a generation on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FetchedBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    RANKS_DONE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    MS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    ranks: _builtins.int
+    """Ranks of this node, and how many of them have their whole state, verified."""
+    ranks_done: _builtins.int
+    bytes: _builtins.int
+    """The size of all states that is known so far."""
+    own_bytes: _builtins.int
+    """Verified so far: in slots of this node; copied from other memory of this node; fetched, by node."""
+    copied_bytes: _builtins.int
+    ms: _builtins.int
+    """Until now, or until all ranks had their states."""
+    @_builtins.property
+    def fetched_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        ranks_done: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        own_bytes: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
+        fetched_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copied_bytes", b"copied_bytes", "fetched_bytes", b"fetched_bytes", "generation", b"generation", "ms", b"ms", "own_bytes", b"own_bytes", "ranks", b"ranks", "ranks_done", b"ranks_done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreProgress: _TypeAlias = RestoreProgress  # noqa: Y015
+
+@_typing.final
 class AgentStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -661,6 +768,8 @@ class AgentStatus(_message.Message):
     SNAPSHOT_COST_FIELD_NUMBER: _builtins.int
     NO_SLOTS_FIELD_NUMBER: _builtins.int
     FLUSHED_VERSION_FIELD_NUMBER: _builtins.int
+    CORRUPT_COPIES_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -731,6 +840,14 @@ class AgentStatus(_message.Message):
         one. Absent: it has failed, or another agent leads it.
         """
 
+    @_builtins.property
+    def corrupt_copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___CorruptCopy]:
+        """The newest ones, at most 16."""
+
+    @_builtins.property
+    def restore(self) -> Global___RestoreProgress:
+        """Of the newest generation that ranks of this node were ordered to run from memory; absent: none."""
+
     def __init__(
         self,
         *,
@@ -757,10 +874,12 @@ class AgentStatus(_message.Message):
         snapshot_cost: Global___SnapshotCost | None = ...,
         no_slots: _builtins.str = ...,
         flushed_version: _common_pb2.Version | None = ...,
+        corrupt_copies: _abc.Iterable[Global___CorruptCopy] | None = ...,
+        restore: Global___RestoreProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flushed_version", b"flushed_version", "node_check", b"node_check", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -999,7 +1118,9 @@ class RestorePlan(_message.Message):
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
-    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoreSource]: ...
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoreSource]:
+        """Several of one rank hold the same shard; the first one with a digest names it for all of them."""
+
     def __init__(
         self,
         *,
