@@ -49,6 +49,10 @@ MAX_POOL_ANSWERS = 10_000
 """Slurm's answers to one agent's pool requests."""
 MAX_TRANSFERS = 64
 """Copies of shards to other nodes that one agent reports. It reports one for each of 8 buddies at most."""
+MAX_CORRUPT_COPIES = 16
+"""Corrupt copies in one status: the newest ones."""
+MAX_BYTES = 1 << 44
+"""Bytes of all states of one node."""
 MAX_ADDRESSES = 256
 """IP addresses that one node reports."""
 MAX_KEPT_GANGS = 256

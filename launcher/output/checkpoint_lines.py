@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.v1.api_pb2 import CheckpointView
+from muster.v1.api_pb2 import CheckpointView, RestoreShare, RestoreView
 
+_UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 
 
 def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
     """Title and text of each line."""
+    if view.HasField("restore"):
+        yield "restore", "; ".join(_restore_words(view.restore))
     if view.no_slots:
         yield "no snapshots", view.no_slots
     if view.every:
@@ -19,6 +22,32 @@ def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
         yield "durable", "; ".join(_durable_words(view))
     if view.mtbf_s and (view.auto_interval or view.durable_auto):
         yield "failures", f"one of the job's nodes fails every {duration(view.mtbf_s)}, as configured or observed"
+
+
+def _restore_words(view: RestoreView) -> Iterator[str]:
+    done = view.own_bytes + view.copied_bytes + view.fetched_bytes
+    words = f"step {view.version.step} from memory"
+    if view.bytes:
+        words += f": {size_of(done, view.bytes)}"
+    if done and view.seconds:
+        words += f", {done / view.seconds / 1e9:.2f} GB/s"
+    yield words
+    shares = ", ".join(_share(share) for share in view.shares)
+    if shares:
+        yield shares
+    if view.ranks and view.ranks_done == view.ranks:
+        yield f"complete after {duration(view.seconds)}"
+
+
+def _share(share: RestoreShare) -> str:
+    nodes = f" ({' '.join(share.nodes)})" if share.nodes else ""
+    return f"{share.source} {share.ranks} rank{'s' * (share.ranks != 1)}{nodes}"
+
+
+def size_of(done: int, whole: int) -> str:
+    """How much of it is there: "3.1 of 8.0 GiB"."""
+    unit, divisor = next((unit, 1 << bits) for unit, bits in _UNITS if whole >= 1 << bits or not bits)
+    return f"{done / divisor:.1f} of {whole / divisor:.1f} {unit}"
 
 
 def _snapshot_words(view: CheckpointView) -> Iterator[str]:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from muster.checkpoint.store.rank_reports import NOT_FINITE_LETTERS
 from muster.daemon.agent.ranks.hang_place import MAX_WORDS
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_updates import apply
@@ -193,6 +193,27 @@ def test_what_agents_say_of_replicas_and_of_values_that_are_not_finite_is_bounde
     assert status.disagreement is not None
     assert status.disagreement.ranks == tuple(range(64))
     assert (status.disagreement.majority, status.disagreement.replicas) == (True, 10_000)
+
+
+def test_what_agents_say_of_restores_and_corrupt_copies_is_bounded() -> None:
+    message = agent_pb2.AgentStatus(
+        corrupt_copies=[
+            agent_pb2.CorruptCopy(rank=1, tier=agent_pb2.TIER_BUDDY, pieces=1, of_pieces=9),
+            agent_pb2.CorruptCopy(rank=2, tier=agent_pb2.TIER_OWN, pieces=1, from_node="n1"),
+            agent_pb2.CorruptCopy(rank=3, from_node="of another gang"),
+        ],
+        restore=agent_pb2.RestoreProgress(
+            generation=2, ranks=1, bytes=2**64 - 1, fetched_bytes={"n1": 2**64 - 1, "of another gang": 1}, ms=2**64 - 1
+        ),
+    )
+    status = conversion.status(message, ("n0", "n1"))
+    none = events.Version(0, 0)
+    assert status.corrupt_copies == (
+        events.CorruptCopy(1, none, False, 1, 9),
+        events.CorruptCopy(2, none, True, 1, 0, "n1"),
+    )
+    most = job_limits.MAX_BYTES
+    assert status.restore == events.RestoreProgress(2, 1, 0, most, 0, 0, {"n1": most}, job_limits.MAX_SECONDS)
 
 
 def test_the_largest_status_of_an_agent_is_accepted_and_fits_into_a_message() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.daemon.coordinator.core.detection.corruption_detector import MOST_DISAGREEMENTS
+from muster.daemon.coordinator.core.detection.corruption_detector import MOST_CORRUPT_COPIES, MOST_DISAGREEMENTS
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import NotFinite, Shard, Version
@@ -297,6 +297,46 @@ def test_a_loss_that_is_nan_is_shown_and_accuses_nobody() -> None:
     world.run_for(10)
     assert world.gang.generation == 1
     assert world.slurm == []
+
+
+def test_a_corrupt_copy_is_recorded_once_and_accuses_nobody() -> None:
+    world = training()
+    node, other = carrying(world)[:2]
+    changed = events.CorruptCopy(1, Version(1, 2), False, 1, 250)
+    came_so = events.CorruptCopy(3, Version(1, 2), True, 2, 0, other)
+    for copies in ((changed,), (changed, came_so), (changed, came_so)):
+        report_corrupt(world, node, *copies)
+    assert world.facts(facts.CorruptCopyFound) == [
+        facts.CorruptCopyFound("g", node, changed),
+        facts.CorruptCopyFound("g", node, came_so),
+    ]
+    assert [describe(found) for found in world.facts(facts.CorruptCopyFound)] == [
+        "corrupt data: 1 of 250 pieces of the replica of rank 1's shard of step 2 (generation 1) have changed in the "
+        f"memory of node {node}: this copy is used no more",
+        f"corrupt data: 2 pieces of rank 3's shard of step 2 (generation 1) came damaged to node {node} from {other}: "
+        "they are not used",
+    ]
+    world.run_for(10)
+    assert world.gang.generation == 1
+    assert world.slurm == []
+    assert world.core.state.node(node).health is NodeHealth.FIT
+
+
+def test_corrupt_copies_without_end_fill_no_journal() -> None:
+    world = training()
+    for step in range(1, 20):
+        for node in carrying(world):
+            report_corrupt(world, node, *(events.CorruptCopy(n, Version(1, step), True, 1, 2) for n in range(16)))
+    assert len(world.facts(facts.CorruptCopyFound)) == MOST_CORRUPT_COPIES
+    world.requeue()
+    world.run_until(lambda: world.gang.restart_count == 1)
+    assert world.gang.corrupt_copies == (), "the next run starts anew"
+
+
+def report_corrupt(world: Scenario, node: str, *copies: events.CorruptCopy) -> None:
+    agent = world.core.observed.gang("g").agents[node]
+    status = replace(agent.status, corrupt_copies=copies)
+    world.post_event(events.AgentReported("g", node, agent.incarnation, status))
 
 
 def held(*of_versions: tuple[int, ...]) -> dict[str, tuple[Shard, ...]]:

@@ -13,7 +13,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.events import CheckOutcome, GangSpec, NodeCheck, Version
+from muster.daemon.coordinator.core.state.events import CheckOutcome, CorruptCopy, GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
@@ -65,6 +65,8 @@ def _story() -> list[facts.Fact]:
         facts.StragglerDetected("g", 2, 1, "n1", "rank 1 on n1 computes 31 % longer, for 300 s", Response.SWAP),
         facts.ReplicasDisagreed("g", 2, Version(2, 9), (1,), ("n1",), "n1", "rank 1 on n1 differs"),
         facts.NotFiniteReported("g", 2, 1, "n1", 9, "loss = nan"),
+        facts.CorruptCopyFound("g", "n1", CorruptCopy(1, Version(1, 12), True, 1, 250)),
+        facts.StateRestored("g", 2, Version(1, 12), 1 << 30, 0, 1 << 20, (("n2", 1 << 20),), 0.5),
         facts.NodeChecked("g", "n1", 7, NodeCheck(CheckOutcome.WRONG, "a product differs from the known one")),
         facts.CorrelatedFaultSuspected("n1", "Xid 74: NVLink error"),
         facts.CorrelatedFaultResolved("n1", "n2"),

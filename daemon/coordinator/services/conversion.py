@@ -72,6 +72,7 @@ _MAX_ENTRIES = {
     "answered_ms": job_limits.MAX_NODES,
     "pool": job_limits.MAX_POOL_ANSWERS,
     "transfers": job_limits.MAX_TRANSFERS,
+    "corrupt_copies": job_limits.MAX_CORRUPT_COPIES,
 }
 
 
@@ -115,6 +116,10 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         no_slots=_free_text(message.no_slots),
         flushed_version=_version(message.flushed_version) if message.HasField("flushed_version") else None,
         snapshot_cost=_snapshot_cost(message.snapshot_cost) if message.HasField("snapshot_cost") else None,
+        corrupt_copies=tuple(
+            _corrupt_copy(copy) for copy in message.corrupt_copies if not copy.from_node or copy.from_node in members
+        ),
+        restore=_restore(message.restore, members) if message.HasField("restore") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
@@ -446,6 +451,32 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
 def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:
     times_us = message.stall_us, message.step_us, message.slots_us, message.delay_us
     return events.SnapshotCost(message.every, message.auto_interval, *(time_us / 1e6 for time_us in times_us))
+
+
+def _corrupt_copy(message: agent_pb2.CorruptCopy) -> events.CorruptCopy:
+    primary = message.tier == agent_pb2.TIER_OWN
+    return events.CorruptCopy(
+        message.rank, _version(message.version), primary, message.pieces, message.of_pieces, message.from_node
+    )
+
+
+def _restore(message: agent_pb2.RestoreProgress, members: Collection[str]) -> events.RestoreProgress:
+    fetched = message.fetched_bytes
+    nodes, others = (fetched, members) if len(fetched) <= len(members) else (members, fetched)
+    return events.RestoreProgress(
+        message.generation,
+        message.ranks,
+        message.ranks_done,
+        _bytes(message.bytes),
+        _bytes(message.own_bytes),
+        _bytes(message.copied_bytes),
+        {node: _bytes(fetched[node]) for node in nodes if node in others},
+        min(message.ms / 1000, job_limits.MAX_SECONDS),
+    )
+
+
+def _bytes(size: int) -> int:
+    return min(size, job_limits.MAX_BYTES)
 
 
 def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:

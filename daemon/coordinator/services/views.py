@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import lemons
-from muster.daemon.coordinator.core.recovery import flushing
+from muster.daemon.coordinator.core.recovery import flushing, restore_plan
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state.durable_state import (
@@ -27,6 +27,8 @@ from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
 from muster.v1 import api_pb2, common_pb2
 
+_NODES_NAMED = 8
+"""Nodes that one source of a restore lists."""
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
 
 
@@ -95,9 +97,33 @@ def checkpoint_view(gang: Gang, seen: ObservedGang) -> api_pb2.CheckpointView:
     if newest is not None:
         view.loses_steps = max(0, step - newest.step)
         view.loses_s = view.loses_steps * step_s
+    if (restore := _restore_view(gang, seen)) is not None:
+        view.restore.CopyFrom(restore)
     if gang.durable_version is not None:
         view.durable_loses_steps = max(0, step - gang.durable_version.step)
         view.durable_loses_s = view.durable_loses_steps * step_s
+    return view
+
+
+def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
+    """The restore of the running generation from memory, until its first step; None: there is none."""
+    version = gang.restored_version
+    if version is None or gang.phase not in ACTIVE or gang.stepped_generation >= gang.generation:
+        return None
+    view = api_pb2.RestoreView(version=common_pb2.Version(generation=version.generation, step=version.step))
+    for source, (ranks, nodes) in restore_plan.shares(gang).items():
+        view.shares.add(source=source, ranks=ranks, nodes=nodes[:_NODES_NAMED])
+    for seat in gang.seats:
+        report = seen.status(seat.node).restore
+        if report is None or report.generation != gang.generation:
+            continue
+        view.ranks += report.ranks
+        view.ranks_done += report.ranks_done
+        view.bytes += report.size
+        view.own_bytes += report.own
+        view.copied_bytes += report.copied
+        view.fetched_bytes += sum(report.fetched.values())
+        view.seconds = max(view.seconds, report.seconds)
     return view
 
 

@@ -114,7 +114,7 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
         order.planned_swap = gang.swap.reason
     if gang.restored_version:
         order.restore.version.CopyFrom(_version_message(gang.restored_version))
-        order.restore.sources.extend(map(_source_message, gang.restore_sources))
+        order.restore.sources.extend(map(_source_message, (*gang.restore_sources, *gang.other_sources)))
     elif gang.durable_path:
         order.restore.durable_path = gang.durable_path
 

@@ -381,9 +381,90 @@ class ExclusionView(_message.Message):
 Global___ExclusionView: _TypeAlias = ExclusionView  # noqa: Y015
 
 @_typing.final
-class CheckpointView(_message.Message):
-    """What is kept of a gang, how often, what that costs, and what a fault loses."""
+class RestoreView(_message.Message):
+    """What is kept of a gang, how often, what that costs, and what a fault loses.
+    The restore of the running generation from memory, until its first step.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    RANKS_DONE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ranks: _builtins.int
+    """Of the ranks that agents have reported on so far. Verified are own_bytes + copied_bytes + fetched_bytes of `bytes`."""
+    ranks_done: _builtins.int
+    bytes: _builtins.int
+    own_bytes: _builtins.int
+    """In slots of the ranks' own nodes; from other memory of these nodes; from other nodes."""
+    copied_bytes: _builtins.int
+    fetched_bytes: _builtins.int
+    seconds: _builtins.float
+    """Since the order, or until all of them had their states: of the node that takes longest."""
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoreShare]:
+        """Where the restore plan finds the states."""
+
+    def __init__(
+        self,
+        *,
+        version: _common_pb2.Version | None = ...,
+        shares: _abc.Iterable[Global___RestoreShare] | None = ...,
+        ranks: _builtins.int = ...,
+        ranks_done: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        own_bytes: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copied_bytes", b"copied_bytes", "fetched_bytes", b"fetched_bytes", "own_bytes", b"own_bytes", "ranks", b"ranks", "ranks_done", b"ranks_done", "seconds", b"seconds", "shares", b"shares", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreView: _TypeAlias = RestoreView  # noqa: Y015
+
+@_typing.final
+class RestoreShare(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """"own memory", "buddy" (a replica) or "former node"."""
+    ranks: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The nodes whose memory it is, at most 8; none for "own memory"."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        ranks: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "ranks", b"ranks", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreShare: _TypeAlias = RestoreShare  # noqa: Y015
+
+@_typing.final
+class CheckpointView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MTBF_S_FIELD_NUMBER: _builtins.int
@@ -409,6 +490,7 @@ class CheckpointView(_message.Message):
     NO_SLOTS_FIELD_NUMBER: _builtins.int
     SLOTS_S_FIELD_NUMBER: _builtins.int
     DELAY_S_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
     mtbf_s: _builtins.float
     """Seconds between two failures of the job's nodes, as observed or configured; 0: not known."""
     every: _builtins.int
@@ -450,6 +532,10 @@ class CheckpointView(_message.Message):
     """Seconds in which the memory for the snapshots of rank 0 was made, before the first one; 0: not measured."""
     delay_s: _builtins.float
     """Seconds by which the copies of one snapshot delay the training; 0: not measured, or nothing that is certain."""
+    @_builtins.property
+    def restore(self) -> Global___RestoreView:
+        """Absent: the running generation does not start from memory, or has finished a step."""
+
     def __init__(
         self,
         *,
@@ -476,10 +562,11 @@ class CheckpointView(_message.Message):
         no_slots: _builtins.str = ...,
         slots_s: _builtins.float = ...,
         delay_s: _builtins.float = ...,
+        restore: Global___RestoreView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "loses_steps", b"loses_steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
     _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015

@@ -12,6 +12,8 @@ follows. Who is named:
 Only the user's own processes report here. So the node keeps its health, Slurm drains nothing, and no other job hears of
 it.
 
+A copy of a shard that does not match its digests is recorded, and its agent uses it no more. It accuses nobody either.
+
 A loss that is NaN or infinite is recorded, once a generation. It accuses nobody: most come from the training itself.
 """
 
@@ -25,6 +27,8 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 MOST_DISAGREEMENTS = 8
 """How often replicas may disagree in a run before the comparison ends. Each time costs a restart: a node that corrupts
 its memory so often has had a spare by then, or there is none."""
+MOST_CORRUPT_COPIES = 64
+"""Corrupt copies of a run that are recorded. An owner's agent could name others without end."""
 NAMES_SHOWN = 8
 """Ranks and nodes that the words of a disagreement list."""
 
@@ -63,6 +67,22 @@ def note_not_finite(gang_turn: GangTurn) -> None:
     if reports:
         step, rank, node, found = min(reports, key=lambda report: report[:2])
         gang_turn.turn.record(facts.NotFiniteReported(gang.id, gang.generation, rank, node, step, found.words))
+
+
+def note_corrupt_copies(gang_turn: GangTurn) -> None:
+    """Record each corrupt copy that an agent reports, once; after the first `MOST_CORRUPT_COPIES` of a run none."""
+    gang = gang_turn.gang
+    if not gang_turn.index.corrupt or len(gang.corrupt_copies) >= MOST_CORRUPT_COPIES:
+        return
+    found = [
+        facts.CorruptCopyFound(gang.id, node, copy)
+        for node in sorted(gang_turn.index.corrupt)
+        for copy in gang_turn.observed.status(node).corrupt_copies
+    ]
+    known = set(gang.corrupt_copies)
+    new = [fact for fact in dict.fromkeys(found) if fact not in known]
+    for fact in new[: MOST_CORRUPT_COPIES - len(known)]:
+        gang_turn.turn.record(fact)
 
 
 def _reported(gang_turn: GangTurn) -> ReplicaDisagreement | None:

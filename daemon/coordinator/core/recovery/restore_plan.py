@@ -9,16 +9,19 @@ may fail before all agents know. If neither memory nor durable storage has anoth
 warning: the user can still start afresh, and could not get lost work back.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Shard, Version
-from muster.daemon.coordinator.core.state.facts import ShardSource
+from muster.daemon.coordinator.core.state.facts import ShardSource, StateRestored
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 Held = Mapping[str, Sequence[Shard]]
 """Shards in memory, by node."""
+MOST_NAMED = 8
+"""Nodes that the record of a restore names."""
 DISAGREEMENT_WARNING = (
     "its replicas disagree, so the numbers of some ranks are wrong, but neither memory nor durable storage has another "
     "version"
@@ -129,3 +132,62 @@ def choose_sources(
             if shard.rank not in best or candidate[:2] < best[shard.rank][:2]:
                 best[shard.rank] = candidate
     return tuple(ShardSource(rank, node, s.primary, s.digest) for rank, (_, node, s) in sorted(best.items()))
+
+
+def other_sources(
+    held: Held, version: Version, chosen: Sequence[ShardSource], leaving: frozenset[str]
+) -> tuple[ShardSource, ...]:
+    """Further nodes that hold the shards which `choose_sources` has chosen, primary shards first, without digests.
+
+    Agents fetch from all of them at once, and go on with these if the chosen copy is corrupt. A leaving node need not
+    wait for that.
+    """
+    by_rank = {source.rank: source for source in chosen}
+    found: dict[tuple[int, bool, str], ShardSource] = {}
+    for node, shards in held.items():
+        for shard in shards if node not in leaving else ():
+            source = by_rank.get(shard.rank)
+            if source is None or shard.version != version or node == source.node or shard.digest != source.digest:
+                continue
+            found[shard.rank, not shard.primary, node] = ShardSource(shard.rank, node, shard.primary, "")
+    return tuple(source for _, source in sorted(found.items()))
+
+
+def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
+    """How many ranks of the running generation get their states from where, and from which other nodes: from the "own
+    memory" of their nodes, a "buddy" (a replica), or a "former node" that still has the shard."""
+    per_node = gang.spec.ranks_per_node
+    home = {seat.group_rank: seat.node for seat in gang.seats}
+    found: dict[str, tuple[int, list[str]]] = {}
+    for source in gang.restore_sources:
+        here = home.get(source.rank // per_node) == source.node
+        kind = "own memory" if here else "former node" if source.primary else "buddy"
+        ranks, nodes = found.get(kind, (0, []))
+        if not here and source.node not in nodes:
+            nodes.append(source.node)
+        found[kind] = ranks + 1, nodes
+    return found
+
+
+def note_restored(gang_turn: GangTurn) -> None:
+    """Record that all ranks of the running generation have their states from memory, once."""
+    gang, done = gang_turn.gang, gang_turn.index.restored
+    version = gang.restored_version
+    if version is None or gang.restored_generation == gang.generation or len(done) < len(gang.seats):
+        return
+    reports = [report for node in done if (report := gang_turn.observed.status(node).restore) is not None]
+    fetched: Counter[str] = Counter()
+    for report in reports:
+        fetched.update(report.fetched)
+    gang_turn.turn.record(
+        StateRestored(
+            gang.id,
+            gang.generation,
+            version,
+            own_bytes=sum(report.own for report in reports),
+            copied_bytes=sum(report.copied for report in reports),
+            fetched_bytes=fetched.total(),
+            fetched=tuple(sorted(fetched.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]),
+            seconds=max((report.seconds for report in reports), default=0.0),
+        )
+    )

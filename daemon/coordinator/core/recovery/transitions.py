@@ -264,7 +264,7 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
 
 def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang = gang_turn.gang
-    version, sources, warning = _choose_state(gang_turn, ranked)
+    version, sources, others, warning = _choose_state(gang_turn, ranked)
     if version is None and _memory_may_return(gang_turn):
         return
     fabric = gang_turn.fabric
@@ -291,6 +291,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             master_port=gang_turn.observed.status(gang.store_node).store_port,
             version=version,
             sources=sources,
+            other_sources=others,
             durable_path="" if version else gang.durable_path,
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
@@ -332,22 +333,25 @@ def _action(gang: Gang, ranked: list[str]) -> str:
     return "planned swap" if gang.swap is not None else "swap"
 
 
-def _choose_state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...], str]:
-    """The version in memory to restore, where its shards are, and what is wrong with it, in words."""
+def _choose_state(
+    gang_turn: GangTurn, ranked: list[str]
+) -> tuple[Version | None, tuple[facts.ShardSource, ...], tuple[facts.ShardSource, ...], str]:
+    """The version in memory to restore, where its shards are, where else, and what is wrong with it, in words."""
     spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
     version, warning = restore_plan.newest_left(gang_turn, lambda _: count)
     durable = gang_turn.gang.durable_version
     if version is None or (durable is not None and durable > version):
-        return None, (), ""
+        return None, (), (), ""
     home = {
         position * spec.ranks_per_node + local: node
         for position, node in enumerate(ranked)
         for local in range(spec.ranks_per_node)
     }
     leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
-    sources = restore_plan.choose_sources(gang_turn.shards_in_memory(), version, count, home, leaving)
-    return version, sources, warning
+    held = gang_turn.shards_in_memory()
+    sources = restore_plan.choose_sources(held, version, count, home, leaving)
+    return version, sources, restore_plan.other_sources(held, version, sources, leaving), warning
 
 
 def _software_fails(gang: Gang) -> bool:
@@ -422,6 +426,8 @@ def _run(gang_turn: GangTurn) -> None:
         gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
     attribution.attribute_to_node(gang_turn)
     corruption_detector.note_not_finite(gang_turn)
+    corruption_detector.note_corrupt_copies(gang_turn)
+    restore_plan.note_restored(gang_turn)
     if return_to_agreement.fence_if_replicas_disagree(gang_turn):
         return
     if whole and gang.swap is not None and gang.stop is None and planned_swap.have_ranks_stopped(gang_turn):

@@ -286,6 +286,13 @@ class Gang:
     master_port: int = 0
     restored_version: Version | None = None
     restore_sources: tuple[facts.ShardSource, ...] = ()
+    """One for each rank."""
+    other_sources: tuple[facts.ShardSource, ...] = ()
+    """Further nodes that hold shards of `restore_sources`; without digests."""
+    restored_generation: int = 0
+    """The newest generation whose ranks have all had their states from memory."""
+    corrupt_copies: tuple[facts.CorruptCopyFound, ...] = ()
+    """The first ones of this run of the job."""
     durable_path: str = ""
     durable_version: Version | None = None
     recoveries: list[Recovery] = field(default_factory=list)

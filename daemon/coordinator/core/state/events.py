@@ -251,6 +251,34 @@ class SnapshotCost:
         return cost_s / between if between > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class CorruptCopy:
+    """A copy of a shard that is used no more (CorruptCopy in agent.proto). `primary`: it was in a slot, or was to go
+    there; otherwise it is the buddy's replica. `from_node`: the bytes came damaged from there; empty: they have changed
+    in the memory of the node that reports."""
+
+    rank: int
+    version: Version
+    primary: bool
+    pieces: int
+    of_pieces: int
+    from_node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreProgress:
+    """The states that the ranks of one node get from memory (RestoreProgress in agent.proto). Sizes are bytes."""
+
+    generation: int
+    ranks: int
+    ranks_done: int
+    size: int
+    own: int
+    copied: int
+    fetched: dict[str, int]
+    seconds: float
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
@@ -288,6 +316,10 @@ class AgentStatus:
     """Why ranks of the node have no slots, so that no version can be committed; empty: they have."""
     flushed_version: Version | None = None
     """From the flush leader of flush `flushed_serial`: what was written, which may be newer than what was ordered."""
+    corrupt_copies: tuple[CorruptCopy, ...] = ()
+    """The newest ones."""
+    restore: RestoreProgress | None = None
+    """Of the newest generation that ranks of the node were ordered to run from memory."""
 
 
 @dataclass(frozen=True, slots=True)

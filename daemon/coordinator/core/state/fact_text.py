@@ -45,6 +45,7 @@ def describe(fact: facts.Fact) -> str:
             | facts.NodeDrainEnded()
             | facts.PrecursorEnded()
             | facts.NodeChecked()
+            | facts.CorruptCopyFound()
         ):
             return _of_node(fact)
         case (
@@ -56,6 +57,7 @@ def describe(fact: facts.Fact) -> str:
             | facts.StragglerDetected()
             | facts.ReplicasDisagreed()
             | facts.NotFiniteReported()
+            | facts.StateRestored()
         ):
             return _of_generation(fact)
         case facts.SlurmCallOwed() | facts.SlurmCallSettled() | facts.ActionWithheld():
@@ -94,9 +96,12 @@ def _of_node(
     | facts.NodeDrainRequested
     | facts.NodeDrainEnded
     | facts.PrecursorEnded
-    | facts.NodeChecked,
+    | facts.NodeChecked
+    | facts.CorruptCopyFound,
 ) -> str:
     match fact:
+        case facts.CorruptCopyFound():
+            return _of_corrupt_copy(fact)
         case facts.PrecursorEnded():
             return f"a precursor of node {fact.node} has ended{_because(fact.reason)}"
         case facts.NodeDrainRequested():
@@ -137,9 +142,12 @@ def _of_generation(
     | facts.HangDetected
     | facts.StragglerDetected
     | facts.ReplicasDisagreed
-    | facts.NotFiniteReported,
+    | facts.NotFiniteReported
+    | facts.StateRestored,
 ) -> str:
     match fact:
+        case facts.StateRestored():
+            return _of_restore(fact)
         case facts.ReplicasDisagreed():
             return f"{version_words(fact.version)} is void{_because(fact.reason)}"
         case facts.NotFiniteReported():
@@ -177,6 +185,38 @@ def _of_start(fact: facts.GenerationStarted) -> str:
     wider = f"; wider than [placement] asks: {fact.wider_groups}" if fact.wider_groups else ""
     wider += f"; closer than [placement] requires: {fact.close_copies}" if fact.close_copies else ""
     return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}{wider}{warning}"
+
+
+def _of_corrupt_copy(fact: facts.CorruptCopyFound) -> str:
+    copy = fact.copy
+    which = "" if copy.primary else "the replica of "
+    of = f" of {copy.of_pieces}" if copy.of_pieces else ""
+    shard = f"{copy.pieces}{of} pieces of {which}rank {copy.rank}'s shard of {version_words(copy.version)}"
+    if copy.from_node:
+        return f"corrupt data: {shard} came damaged to node {fact.node} from {copy.from_node}: they are not used"
+    return f"corrupt data: {shard} have changed in the memory of node {fact.node}: this copy is used no more"
+
+
+def _of_restore(fact: facts.StateRestored) -> str:
+    whole = fact.own_bytes + fact.copied_bytes + fact.fetched_bytes
+    parts = [
+        f"{_size(size)} {where}"
+        for size, where in (
+            (fact.own_bytes, "were in the ranks' own memory"),
+            (fact.copied_bytes, "in other memory of their nodes"),
+            *((size, f"came from {node}") for node, size in fact.fetched),
+            (fact.fetched_bytes - sum(size for _, size in fact.fetched), "from further nodes"),
+        )
+        if size
+    ]
+    what = f"generation {fact.generation} has its state of {version_words(fact.version)} from memory"
+    return f"{what}: {_size(whole)} in {fact.seconds:.1f} s" + (f"; {', '.join(parts)}" if parts else "")
+
+
+def _size(size: int) -> str:
+    if size < 1 << 20:
+        return f"{size / (1 << 10):.1f} KiB"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"
 
 
 def _of_fabric(fact: facts.FabricNoted) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Version
+from muster.daemon.coordinator.core.state.events import CorruptCopy, GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 from muster.fabric.model.record import FabricRecord
@@ -207,6 +207,35 @@ class NotFiniteReported:
 
 
 @dataclass(frozen=True, slots=True)
+class CorruptCopyFound:
+    """A copy of a shard on `node` does not match its digests, and is used no more. The fields are those of CorruptCopy.
+    This says nothing about the node's health: only the user's own processes report it."""
+
+    gang: str
+    node: str
+    copy: CorruptCopy
+
+
+@dataclass(frozen=True, slots=True)
+class StateRestored:
+    """All ranks of the generation have their states from memory, verified. Sizes are bytes.
+
+    `own_bytes`: were in slots of the ranks' own nodes. `copied_bytes`: were in other memory of these nodes.
+    `fetched_bytes`: have come from other nodes; `fetched`: from which, those with the most.
+    `seconds`: of the node that took longest, from its order on.
+    """
+
+    gang: str
+    generation: int
+    version: Version
+    own_bytes: int
+    copied_bytes: int
+    fetched_bytes: int
+    fetched: tuple[tuple[str, int], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoreMoved:
     """Another node opens the rendezvous store. The former one is removed or carries no ranks; or (`missed`) it has not
     opened a store in time."""
@@ -226,6 +255,7 @@ class GenerationStarted:
     `extra_communication_s`: what that costs in each step, in predicted seconds.
     `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
     `mtbf_s`: seconds between two failures of the nodes that carry ranks, as far as that is known then.
+    `other_sources`: further nodes that hold the shards of `sources`; their digests are empty, because they are equal.
     """
 
     gang: str
@@ -246,6 +276,7 @@ class GenerationStarted:
     extra_communication_s: float = 0.0
     close_copies: str = ""
     mtbf_s: float = 0.0
+    other_sources: tuple[ShardSource, ...] = ()
 
 
 @keeps_stored_names
@@ -516,6 +547,7 @@ Fact = (
     | NodeJudged | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
+    | CorruptCopyFound | StateRestored
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

@@ -89,8 +89,10 @@ class GangIndex:
       `with_active_rank`: a rank is not known to be idle.
       `stacks_missing`: the stacks of the ranks are not written yet.
       `not_finite`: a rank reports a loss or a gradient norm that is not finite.
+      `restored`: all ranks of this generation have their states from memory.
       `disagreeing`: it carries rank 0, and its agent says that replicas disagree in this generation.
     `accusers`: the agent misses a watched peer.
+    `corrupt`: the agent reports copies of shards that are corrupt.
     `to_release`: the member is removed, alive, and not released yet.
     `flush_pending`: the agent still writes a part of the running flush. `flush_failed`: the agent could not write it.
     `reported`, `progressed`, `exited_cleanly`, `stopped`, `silent`, `signing`: numbers of ranks of the running
@@ -115,6 +117,8 @@ class GangIndex:
     stacks_missing: set[str] = field(default_factory=set)
     not_finite: set[str] = field(default_factory=set)
     disagreeing: set[str] = field(default_factory=set)
+    corrupt: set[str] = field(default_factory=set)
+    restored: set[str] = field(default_factory=set)
     accusers: set[str] = field(default_factory=set)
     to_release: set[str] = field(default_factory=set)
     flush_pending: set[str] = field(default_factory=set)
@@ -197,6 +201,8 @@ class GangIndex:
         _put(self.crashed, node, ranks.failed)
         _put(self.in_declared_phase, node, ranks.in_declared_phase)
         _put(self.not_finite, node, ranks.not_finite)
+        _put(self.corrupt, node, seat is not None and bool(status.corrupt_copies))
+        _put(self.restored, node, carries and _has_restored(status, gang.generation))
         _put(self.disagreeing, node, seat is not None and seat.group_rank == 0 and _disagrees(status, gang.generation))
         _put(self.with_silent_rank, node, ranks.silent > 0)
         _put(self.with_active_rank, node, carries and (ranks.reported == 0 or ranks.idle_quarters == 0))
@@ -249,6 +255,11 @@ def silent_watched_peers(seat: facts.Seat, status: AgentStatus) -> list[str]:
 
 def _disagrees(status: AgentStatus, generation: int) -> bool:
     return status.disagreement is not None and status.disagreement.version.generation == generation
+
+
+def _has_restored(status: AgentStatus, generation: int) -> bool:
+    restore = status.restore
+    return restore is not None and restore.generation == generation and restore.ranks_done >= restore.ranks
 
 
 def _awaits_release(member: Member) -> bool:

@@ -254,6 +254,10 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.order_serial += fact.comparison_ends
         case facts.NotFiniteReported():
             gang.not_finite = f"{fact.words} at step {fact.step}, on rank {fact.rank} ({fact.node})"
+        case facts.CorruptCopyFound():
+            gang.corrupt_copies = (*gang.corrupt_copies, fact)
+        case facts.StateRestored():
+            gang.restored_generation = fact.generation
         case facts.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
             gang.stores_missed += fact.missed
@@ -419,6 +423,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
         gang.rank_counts[fact.generation] = gang.ranks
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.restored_version, gang.restore_sources = fact.version, fact.sources
+    gang.other_sources = fact.other_sources
     gang.agreed_groups = fact.agreed_groups
     gang.mtbf_s = fact.mtbf_s
     if fact.version is not None and fact.warning:
@@ -451,6 +456,7 @@ def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
+    gang.other_sources, gang.corrupt_copies = (), ()
     gang.job_nodes = ()
     gang.restored_version = gang.stop = gang.swap = gang.hang = None
     gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
