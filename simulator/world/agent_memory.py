@@ -90,7 +90,9 @@ class ShardMemory:
         self._shards_cache = None
 
     def _drop_older(self, older_than: Version) -> None:
-        for key in [k for k in self._digests if k[2] < older_than and k[2] != self._pinned]:
+        # Real agents commit one more version at most while a flush holds one. Here commits go on, so that more is kept.
+        first_kept = min(older_than, self._pinned or older_than)
+        for key in [k for k in self._digests if k[2] < first_kept]:
             del self._digests[key]
             self._shards_cache = None
 

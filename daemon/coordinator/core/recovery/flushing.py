@@ -59,19 +59,48 @@ def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
     _, warning = restore_plan.newest_left(gang_turn, gang_turn.gang.ranks_of)
     if warning and warning not in reason:
         reason = f"{reason}; {warning}"
-    home = {
-        s.rank: n
-        for n, shards in gang_turn.shards_in_memory().items()
-        for s in shards
-        if s.primary and s.version == version
-    }
-    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
-    chosen = restore_plan.choose_sources(
-        gang_turn.shards_in_memory(), version, gang_turn.gang.ranks_of(version), home, leaving
-    )
     observed = gang_turn.observed
     observed.flush_costs.begin(serial, observed.last_step, gang_turn.now)
-    gang_turn.turn.record(facts.FlushOrdered(gang_turn.gang.id, serial, version, chosen, reason))
+    sources = _sources(gang_turn, version)
+    gang_turn.turn.record(facts.FlushOrdered(gang_turn.gang.id, serial, version, sources, reason))
+
+
+def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, ...]:
+    """The node that writes each rank's shard: one that has reported it, or else, of a version that the running
+    generation has committed, the rank's own node."""
+    gang, held = gang_turn.gang, gang_turn.shards_in_memory()
+    home = {s.rank: n for n, shards in held.items() for s in shards if s.primary and s.version == version}
+    leaving = frozenset(m.node for m in gang.members.values() if m.removed)
+    ranks = gang.ranks_of(version)
+    chosen = restore_plan.choose_sources(held, version, ranks, home, leaving)
+    if len(chosen) == ranks:
+        return chosen
+    per_node = gang.spec.ranks_per_node
+    own = ((seat.group_rank * per_node + local, seat.node) for seat in gang.seats for local in range(per_node))
+    return tuple(facts.ShardSource(rank, node, True, "") for rank, node in sorted(own))
+
+
+def _committed_version(gang_turn: GangTurn) -> Version | None:
+    """The newest version that the running generation has committed, as the commit leader says; None: there is none, or
+    the agent of a node with ranks is not attached.
+
+    Each rank's own node holds this version, or knows of a newer one that is committed (see `flush_version` in
+    muster.checkpoint). So it can be flushed although no two agents have reported shards of one version: agents report
+    four times a second, and a step may take less.
+    """
+    gang, observed = gang_turn.gang, gang_turn.observed
+    leader = next((seat.node for seat in gang.seats if seat.group_rank == 0), "")
+    committed = observed.status(leader).committed
+    if gang.phase is not Phase.RUNNING or committed is None or committed.generation != gang.generation:
+        return None
+    return committed if all(observed.is_attached(seat.node) for seat in gang.seats) else None
+
+
+def _newest_version(gang_turn: GangTurn) -> Version | None:
+    """The newest version that can be flushed while the gang trains."""
+    if (committed := _committed_version(gang_turn)) is not None:
+        return committed
+    return restore_plan.newest_restorable(gang_turn, gang_turn.gang.ranks_of)
 
 
 def start_requested_flush(gang_turn: GangTurn) -> None:
@@ -84,7 +113,7 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
         or (gang.flush and not is_over(gang))
     ):
         return
-    version = restore_plan.newest_restorable(gang_turn, gang.ranks_of)
+    version = _newest_version(gang_turn)
     asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
     if version is None or not gang.spec.durable_dir:
         return
@@ -102,8 +131,8 @@ def start_due_flush(gang_turn: GangTurn) -> None:
     words = _policy_words(gang_turn)
     if not words or gang.phase is not Phase.RUNNING or (gang.flush and not is_over(gang)):
         return
-    version = unsaved_version(gang_turn)
-    if version is None:
+    version = _newest_version(gang_turn)
+    if version is None or (gang.durable_version is not None and version <= gang.durable_version):
         return
     due_at = _due_at(gang_turn, version)
     if gang_turn.now < due_at:
