@@ -65,6 +65,11 @@ def rank_file_name(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
+def rank_of_file(name: str) -> int:
+    """The rank whose published items are in a file of that name: the reverse of `rank_file_name`."""
+    return int(name.removeprefix("__").removesuffix("_0.distcp"))
+
+
 def parse_folder_name(name: str) -> ParsedFolderName | None:
     """What the name of a final folder says; None for any other name."""
     found = _FOLDER.fullmatch(name)

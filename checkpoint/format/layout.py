@@ -35,7 +35,8 @@ LENGTH_BYTES = 8
 """Bytes before an object that hold its length."""
 
 _MAGIC = b"MUSTERs1"
-_FOOTER = struct.Struct("<8s7Q")
+_FOOTER = struct.Struct("<8s4Q2I2Q")
+"""The durable metadata has less than 4 GiB, so that the flag has room behind its length."""
 _LENGTH = struct.Struct("<Q")
 
 # A placeholder is an integer that pickle writes as LONG1 with 8 bytes: 4 bytes of number, then this tag.
@@ -47,6 +48,7 @@ class Footer(NamedTuple):
     """The last 64 bytes of a shard: offsets and lengths in bytes.
 
     `replica_group`: names the ranks whose first `compared_bytes` must be equal. 0: no bytes are compared.
+    `sharded`: the ranks hold different parts of one state, so that another number of ranks needs all shards.
     """
 
     objects_offset: int
@@ -56,6 +58,7 @@ class Footer(NamedTuple):
     metadata_bytes: int
     compared_bytes: int = 0
     replica_group: int = 0
+    sharded: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def align_up(offset: int) -> int:
 
 def write_footer(shard: memoryview, footer: Footer) -> None:
     """Write the footer into the last bytes of `shard`."""
-    shard[len(shard) - FOOTER_BYTES :] = _FOOTER.pack(_MAGIC, *footer)
+    *offsets, compared_bytes, replica_group, sharded = footer
+    shard[len(shard) - FOOTER_BYTES :] = _FOOTER.pack(_MAGIC, *offsets, int(sharded), compared_bytes, replica_group)
 
 
 def read_footer(shard: memoryview, shard_bytes: int | None = None) -> Footer:
@@ -125,7 +129,8 @@ def read_footer(shard: memoryview, shard_bytes: int | None = None) -> Footer:
     if len(shard) < FOOTER_BYTES:
         raise CorruptShard(f"{len(shard)} bytes are no shard: the footer alone has {FOOTER_BYTES}")
     magic, *numbers = _FOOTER.unpack(shard[len(shard) - FOOTER_BYTES :])
-    footer = Footer(*numbers)
+    sharded = bool(numbers.pop(5))
+    footer = Footer(*numbers)._replace(sharded=sharded)
     if magic != _MAGIC:
         raise CorruptShard(
             f"the footer begins with {magic!r}, not {_MAGIC!r}: the bytes are no shard, or of another version of Muster"

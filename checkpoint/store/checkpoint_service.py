@@ -42,6 +42,7 @@ from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
+from muster.checkpoint.store.shard_reads import ShardReads
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
@@ -126,6 +127,7 @@ class CheckpointService:
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
         self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads)
         self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread, on_change)
+        self._shard_reads = ShardReads(gang_id, node, store, dial, transport, run_in_thread)
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
         self._progress: dict[int, int] = {}
@@ -159,7 +161,10 @@ class CheckpointService:
             copied_ranks = [place.rank for place in order.places if place.node in replicated_nodes]
             self._replica_builder.set_replicated_ranks(copied_ranks)
             self._copies = CopiesOfOthers(len(copied_ranks), len(self._commit_protocol.local_ranks))
-            self._recall.start(order, sorted(self._commit_protocol.local_ranks))
+            local_ranks = self._commit_protocol.local_ranks
+            self._slots.retire_all_but(local_ranks)
+            self._shard_reads.begin(order, local_ranks)
+            self._recall.start(order, sorted(local_ranks) if not self._shard_reads.written_ranks else ())
 
     def fence(self, generation: int) -> None:
         """Stop to serve the ranks up to `generation`: read their last messages, then replicate and commit nothing more.
@@ -175,6 +180,8 @@ class CheckpointService:
         for task, task_generation in self._tasks.items():
             if task_generation <= generation:
                 task.cancel()
+        if self._commit_protocol.order.generation <= generation:
+            self._shard_reads.close()
         self._replica_receiver.notify_slots_changed()
 
     def shards(self) -> list[ShardStatus]:
@@ -287,6 +294,7 @@ class CheckpointService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._shard_reads.close()
         self._transport.close()
         self._replica_builder.close()
         self._shard_store.drop(lambda _: True, "the agent ends")
@@ -339,6 +347,8 @@ class CheckpointService:
                 self._spawn(generation, self._on_join(rank, generation))
             case "layout":
                 self._spawn(generation, self._on_layout(rank, generation, message.layout))
+            case "read" if generation == self._commit_protocol.order.generation:
+                self._on_read(rank, generation, message.read)
 
     def _note_costs(self, message: rank_pb2.RankMessage) -> None:
         """Take what a message of rank 0 says of the pace of the training and of its snapshots."""
@@ -364,6 +374,12 @@ class CheckpointService:
             raise
 
     async def _send_recalled_state(self, rank: int, generation: int) -> None:
+        if self._shard_reads.written_ranks:
+            answer = rank_pb2.AgentRestore(
+                version=self._shard_reads.version.to_wire(), written_ranks=self._shard_reads.written_ranks
+            )
+            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer))
+            return
         recalled = await self._recall.wait_for(rank)
         answer = rank_pb2.AgentRestore(durable_path=recalled.durable_path)
         if recalled.shard is None:
@@ -373,6 +389,27 @@ class CheckpointService:
         answer.bytes = recalled.shard.bytes
         with recalled.shard.held(), _closing(recalled.shard.memory.open_read_only()) as fd:
             self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer), fd)
+
+    def _on_read(self, rank: int, generation: int, read: rank_pb2.RankRead) -> None:
+        if read.done:
+            self._shard_reads.done(rank)
+        else:
+            self._spawn(generation, self._answer_read(rank, generation, read))
+
+    async def _answer_read(self, rank: int, generation: int, read: rank_pb2.RankRead) -> None:
+        answer = rank_pb2.AgentRead(rank=read.rank)
+        try:
+            spans = [(span.offset, span.offset + span.length) for span in read.ranges]
+            memory = await self._shard_reads.read(read.rank, read.header, spans)
+            answer.bytes = memory.size
+            with _closing(memory.open_read_only()) as fd:
+                self._send(rank, generation, rank_pb2.AgentRankMessage(read=answer), fd)
+        except RestoreError as error:
+            answer.refused = str(error)
+            self._send(rank, generation, rank_pb2.AgentRankMessage(read=answer))
+        except BaseException:
+            self._sockets.close_rank(rank, generation)  # without an answer the rank would wait for ever
+            raise
 
     async def _on_layout(self, rank: int, generation: int, layout: rank_pb2.RankLayout) -> None:
         """Give a rank its slots. The rank has its state, so shards that no restore plan needs are dropped before."""

@@ -15,7 +15,7 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -26,6 +26,7 @@ from muster.checkpoint.training.rank_signals import flight_recorder
 from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import (
     AgentRankMessage,
+    AgentRead,
     AgentRestore,
     AgentSlots,
     RankAlive,
@@ -36,6 +37,7 @@ from muster.v1.rank_pb2 import (
     RankMessage,
     RankNotFinite,
     RankProgress,
+    RankRead,
     RankStopped,
     StepTime,
 )
@@ -60,6 +62,8 @@ _MAX_UINT32 = (1 << 32) - 1
 
 _TOUCHING_THREADS = min(4, len(os.sched_getaffinity(0)))
 """Threads that touch the memory of slots before the first snapshot."""
+_MAX_READS = 8
+"""Reads of shards that wait for an answer at the same time: the socket has room for that many."""
 
 _SLOTS_TIMEOUT_S = 120.0
 """Seconds that the agent may take to allocate slots: large slots take long, because all their pages are allocated."""
@@ -67,12 +71,19 @@ _SLOTS_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class StartPoint:
-    """What a rank starts from: step 0, or `shard` (its bytes in a private mapping), or a durable folder."""
+    """What a rank starts from: step 0, or `shard` (its bytes in a private mapping), or a durable folder, or the shards
+    of another number of ranks (`written_ranks`), which `AgentConnection.read_shards` reads."""
 
     step: int = 0
     generation: int = 0
     shard: memoryview | None = None
     durable_path: str = ""
+    written_ranks: int = 0
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether agents hold the state in memory."""
+        return self.shard is not None or self.written_ranks > 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +158,36 @@ class AgentConnection:
                 continue
             return _start_point(message.restore, fds)
         raise RestoreError("the agent ended before it said where to start from")
+
+    def read_shards(self, reads: Iterable[RankRead]) -> Iterator[tuple[AgentRead, int]]:
+        """Have the agent bring parts of the shards that another number of ranks wrote.
+
+        Returns:
+            Its answers as they come, in any order, each with the descriptor of a memfd in which all is verified that
+            this rank has asked for and has an answer to. The caller closes it.
+
+        Raises:
+            RestoreError: the agent can't bring a part, or has ended.
+        """
+        left, waiting = list(reads)[::-1], 0
+        while left or waiting:
+            while left and waiting < _MAX_READS:
+                self._send(RankMessage(read=left.pop()))
+                waiting += 1
+            message, fds = self._receive(None)
+            if not self.alive:
+                raise RestoreError("the agent ended before it had brought the state")
+            if message is None or not message.HasField("read"):
+                continue
+            waiting -= 1
+            if message.read.refused:
+                raise RestoreError(message.read.refused)
+            (descriptor,) = fds
+            yield message.read, descriptor
+
+    def end_reads(self) -> None:
+        """Tell the agent that this rank reads no more shards."""
+        self._send(RankMessage(read=RankRead(done=True)))
 
     def request_slots(self, slot_bytes: int, header_bytes: int, shared_bytes: int = 0) -> str:
         """Ask for two slots of this size. Their bytes are in `slots` afterwards.
@@ -363,6 +404,9 @@ def _start_point(restore: AgentRestore, fds: list[int]) -> StartPoint:
             raise RestoreError(restore.refused)
         if not restore.HasField("version"):
             return StartPoint(durable_path=restore.durable_path)
+        if restore.written_ranks:
+            version = restore.version
+            return StartPoint(version.step, version.generation, written_ranks=restore.written_ranks)
         if len(fds) != 1:
             raise CheckpointError(f"the agent sent {len(fds)} descriptors with the state, not 1")
         # A private mapping: torch needs writable memory, and the slot itself must not change.

@@ -28,6 +28,7 @@ from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.replicas import find_replicas
+from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
@@ -115,22 +116,25 @@ class Checkpoint:
         with self.phase(RESTORING):
             start = self._connection.join() if self._connection else StartPoint()
         folder = _durable_source(start, str(durable or ""))
-        if start.shard is None and folder is None:
+        if folder is None and not start.is_in_memory:
             return 0
         self._run_warmup(warmup)
         with self.phase(RESTORING):
             step = self._finished_steps = self._load(start, folder)
-        log.info("starting after step %d, from %s", step, "memory" if start.shard is not None else folder)
+        log.info("starting after step %d, from %s", step, folder or "memory")
         return step
 
     def _load(self, start: StartPoint, folder: Path | None) -> int:
         rank, _ = rank_and_world_size()
-        if start.shard is None:
-            assert folder is not None
+        if folder is not None:
             return resume.from_folder(self._states, folder, rank)
-        self._borrowed_pages = BorrowedPages()
-        step = resume.from_shard(self._states, start.shard, rank, self._borrowed_pages)
-        self._borrowed_pages.copy_in_use()
+        if start.shard is not None:
+            self._borrowed_pages = BorrowedPages()
+            step = resume.from_shard(self._states, start.shard, rank, self._borrowed_pages)
+            self._borrowed_pages.copy_in_use()
+        else:
+            assert self._connection is not None
+            step = resume.from_shards(self._states, AgentShards(self._connection), rank)
         if step != start.step:
             raise CheckpointError(f"the agent gave step {step} for step {start.step}")
         return step
@@ -346,7 +350,7 @@ def _join_group() -> RankInGroup | None:
 
 def _durable_source(start: StartPoint, durable: str) -> Path | None:
     """The durable checkpoint to load; None if there is none, or if the state is in memory."""
-    if start.shard is not None:
+    if start.is_in_memory:
         return None
     return _resolve(start.durable_path) if start.durable_path else _resolve_on_rank_0(durable)
 

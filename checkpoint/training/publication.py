@@ -31,12 +31,14 @@ class Publication:
 
     `numbers`: for the name of each item in this rank's file, its number in the metadata.
     `metadata`: the metadata of the durable format on rank 0; empty on other ranks.
+    `sharded`: the ranks hold different parts of one state: DTensors, or other items.
     """
 
     rank: int
     world_size: int
     numbers: dict[str, int]
     metadata: bytes
+    sharded: bool = False
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -80,16 +82,17 @@ def plan_publication(leaves: list[StateLeaf]) -> Publication:
             )
         paths[leaf.name] = leaf.path
     local = dataclasses.replace(planner.create_local_plan(), planner_data=paths)
-    gathered: list[Any] = [local] * world_size
+    has_dtensors = any(hasattr(leaf.value, "placements") for leaf in leaves)
+    gathered: list[Any] = [(local, has_dtensors)] * world_size
     if world_size > 1:
-        dist.gather_object(local, gathered if rank == 0 else None)
+        dist.gather_object((local, has_dtensors), gathered if rank == 0 else None)
     outcome: list[Any] = [_merge(planner, gathered) if rank == 0 else None]
     if world_size > 1:
         dist.broadcast_object_list(outcome)
     if isinstance(outcome[0], str):
         raise CheckpointError(f"the ranks' states don't make one checkpoint: {outcome[0]}")
-    numbers, metadata = outcome[0]
-    return Publication(rank, world_size, numbers[rank], metadata if rank == 0 else b"")
+    numbers, metadata, sharded = outcome[0]
+    return Publication(rank, world_size, numbers[rank], metadata if rank == 0 else b"", sharded)
 
 
 def _describe(value: Any) -> Any:
@@ -97,8 +100,13 @@ def _describe(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else None
 
 
-def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dict[str, int]], bytes] | str:
-    """On rank 0: the item numbers of every rank and the metadata, or the reason why there are none."""
+def _merge(
+    planner: DefaultSavePlanner, described: list[tuple[SavePlan, bool]]
+) -> tuple[list[dict[str, int]], bytes, bool] | str:
+    """On rank 0: the item numbers of every rank, the metadata, and whether the ranks hold different parts of one state;
+    or the reason why there are none. `described`: the plan of each rank, and whether it has DTensors."""
+    plans = [plan for plan, _ in described]
+    sharded = any(has_dtensors for _, has_dtensors in described) or not _hold_the_same(plans)
     try:
         merged, metadata = planner.create_global_plan(plans)
     except (ValueError, AssertionError) as error:
@@ -121,4 +129,10 @@ def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dic
     metadata.storage_data = storage
     if hasattr(metadata, "version"):
         metadata.version = _FORMAT_VERSION
-    return numbers, pickle.dumps(metadata, 4)
+    return numbers, pickle.dumps(metadata, 4), sharded
+
+
+def _hold_the_same(plans: list[SavePlan]) -> bool:
+    """Whether all ranks hold the same items, apart from their own under `ranks.R`. Stages of a pipeline do not."""
+    shared = [{name for name in plan.planner_data if not name.startswith("ranks.")} for plan in plans]
+    return all(names == shared[0] for names in shared)

@@ -1,18 +1,20 @@
-"""Loading a state from the bytes of a shard, or from a durable folder.
+"""Loading a state from the bytes of a shard, from the shards of another number of ranks, or from a durable folder.
 
-A durable folder may have any world size, and need not be written by Muster. It is read only if nobody but the user and
-root can have written it (checkpoint/format/trusted_folder.py), because reading unpickles. Parameters are loaded in
-place, because an optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given:
-it gets the bytes of the slot themselves (checkpoint/training/borrowed_pages.py).
+The last two are read in the same way, with torch's own planner: they differ in where the bytes are. A durable folder
+may have any world size, and need not be written by Muster. It is read only if nobody but the user and root can have
+written it (checkpoint/format/trusted_folder.py), because reading unpickles. Parameters are loaded in place, because an
+optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given: from the rank's
+own shard it gets the bytes of the slot themselves (checkpoint/training/borrowed_pages.py).
 """
 
 import pickle
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -22,6 +24,8 @@ from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.memory_copy import copy_tensors, is_plain
+from muster.checkpoint.training.resharding.agent_shards import AgentShards
+from muster.checkpoint.training.resharding.shard_reader import ShardReader
 from muster.checkpoint.training.training_state import STEP, STRUCTURE, TrainingState
 
 
@@ -96,6 +100,22 @@ def _as_dtensor(value: torch.Tensor, dtensor_layout: tuple[Any, ...], meshes: li
     raise CheckpointError(f"no model uses the device mesh of the kept state: shape {mesh_shape}, names {names}")
 
 
+def from_shards(states: TrainingState, shards: AgentShards, rank: int) -> int:
+    """Load what another number of ranks holds in memory.
+
+    Returns:
+        The number of finished steps.
+
+    Raises:
+        RestoreError: the agent can't bring some of it.
+        CheckpointError: the shards hold another state.
+    """
+    with shards:
+        reader = ShardReader(shards, copy_tensors)
+        found = _load_items(states, reader, reader.read_metadata(), rank, lambda _: None)
+    return int(found[STEP])
+
+
 def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
     """Load a durable checkpoint. Its world size may differ from the present one.
 
@@ -116,7 +136,15 @@ def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
 def _from_trusted_folder(states: TrainingState, folder: Path, trusted: TrustedFolder, rank: int) -> int:
     reader = FileSystemReader(trusted.path)
     trusted.check_file(durable_folders.METADATA)
-    metadata = reader.read_metadata()
+    found = _load_items(states, reader, reader.read_metadata(), rank, trusted.check_file)
+    return int(found[STEP]) if STEP in found else durable_folders.finished_steps_of(folder)
+
+
+def _load_items(
+    states: TrainingState, reader: StorageReader, metadata: Metadata, rank: int, check_file: Callable[[str], None]
+) -> dict[str, Any]:
+    """Load the items of a checkpoint that may have another world size, and return them by name. `check_file` is told
+    the name of each file before it is read."""
     present = {leaf.name: leaf.value for leaf in states.capture(rank, 0).leaves}
     rank_prefix = f"ranks.{rank}." if f"ranks.{rank}.generators" in metadata.state_dict_metadata else "ranks.0."
     wanted = {
@@ -124,7 +152,7 @@ def _from_trusted_folder(states: TrainingState, folder: Path, trusted: TrustedFo
         for name, entry in metadata.state_dict_metadata.items()
         if not name.startswith("ranks.") or name.startswith(rank_prefix)
     }
-    _read(reader, metadata, wanted, trusted)
+    _read(reader, metadata, wanted, check_file)
 
     def per_rank_value_of(name: str) -> Any:
         # Two ranks must not draw the same numbers, so a rank never loads the generators of another rank.
@@ -134,7 +162,7 @@ def _from_trusted_folder(states: TrainingState, folder: Path, trusted: TrustedFo
 
     structure = wanted[STRUCTURE] if STRUCTURE in wanted else _foreign_structure(metadata, states)
     states.restore(structure, wanted.__getitem__, per_rank_value_of)
-    return int(wanted[STEP]) if STEP in wanted else durable_folders.finished_steps_of(folder)
+    return wanted
 
 
 def _target(name: str, entry: Any, present: dict[str, Any], states: TrainingState) -> Any:
@@ -160,14 +188,14 @@ def _parameter_of(name: str, states: TrainingState) -> torch.Tensor | None:
     return flat[int(path[1])] if int(path[1]) < len(flat) else None
 
 
-def _read(reader: FileSystemReader, metadata: Metadata, wanted: dict[str, Any], trusted: TrustedFolder) -> None:
+def _read(reader: StorageReader, metadata: Metadata, wanted: dict[str, Any], check_file: Callable[[str], None]) -> None:
     """Fill `wanted` in place. Every rank reads what it needs, without a collective call."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(wanted, metadata, True)
     reader.set_up_storage_reader(metadata, True)
     plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
     for name in {metadata.storage_data[item.storage_index].relative_path for item in plan.items}:
-        trusted.check_file(name)
+        check_file(name)
     reader.read_data(plan, planner).wait()
 
 

@@ -186,6 +186,7 @@ class ShardPlan:
             metadata,
             self.compared_bytes,
             self.replica_group,
+            self.publication.sharded,
         )
         layout.write_footer(slot, footer)
 

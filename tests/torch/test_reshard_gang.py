@@ -35,11 +35,13 @@ async def gang() -> AsyncIterator[InProcessGang]:
     await gang.close()
 
 
-async def run(out: Path, mode: str, world: int, sockets: dict[int, int], steps: int, durable: str = "") -> Any:
+async def run(
+    out: Path, mode: str, world: int, sockets: dict[int, int], steps: int, durable: str = "", generation: int = 1
+) -> Any:
     """What rank 0 has written at the end of a run."""
     out.mkdir()
     job = {"steps": steps, "mode": mode, "out": str(out), "durable": durable}
-    process = await start_ranks(SCRIPT, world, sockets, out / "log", job, 1 if sockets else 0)
+    process = await start_ranks(SCRIPT, world, sockets, out / "log", job, generation if sockets else 0)
     async with asyncio.timeout(120):
         assert await process.wait() == 0, (out / "log").read_text()[-3000:]
     return torch.load(out / "full.pt")
@@ -53,6 +55,22 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
         torch.equal(one, other) if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) else one == other
     )
     return [] if same else [path]
+
+
+def places_of(world: int) -> dict[int, str]:
+    return {rank: NODES[rank % len(NODES)] for rank in range(world)}
+
+
+async def train_first(gang: InProcessGang, out: Path, mode: str, world: int) -> tuple[Any, Version]:
+    """Train five steps as generation 1, which all nodes commit: what rank 0 has written, and the version."""
+    places = places_of(world)
+    gang.begin(places)
+    ended = await run(out, mode, world, {r: gang.socket(r, n) for r, n in places.items()}, steps=5)
+    version = Version(1, 5)
+    async with asyncio.timeout(60):
+        while any(gang.nodes[node].committed() < version for node in places.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return ended, version
 
 
 @pytest.mark.parametrize(
@@ -69,14 +87,7 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 async def test_another_layout_goes_on_from_a_durable_checkpoint(
     gang: InProcessGang, tmp_path: Path, first: tuple[str, int], second: tuple[str, int]
 ) -> None:
-    mode, world = first
-    places = {rank: NODES[rank % len(NODES)] for rank in range(world)}
-    gang.begin(places)
-    ended = await run(tmp_path / "first", mode, world, {r: gang.socket(r, n) for r, n in places.items()}, steps=5)
-    version = Version(1, 5)
-    async with asyncio.timeout(60):
-        while any(gang.nodes[node].committed() < version for node in places.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    ended, version = await train_first(gang, tmp_path / "first", *first)
     order = agent_pb2.FlushOrder(serial=1, version=version.to_wire(), reason="test")
     order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
     durable = tmp_path / "durable"
@@ -86,3 +97,36 @@ async def test_another_layout_goes_on_from_a_durable_checkpoint(
     started = await run(tmp_path / "second", mode, world, {}, steps=6, durable=str(durable))
     assert differences(ended["after"], started["before"]) == []
     assert differences(started["before"], started["after"]) != []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(("fsdp", 8), ("fsdp", 4), id="half_of_the_ranks"),
+        pytest.param(("fsdp", 4), ("fsdp", 8), id="twice_the_ranks", marks=LONG),
+        pytest.param(("tp", 2), ("tp", 4), id="wider_tensor_parallelism", marks=LONG),
+        pytest.param(("fsdp", 4), ("ddp", 2), id="shards_to_replicas", marks=LONG),
+        pytest.param(("ddp", 2), ("ddp", 3), id="another_replica", marks=LONG),
+    ],
+)
+async def test_another_number_of_ranks_goes_on_from_memory(
+    gang: InProcessGang, tmp_path: Path, first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    ended, version = await train_first(gang, tmp_path / "first", *first)
+    if second[1] < first[1]:
+        await gang.lose(NODES[3])  # its buddy holds its shards
+    plan = gang.plan(version)
+    plan.written_ranks, plan.resharded = first[1], True
+    mode, world = second
+    nodes = sorted(gang.nodes)
+    places = {rank: nodes[rank % len(nodes)] for rank in range(world)}
+    generation = gang.begin(places, plan)
+    before = {name: node.received_bytes for name, node in gang.nodes.items()}
+    sockets = {rank: gang.socket(rank, node) for rank, node in places.items()}
+    started = await run(tmp_path / "second", mode, world, sockets, steps=6, generation=generation)
+    assert differences(ended["after"], started["before"]) == []
+    assert differences(started["before"], started["after"]) != []
+    assert any(node.received_bytes > before[name] for name, node in gang.nodes.items())
+    async with asyncio.timeout(60):
+        while any(gang.nodes[node].committed() < Version(generation, 6) for node in places.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ from muster.checkpoint.store.replication.replicate import ReplicaRefused, replic
 from muster.checkpoint.store.replication.transfer_rates import TransferRates
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.v1 import peer_pb2
-from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
+from muster.v1.agent_pb2 import DUTY_RUN, TIER_OWN, Order, ReplicaDisagreement
 from muster.v1.common_pb2 import Member
 
 if TYPE_CHECKING:
@@ -211,12 +211,19 @@ class CommitProtocol:
     async def _replicate_restored_version(self) -> None:
         """Replicate this node's shards of the version that the generation started from."""
         await asyncio.sleep(RESTORED_VERSION_DELAY_S)
-        for rank in sorted(self.local_ranks):
+        for rank in self._restored_ranks():
             version = self._restored_version()
             shard = self._shard_store.slot_shard(rank, version) if version is not None else None
             if shard is not None:
                 with suppress(CorruptShard):  # another node may still hold an intact replica
                     await self._replicate_until_stored(shard)
+
+    def _restored_ranks(self) -> list[int]:
+        """The ranks whose shards of the restored version are this node's to replicate. If another number of ranks wrote
+        it, all shards in this node's slots are: every rank needs them until the next commit."""
+        if not self.order.restore.resharded:
+            return sorted(self.local_ranks)
+        return [shard.rank for shard in self._shard_store.all() if shard.tier == TIER_OWN]
 
     def _cancel_restored_version_task(self) -> None:
         if self._restored_version_task is not None:

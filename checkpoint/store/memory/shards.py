@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from muster.checkpoint.format.errors import CorruptShard
-from muster.checkpoint.format.layout import read_footer
+from muster.checkpoint.format.layout import Footer, read_footer
 from muster.checkpoint.format.replica_agreement import ReplicaDigest
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.corrupt_copies import CorruptCopies
@@ -64,12 +64,22 @@ class Shard:
         return self.memory.view[piece.offset : piece.offset + piece.length]
 
     @cached_property
-    def replica(self) -> ReplicaDigest:
-        """What is compared with the other replicas of this rank's state. The footer is in the last piece."""
+    def _footer(self) -> Footer:
+        """The footer, which is in the last piece; an empty one if another node has sent bytes that are no shard."""
         try:
-            return replica_digest(self.pieces, read_footer(self.piece(len(self.pieces) - 1), len(self.memory.view)))
-        except CorruptShard:  # another node has sent bytes that are no shard
-            return ReplicaDigest()
+            return read_footer(self.piece(len(self.pieces) - 1), len(self.memory.view))
+        except CorruptShard:
+            return Footer(0, 0, 0, 0, 0)
+
+    @cached_property
+    def replica(self) -> ReplicaDigest:
+        """What is compared with the other replicas of this rank's state."""
+        return replica_digest(self.pieces, self._footer)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether another number of ranks needs the shards of all ranks that wrote this version."""
+        return self._footer.sharded
 
     def refers_to(self, other: "Shard") -> bool:
         """Whether some of its bytes are in the memory of `other`."""
@@ -120,6 +130,7 @@ class Shard:
             digest=self.digest.hex(),
             replica_group=self.replica.group,
             replica_digest=self.replica.digest,
+            sharded=self.sharded,
         )
 
 

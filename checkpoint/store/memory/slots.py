@@ -4,7 +4,7 @@ A slot is free or full. A slot becomes full when its rank reports that it has fi
 nothing holds its shard any more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from muster.checkpoint.store.memory.reserve import MemoryReserve
@@ -83,6 +83,13 @@ class SlotPool:
             if not slot.full:
                 self._close_slot(slot)
         return assigned
+
+    def retire_all_but(self, ranks: Collection[int]) -> None:
+        """Close the slots of all other ranks as soon as they are free: these ranks run elsewhere, or no longer."""
+        for slot in [s for rank, slots in self._slots.items() if rank not in ranks for s in slots]:
+            slot.number = None
+            if not slot.full:
+                self._close_slot(slot)
 
     def mark_full(self, rank: int, number: int) -> Slot | None:
         """Mark a slot as full; None if the rank has no free slot of this number."""

@@ -452,6 +452,7 @@ class ShardStatus(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     REPLICA_GROUP_FIELD_NUMBER: _builtins.int
     REPLICA_DIGEST_FIELD_NUMBER: _builtins.int
+    SHARDED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     tier: Global___Tier.ValueType
     bytes: _builtins.int
@@ -462,6 +463,8 @@ class ShardStatus(_message.Message):
     shard has none that can be compared.
     """
     replica_digest: _builtins.int
+    sharded: _builtins.bool
+    """The ranks that wrote this version hold different parts of one state. Another number of ranks needs all of them."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     def __init__(
@@ -474,10 +477,11 @@ class ShardStatus(_message.Message):
         digest: _builtins.str = ...,
         replica_group: _builtins.int = ...,
         replica_digest: _builtins.int = ...,
+        sharded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "rank", b"rank", "replica_digest", b"replica_digest", "replica_group", b"replica_group", "tier", b"tier", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "rank", b"rank", "replica_digest", b"replica_digest", "replica_group", b"replica_group", "sharded", b"sharded", "tier", b"tier", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1113,8 +1117,16 @@ class RestorePlan(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     DURABLE_PATH_FIELD_NUMBER: _builtins.int
+    WRITTEN_RANKS_FIELD_NUMBER: _builtins.int
+    RESHARDED_FIELD_NUMBER: _builtins.int
     durable_path: _builtins.str
     """The folder of a durable checkpoint, used if no memory holds the state; empty: none."""
+    written_ranks: _builtins.int
+    """How many ranks wrote the version. 0: as many as there are, or more."""
+    resharded: _builtins.bool
+    """Each rank puts its state together from the shards of all ranks that wrote the version, which are not as many as run
+    now. `sources` names the shards of all of them.
+    """
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -1127,10 +1139,12 @@ class RestorePlan(_message.Message):
         version: _common_pb2.Version | None = ...,
         sources: _abc.Iterable[Global___RestoreSource] | None = ...,
         durable_path: _builtins.str = ...,
+        written_ranks: _builtins.int = ...,
+        resharded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_path", b"durable_path", "sources", b"sources", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_path", b"durable_path", "resharded", b"resharded", "sources", b"sources", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

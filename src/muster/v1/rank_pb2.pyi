@@ -277,6 +277,66 @@ class RankAlive(_message.Message):
 Global___RankAlive: _TypeAlias = RankAlive  # noqa: Y015
 
 @_typing.final
+class ByteRange(_message.Message):
+    """Bytes of a shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    length: _builtins.int
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ByteRange: _TypeAlias = ByteRange  # noqa: Y015
+
+@_typing.final
+class RankRead(_message.Message):
+    """The rank puts its state together from the shards of another number of ranks (AgentRestore.written_ranks), and needs
+    these bytes of one of them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The rank that wrote the shard."""
+    header: _builtins.bool
+    """All bytes from the index on: names, places, metadata, footer."""
+    done: _builtins.bool
+    """The rank has its whole state, and reads no shard any more. There is no answer."""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        header: _builtins.bool = ...,
+        ranges: _abc.Iterable[Global___ByteRange] | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "header", b"header", "ranges", b"ranges", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankRead: _TypeAlias = RankRead  # noqa: Y015
+
+@_typing.final
 class RankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,6 +348,7 @@ class RankMessage(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___RankJoin: ...
     @_builtins.property
@@ -304,6 +365,8 @@ class RankMessage(_message.Message):
     def not_finite(self) -> Global___RankNotFinite: ...
     @_builtins.property
     def alive(self) -> Global___RankAlive: ...
+    @_builtins.property
+    def read(self) -> Global___RankRead: ...
     def __init__(
         self,
         *,
@@ -315,12 +378,13 @@ class RankMessage(_message.Message):
         stopped: Global___RankStopped | None = ...,
         not_finite: Global___RankNotFinite | None = ...,
         alive: Global___RankAlive | None = ...,
+        read: Global___RankRead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive", "read"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -336,11 +400,16 @@ class AgentRestore(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     DURABLE_PATH_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    WRITTEN_RANKS_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     durable_path: _builtins.str
     """Not empty: load this durable checkpoint instead."""
     refused: _builtins.str
     """Not empty: the reason why the state of this generation is not available. The rank must not start without it."""
+    written_ranks: _builtins.int
+    """Not 0: so many ranks wrote the version, another number than the generation has. No memfd comes with this message;
+    the rank asks for the bytes that it needs (RankRead).
+    """
     @_builtins.property
     def version(self) -> _common_pb2.Version:
         """Absent: start without a state."""
@@ -352,14 +421,45 @@ class AgentRestore(_message.Message):
         bytes: _builtins.int = ...,
         durable_path: _builtins.str = ...,
         refused: _builtins.str = ...,
+        written_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "durable_path", b"durable_path", "refused", b"refused", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "durable_path", b"durable_path", "refused", b"refused", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentRestore: _TypeAlias = AgentRestore  # noqa: Y015
+
+@_typing.final
+class AgentRead(_message.Message):
+    """The answer to RankRead. A memfd of the shard's size travels with it. Only what the rank has asked for is in it, and
+    verified.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    bytes: _builtins.int
+    refused: _builtins.str
+    """Not empty: the reason why these bytes are not available."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "rank", b"rank", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentRead: _TypeAlias = AgentRead  # noqa: Y015
 
 @_typing.final
 class AgentSlots(_message.Message):
@@ -475,6 +575,7 @@ class AgentRankMessage(_message.Message):
     SLOT_FREE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     INTERVAL_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def restore(self) -> Global___AgentRestore: ...
     @_builtins.property
@@ -485,6 +586,8 @@ class AgentRankMessage(_message.Message):
     def stop(self) -> Global___AgentStop: ...
     @_builtins.property
     def interval(self) -> Global___AgentInterval: ...
+    @_builtins.property
+    def read(self) -> Global___AgentRead: ...
     def __init__(
         self,
         *,
@@ -493,12 +596,13 @@ class AgentRankMessage(_message.Message):
         slot_free: Global___AgentSlotFree | None = ...,
         stop: Global___AgentStop | None = ...,
         interval: Global___AgentInterval | None = ...,
+        read: Global___AgentRead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "interval", b"interval", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "interval", b"interval", "read", b"read", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "interval", b"interval", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "interval", b"interval", "read", b"read", "restore", b"restore", "slot_free", b"slot_free", "slots", b"slots", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["restore", "slots", "slot_free", "stop", "interval"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["restore", "slots", "slot_free", "stop", "interval", "read"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
