@@ -133,6 +133,7 @@ class SeedRun:
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
         self._more_copies = random.Random(f"copies {seed}").choice([0, 0, 0, 0, 1, 2])  # likewise
+        self._is_sharded = random.Random(f"sharded {seed}").random() < 0.5  # likewise
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
@@ -212,6 +213,8 @@ class SeedRun:
         limit_s = rng.choice([60, 200]) if rng.random() < 0.2 else None
         if limit_s and not spec.durable_dir:
             limit_s = 200  # without durable storage every run starts afresh: a minute would never suffice
+        if spec.min_nodes and self._is_sharded:  # others restore the same, whether they are or not
+            world.sharded_gangs.add(gang)
         world.submit(JobSubmission(gang, spec, limit_s))
         if rng.random() < 0.15:
             world.cluster.update("take the requeue flag off", world.jobs.job_ids[gang], requeue=False)

@@ -1,4 +1,4 @@
-"""Trains a small transformer on keepers_log.txt with data parallelism.
+"""Trains a small transformer on keepers_log.txt with data parallelism: replicas, or with --fsdp sharded parameters.
 
 The lines with `checkpoint` are all that Muster needs. Without Muster they do nothing, and the script runs under
 torchrun:
@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from model import Transformer
 from text import Windows
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -44,6 +46,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backend", help="of the process group; default: nccl on GPUs, else gloo")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
     parser.add_argument("--bucket-cap-mb", type=float, default=25.0, help="size of DDP's gradient buckets")
+    parser.add_argument(
+        "--fsdp", action="store_true", help="shard the parameters over the ranks (FSDP2), without replicas"
+    )
     parser.add_argument("--text", type=Path, default=HERE / "keepers_log.txt")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to rest after each step")
     parser.add_argument("--digest", type=Path, help="write the final weights' SHA-256 to DIGEST.RANK")
@@ -79,8 +84,8 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
     model = Transformer(
         width=args.width, layers=args.layers, heads=args.heads, context=args.context, dropout=args.dropout
     ).to(device)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.lr, fused=True)
+    parallel = fully_sharded(model) if args.fsdp else DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=args.lr, fused=True)
     windows = Windows(args.text, context=args.context)
     sampler = ShardedSampler(windows, batch_size=args.batch, seed=args.seed)
     # With a generator of its own, the loader draws nothing from the one that dropout uses.
@@ -89,12 +94,12 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
 
     def backward(batch: list[torch.Tensor]) -> float:
         text, target = (part.to(device) for part in batch)
-        loss = functional.cross_entropy(ddp(text).flatten(0, 1), target.flatten())
+        loss = functional.cross_entropy(parallel(text).flatten(0, 1), target.flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         return float(loss.detach())
 
-    checkpoint = Checkpoint(model=ddp, optimizer=optimizer, sampler=sampler)
+    checkpoint = Checkpoint(model=parallel, optimizer=optimizer, sampler=sampler)
     start = checkpoint.restore(warmup=lambda: backward(next(iter(loader))))
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -112,6 +117,14 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
         if last:
             break
         time.sleep(args.pause)
+    return model
+
+
+def fully_sharded(model: Transformer) -> Transformer:
+    """The model with a part of each parameter on each rank: block by block, then the rest."""
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
     return model
 
 
@@ -138,8 +151,9 @@ def digest(model: Transformer) -> str:
     """SHA-256 over the name and bytes of every parameter: equal weights give equal digests."""
     total = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         total.update(name.encode())
-        total.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        total.update(whole.detach().cpu().contiguous().numpy().tobytes())
     return total.hexdigest()
 
 

@@ -64,10 +64,11 @@ class Parallelism(Table):
         """Whether ranks divide a copy of the model."""
         return self.tensor * self.context * self.pipeline * self.expert > 1
 
-    @property
-    def is_pure_data(self) -> bool:
-        """Whether all ranks hold the same state."""
-        return not self.has_groups and self.sharding == "none"
+    def keeps_copies_on_nodes(self, local_ranks: int) -> bool:
+        """Whether the ranks of each node divide whole copies of the model among each other, so that a job with fewer
+        nodes only has fewer copies, or (sharding) divides them among fewer ranks."""
+        others = self.context * self.pipeline * self.expert
+        return others == 1 and local_ranks % self.tensor == 0 and (self.tensor == 1 or self.order[0] is Axis.TENSOR)
 
     def axes(self, nodes: int, local_ranks: int) -> Axes:
         """The axes of a job with `local_ranks` ranks on each of `nodes` nodes.

@@ -260,10 +260,11 @@ class Job(Table):
                 f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, which "
                 "lets the job continue with fewer data-parallel replicas"
             )
-        if self.elastic and not self.parallelism.is_pure_data:
+        if self.elastic and not self.parallelism.keeps_copies_on_nodes(self.local_ranks):
             raise ValueError(
-                "elastic = true needs a pure data-parallel job, whose replicas hold the same state: keep only data in "
-                "parallelism, or remove elastic"
+                "elastic = true needs whole copies of the model on each node, so that the job can go on with fewer: "
+                f"keep only data and sharding in parallelism, or a tensor that divides the {self.local_ranks} ranks of "
+                'a node and is first in order ("tp-..."), or remove elastic'
             )
         if self.checkpoint.durable_every and not (self.durable_dir and self.checkpoint.memory):
             raise ValueError(

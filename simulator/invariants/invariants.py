@@ -90,7 +90,7 @@ class Invariants:
             case facts.GenerationStarted():
                 self._site_limits.check_start(fact)
                 self._generations.check_start(fact)
-                self._versions.check_sources(fact)
+                self._versions.check_sources(gangs[fact.gang], fact)
                 self._seats.check_start(core, gangs[fact.gang], fact)
                 self._node_checks.check_start(core, gangs[fact.gang], fact)
                 self._versions.check_restored_version(gangs[fact.gang], fact)

@@ -37,6 +37,8 @@ class ReplicaInvariant:
 
     def version_committed(self, gang: str, order: pb.Order, version: Version) -> None:
         """A commit leader with this order commits a version."""
+        if gang in self._world.sharded_gangs:
+            return
         if order.agreed_groups:
             self._learned.add((gang, order.generation))
         if self._agree(gang, version, len(order.places)):

@@ -81,18 +81,36 @@ class VersionInvariant:
 
     # -- what is made of it --
 
-    def check_sources(self, fact: facts.GenerationStarted) -> None:
-        """Every rank of a generation starts with the state that it wrote itself, and all ranks start at one step."""
+    def check_sources(self, gang: Gang, fact: facts.GenerationStarted) -> None:
+        """Every rank of a generation starts with the state that it wrote itself, or from the shards of all ranks that
+        wrote one, and all ranks start at one step."""
         for source in fact.sources:
             expected_digest = digest(source.rank, fact.version) if fact.version else ""
             require(source.digest == expected_digest, f"invariant 2: {fact.version} would be restored from {source}")
+        if fact.version is not None:
+            ranks = len(fact.seats) * gang.spec.ranks_per_node
+            needed = self._ranks_needed(gang, fact.version, ranks)
+            named = [source.rank for source in fact.sources]
+            require(
+                named == list(range(needed)) and fact.resharded == self._is_resharded(gang, fact.version, ranks),
+                f"invariant 2: {ranks} ranks need {needed} shards of {fact.version}, and are told to read {named}",
+            )
+
+    def _is_resharded(self, gang: Gang, version: Version, ranks: int) -> bool:
+        """No rank of so many has a shard of its own: others wrote the state, in other parts or on fewer ranks."""
+        written = self._world.written_ranks(gang.id, version)
+        return ranks > written or (ranks < written and gang.id in self._world.sharded_gangs)
+
+    def _ranks_needed(self, gang: Gang, version: Version, ranks: int) -> int:
+        """How many ranks' shards a generation of `ranks` ranks needs."""
+        return self._world.written_ranks(gang.id, version) if self._is_resharded(gang, version, ranks) else ranks
 
     def check_restored_version(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """A generation starts with the newest version that exists."""
         committed = self._committed.get(fact.gang)
         newest_available = self._durable.get(fact.gang)
         ranks = len(fact.seats) * gang.spec.ranks_per_node
-        if committed is not None and self._is_available(gang, committed, ranks):
+        if committed is not None and self._is_available(gang, committed, self._ranks_needed(gang, committed, ranks)):
             newest_available = max(committed, newest_available) if newest_available else committed
         chosen = fact.version or (gang.durable_version if fact.durable_path else None)
         require(

@@ -26,6 +26,12 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="have.issuperset(range(ranks_of(v)))]",
         bug="have.issuperset(range(ranks_of(v) - 1))]",
     ),
+    "shrink-without-a-shard": PlantedBug(
+        "A sharded gang goes on with fewer ranks although a part of its state is lost.",
+        module=f"{_ROOM}.restore_plan",
+        code="    return gang_turn.gang.ranks_of(version) if is_resharded(gang_turn, count, version) else count",
+        bug="    return count",
+    ),
     "forget-the-replica": PlantedBug(
         "The state of a lost node counts as lost although its buddy holds the replica.",
         module=f"{_ROOM}.restore_plan",

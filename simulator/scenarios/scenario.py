@@ -50,6 +50,7 @@ class Scenario:
         fabric: what Slurm and the site say of the network. None: the leaf of each node, when its agent attaches.
         packed: where tensor groups shall be: "leaf", "require leaf". Empty: nothing is asked.
         if_worse: what the job does if they are not: "wait", "shrink".
+        sharded: the ranks hold different parts of one state, and not replicas.
         spec: further fields of the GangSpec.
     """
 
@@ -58,7 +59,8 @@ class Scenario:
         time_limit_s: int | None = None, idle_nodes: int = 0, limits: Limits = NO_LIMITS,
         step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2,
         stop_s: float = _DURATIONS.stop_s / 2, copy_s: float = _DURATIONS.copy_s / 2,
-        fabric: events.FabricSeen | None = None, packed: str = "", if_worse: str = "", **spec: object,
+        fabric: events.FabricSeen | None = None, packed: str = "", if_worse: str = "",
+        sharded: bool = False, **spec: object,
     ) -> None:  # fmt: skip
         if packed:
             *required, level = packed.split()
@@ -73,6 +75,7 @@ class Scenario:
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.unstartable_nodes.update(absent)
         self.world.coordinator_restart_s = 0.0
+        self.world.sharded_gangs.update({"g"} if sharded else ())
         self.world.submit(JobSubmission("g", events.GangSpec(nodes, spares, **spec), time_limit_s))  # type: ignore[arg-type]
 
     # -- what stands --

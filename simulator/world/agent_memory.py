@@ -55,11 +55,20 @@ class ShardMemory:
     def shards(self) -> tuple[Shard, ...]:
         """All complete shards of this node."""
         if self._shards_cache is None:
+            sharded = self._is_sharded
             self._shards_cache = tuple(
-                Shard(rank, v, own, text, _GROUP, self._flip(rank, v), _SHARD_BYTES)
+                Shard(rank, v, own, text, *self._replica(rank, v), _SHARD_BYTES, sharded)
                 for (rank, own, v), text in self._digests.items()
             )
         return self._shards_cache
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self._agent.identity.gang in self._agent.world.sharded_gangs
+
+    def _replica(self, rank: int, version: Version) -> ReplicaDigest:
+        """What is compared with other ranks. Parts of one state are not."""
+        return ReplicaDigest() if self._is_sharded else ReplicaDigest(_GROUP, self._flip(rank, version))
 
     def _flip(self, rank: int, version: Version) -> int:
         """The bit flip in what the rank wrote, which stands for its digest."""
@@ -178,7 +187,7 @@ class ShardMemory:
         if version.generation <= agent.fenced_generation or version.generation != self._order.generation:
             return
         own = [place.rank for place in self._order.places if place.node == agent.node]
-        replicas = {rank: ReplicaDigest(_GROUP, self._flip(rank, version)) for rank in own}
+        replicas = {rank: self._replica(rank, version) for rank in own if not self._is_sharded}
         self._call(
             self._order.places[0].node,
             lambda leader: leader.memory.count_vote(agent.node, version, skipped, replicas),

@@ -38,6 +38,7 @@ class Training:
         self._hung_at = float("-inf")
         self._last_idleness = (float("inf"), float("-inf"))
         self._order = order
+        self.world_size: int = order.world_size
         self._joined_ranks: set[int] = set()
 
     def add_rank(self, rank: Rank) -> None:
@@ -56,16 +57,21 @@ class Training:
             self.step, rank.flip = saved.step, world.flips_written.get((self.gang, rank.rank, saved), 0)
         elif restore.HasField("version"):
             version = Version(restore.version.generation, restore.version.step)
-            source = next((s for s in restore.sources if s.rank == rank.rank), None)
-            holder = world.reachable_peer(rank.agent, source.node) if source else None
-            if holder is None or source is None or not holder.memory.has(rank.rank, version, source.digest):
+            needed = restore.sources if restore.resharded else [s for s in restore.sources if s.rank == rank.rank]
+            if not needed or not all(self._can_be_fetched(rank, source, version) for source in needed):
                 self._retry(rank, since, self._load_state, "its state can't be fetched")
                 return
-            self.step, rank.flip = version.step, world.flips_written.get((self.gang, rank.rank, version), 0)
+            # What replicas share is read from the shard of the first one.
+            written_by = 0 if restore.resharded else rank.rank
+            self.step, rank.flip = version.step, world.flips_written.get((self.gang, written_by, version), 0)
         rank.running = True
         rank.agent.silences.note_sign(rank.rank)
         rank.agent.status_changed()
         self._join_store(rank, since)
+
+    def _can_be_fetched(self, rank: Rank, source: pb.RestoreSource, version: Version) -> bool:
+        holder = self._world.reachable_peer(rank.agent, source.node)
+        return holder is not None and holder.memory.has(source.rank, version, source.digest)
 
     def _join_store(self, rank: Rank, since: float) -> None:
         """Join the other ranks at the rendezvous store."""

@@ -120,6 +120,8 @@ class World:
         """Nodes for which an operator has requested a drain."""
         self.flips_written: dict[tuple[str, int, Version], int] = {}
         """Gang, rank and version of each shard that was written: the number of the bit flip in it; 0: none."""
+        self.sharded_gangs: set[str] = set()
+        """Gangs whose ranks hold different parts of one state. All other gangs have replicas."""
         self.flips = 0
         """How many bits have flipped so far."""
         self.crash_countdown: int | None = None
@@ -332,6 +334,10 @@ class World:
         """The training of the gang's newest generation of which any rank was started."""
         trainings = (training for training in self._trainings.values() if training.gang == gang)
         return max(trainings, key=lambda training: training.generation, default=None)
+
+    def written_ranks(self, gang: str, version: Version) -> int:
+        """How many ranks the generation had that wrote a version."""
+        return self._trainings[gang, version.generation].world_size
 
     def is_finished(self, gang: str) -> bool:
         """The script has made all its steps."""

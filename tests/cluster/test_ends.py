@@ -1,5 +1,7 @@
 """How a job ends that cannot continue: a clear message, a non-zero exit status, nothing left behind."""
 
+import re
+
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
@@ -15,6 +17,11 @@ NO_TORCH = 'preload = ["json"]'
 
 def assert_nothing_left(cluster: Cluster) -> None:
     wait_nothing_left(cluster, 20)
+
+
+def losses(text: str) -> dict[int, float]:
+    """The loss of each step that rank 0 has printed."""
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+) ", text, re.M)}
 
 
 def output(training: Training) -> str:
@@ -56,6 +63,29 @@ def test_a_script_that_fails_at_import_is_reported_with_its_own_error(healthy: C
         assert "no-such-option" in output(training)
         assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         assert_nothing_left(healthy)
+
+
+@pytest.mark.long
+def test_a_sharded_job_without_a_spare_goes_on_with_fewer_ranks_from_memory(healthy: Cluster) -> None:
+    """No durable checkpoint is there: the ranks put their states together from the shards of all."""
+    settings = ("elastic = true", "pool_nodes = 0", 'parallelism.sharding = "parameters"')
+    spec = TrainingSpec("sharded", nodes=4, spares=0, arguments=(*SLOW_STEPS, "--fsdp"), settings=settings)
+    with Training(healthy, spec) as training:
+        training.submit()
+        training.wait_step(20)
+        healthy.crash(training.node_of(1))
+        recovery = training.wait_recovered(2)
+        assert (recovery["action"], len(training.view["ranks"])) == ("fewer replicas", 3)
+        before, after = losses(training.log(1, 0)), losses(training.log(2, 0))
+        restored = int(recovery["step_restored"])
+        assert restored > 0
+        assert f"3 ranks, starting after step {restored}" in training.log(2, 0)
+        assert min(after) == restored + 1
+        assert abs(after[restored + 1] - before[restored]) < 0.5, "the loss goes on where it was"
+        training.wait_step(int(training.view["step"]) + 20)
+        training.finish()
+        assert training.wait_final()["phase"] == "DONE", training.view.get("reason")
+        training.wait_job_ended()
 
 
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:

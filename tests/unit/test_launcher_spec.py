@@ -93,6 +93,12 @@ def test_axes_and_order_go_to_the_coordinator() -> None:
     assert spec.parallel_order == "cp-tp-ep-dp-pp"
 
 
+@pytest.mark.parametrize("parallelism", ['sharding = "parameters"', "tensor = 4", 'tensor = 2, sharding = "optimizer"'])
+def test_a_job_with_whole_copies_of_the_model_on_each_node_may_be_elastic(parallelism: str) -> None:
+    job = parse(f"{LEAST}elastic = true\nranks_per_node = 4\nparallelism = {{{parallelism}}}\n", "job.toml")
+    assert job.to_proto(work_dir="/").min_nodes == 2
+
+
 def test_where_groups_shall_be() -> None:
     text = 'placement = { tensor = "require node", data = "pod", spread_spares = ["require rack"] }'
     placement = parse(f"{LEAST}{text}", "job.toml").placement
@@ -168,7 +174,12 @@ def test_every_key_is_in_the_reference() -> None:
         ("spares = true", "spares = True: must be a whole number"),
         ("min_nodes = 5", "min_nodes = 5 must not be more than nodes = 4"),
         ("min_nodes = 3", "min_nodes = 3 is less than nodes = 4: that needs elastic = true"),
-        ("elastic = true\nparallelism.tensor = 2", "elastic = true needs a pure data-parallel job"),
+        ("elastic = true\nparallelism.tensor = 2", "elastic = true needs whole copies of the model on each node"),
+        (
+            'elastic = true\nranks_per_node = 4\nparallelism = {tensor = 2, order = "dp-tp-cp-ep-pp"}',
+            "is first in order",
+        ),
+        ("elastic = true\nranks_per_node = 4\nparallelism.pipeline = 2", "elastic = true needs whole copies"),
         ("max_failures = 0", "max_failures = 0: must be 1 or more"),
         ("ranks_per_node = 2000", "ranks_per_node = 2000: must be 1024 or less"),
         ("spares = 200000", "spares = 200000: must be 100000 or less"),
@@ -206,7 +217,7 @@ def test_every_key_is_in_the_reference() -> None:
             'parallelism = { expert = 2, context = 2, pipeline = 2, order = "tp-cp-pp-ep-dp" }',
             "gives expert layers other pipelines than dense layers: put pp last",
         ),
-        ("elastic = true\nparallelism.expert = 2", "elastic = true needs a pure data-parallel job"),
+        ("elastic = true\nparallelism.expert = 2", "elastic = true needs whole copies of the model on each node"),
         ('placement = { tensor = "rack" }', "placement.tensor = 'rack': must be node, nvlink, leaf, pod or any, after"),
         ("placement = { tensor = 1 }", "placement.tensor = 1: must be node, nvlink, leaf, pod or any, after"),
         ('placement = { spread_spares = ["node"] }', "must be leaf, rack or power, after"),

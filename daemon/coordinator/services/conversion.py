@@ -487,4 +487,4 @@ def _shard(message: agent_pb2.ShardStatus) -> events.Shard:
     own = message.tier == agent_pb2.TIER_OWN
     digest = cut(message.digest, job_limits.MAX_NAME_CHARS)
     replica = message.replica_group, message.replica_digest
-    return events.Shard(message.rank, _version(message.version), own, digest, *replica, message.bytes)
+    return events.Shard(message.rank, _version(message.version), own, digest, *replica, message.bytes, message.sharded)

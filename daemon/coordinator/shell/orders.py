@@ -115,6 +115,8 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     if gang.restored_version:
         order.restore.version.CopyFrom(_version_message(gang.restored_version))
         order.restore.sources.extend(map(_source_message, (*gang.restore_sources, *gang.other_sources)))
+        order.restore.written_ranks = gang.ranks_of(gang.restored_version)
+        order.restore.resharded = gang.resharded
     elif gang.durable_path:
         order.restore.durable_path = gang.durable_path
 

@@ -5,6 +5,7 @@ reordered events change nothing but the moment.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from muster.daemon.coordinator.core.detection import (
     attribution,
@@ -298,6 +299,8 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
+            resharded=version is not None
+            and restore_plan.is_resharded(gang_turn, len(ranked) * gang.spec.ranks_per_node, version),
             close_copies=close,
             wider_groups=wider,
             extra_communication_s=extra_s,
@@ -339,7 +342,7 @@ def _choose_state(
     """The version in memory to restore, where its shards are, where else, and what is wrong with it, in words."""
     spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
-    version, warning = restore_plan.newest_left(gang_turn, lambda _: count)
+    version, warning = restore_plan.newest_left(gang_turn, partial(restore_plan.ranks_needed, gang_turn, count))
     durable = gang_turn.gang.durable_version
     if version is None or (durable is not None and durable > version):
         return None, (), (), ""
@@ -349,8 +352,9 @@ def _choose_state(
         for local in range(spec.ranks_per_node)
     }
     leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
+    needed = restore_plan.ranks_needed(gang_turn, count, version)
     held = gang_turn.shards_in_memory()
-    sources = restore_plan.choose_sources(held, version, count, home, leaving)
+    sources = restore_plan.choose_sources(held, version, needed, home, leaving)
     return version, sources, restore_plan.other_sources(held, version, sources, leaving), warning
 
 

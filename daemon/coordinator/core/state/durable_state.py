@@ -351,6 +351,8 @@ class Gang:
     """What that costs in each step, in predicted seconds."""
     mtbf_s: float = 0.0
     """Seconds between two failures of the nodes that carry ranks, as known when the generation started; 0: unknown."""
+    resharded: bool = False
+    """The running generation started from the shards of another number of ranks: from all of `restore_sources`."""
     runs_given_back: int = 0
     """Runs of the job in a row that gave their nodes back, because groups would have lain wider than asked."""
 

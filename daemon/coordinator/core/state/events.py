@@ -110,7 +110,8 @@ class Version:
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One whole, checksummed shard in the memory of a node. `primary`: its own rank wrote it there; otherwise it is the
-    buddy's replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto). `size`: bytes."""
+    buddy's replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto). `size`: bytes.
+    `sharded`: another number of ranks needs the shards of all ranks that wrote the version."""
 
     rank: int
     version: Version
@@ -119,6 +120,7 @@ class Shard:
     replica_group: int = 0
     replica_digest: int = 0
     size: int = 0
+    sharded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

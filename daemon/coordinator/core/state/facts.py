@@ -256,6 +256,7 @@ class GenerationStarted:
     `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
     `mtbf_s`: seconds between two failures of the nodes that carry ranks, as far as that is known then.
     `other_sources`: further nodes that hold the shards of `sources`; their digests are empty, because they are equal.
+    `resharded`: another number of ranks wrote `version`, and each rank needs the shards of all of them: `sources`.
     """
 
     gang: str
@@ -277,6 +278,7 @@ class GenerationStarted:
     close_copies: str = ""
     mtbf_s: float = 0.0
     other_sources: tuple[ShardSource, ...] = ()
+    resharded: bool = False
 
 
 @keeps_stored_names

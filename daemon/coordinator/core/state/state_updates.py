@@ -424,6 +424,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.restored_version, gang.restore_sources = fact.version, fact.sources
     gang.other_sources = fact.other_sources
+    gang.resharded = fact.resharded
     gang.agreed_groups = fact.agreed_groups
     gang.mtbf_s = fact.mtbf_s
     if fact.version is not None and fact.warning:
