@@ -1,6 +1,6 @@
 """A training script whose checkpoint another layout of the same model goes on from. test_reshard_gang.py runs it.
 
-The job: {"steps", "mode": "ddp" | "fsdp" | "tp" | "hsdp", "out", "durable"}. Rank 0 writes the whole model and the
+The job: {"steps", "mode": "ddp" | "fsdp" | "tp" | "hsdp" | "fsdp_tp", "out", "durable"}. Rank 0 writes the whole model and the
 whole state of the optimizer, as one process without any parallelism would hold them, to out/full.pt: before the first
 step of this run, and after its last.
 """
@@ -43,6 +43,10 @@ def wrapped(net: Net, mode: str) -> Any:
     if mode == "tp":
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
         return parallelize_module(net, mesh, {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
+    if mode == "fsdp_tp":
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("shard", "tp"))
+        parallelize_module(net, mesh["tp"], {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
+        return fully_shard(net, mesh=mesh["shard"])
     if mode == "hsdp":
         return fully_shard(net, mesh=init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")))
     mesh = init_device_mesh("cpu", (world,))

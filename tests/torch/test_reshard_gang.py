@@ -107,6 +107,7 @@ async def test_another_layout_goes_on_from_a_durable_checkpoint(
         pytest.param(("tp", 2), ("tp", 4), id="wider_tensor_parallelism", marks=LONG),
         pytest.param(("fsdp", 4), ("ddp", 2), id="shards_to_replicas", marks=LONG),
         pytest.param(("ddp", 2), ("ddp", 3), id="another_replica", marks=LONG),
+        pytest.param(("fsdp_tp", 8), ("fsdp_tp", 4), id="fewer_shards_of_tensor_parallel_parts", marks=LONG),
     ],
 )
 async def test_another_number_of_ranks_goes_on_from_memory(
