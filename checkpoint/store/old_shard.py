@@ -52,14 +52,15 @@ class OldShard:
 
         Raises:
             CorruptShard: another holder has described other pieces.
+            NoMemoryLeft: nobody knows how much memory is left.
         """
         if self.pieces and self.pieces != pieces:
             raise CorruptShard(f"its holders describe rank {self.rank}'s shard differently")
         if self.memory is not None and self.shard is None:
             return
-        self.pieces = pieces
         self.close()
-        self.memory = SealedMemory(name, self.size, sparse=True)
+        self.memory = SealedMemory(name, sum(piece.length for piece in pieces), sparse=True)
+        self.pieces = pieces
 
     def numbers_of(self, spans: Iterable[ByteSpan]) -> set[int]:
         """The pieces that cover these bytes.

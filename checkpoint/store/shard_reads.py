@@ -149,7 +149,8 @@ class ShardReads:
 
     async def _bring(self, old: OldShard, wanted: set[int]) -> None:
         """Have these pieces verified in the old shard's memory."""
-        while (absent := sorted(wanted - old.verified)) and (own := self._own_shard(old.rank)) is not None:
+        # Memory that is read in place is another shard's: only that shard is verified there, and nothing copied to it.
+        while (absent := sorted(wanted - old.verified)) and (own := old.shard or self._own_shard(old.rank)) is not None:
             with own.held():
                 intact = await self._take(old, own, absent)
             old.verified.update(intact)
@@ -173,6 +174,7 @@ class ShardReads:
             return [n for n in chosen if n not in corrupt]
 
         if old.shard is not own:
+            old.use_own_memory(self._name(old), own.pieces)
             old.require_memory(numbers)
         found = await self._run_in_thread.in_parts(take, len(numbers), PART_PIECES)
         return [n for part in found for n in part]

@@ -1,25 +1,33 @@
 """Ranges of another world size's shards, from the memory of several nodes: each piece once, and nothing unverified."""
 
 import asyncio
+import pickle
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from muster.checkpoint.format import layout
+from muster.checkpoint.format.durable_folders import METADATA as METADATA_FILE
+from muster.checkpoint.format.durable_folders import folder_name, rank_file_name
 from muster.checkpoint.format.errors import RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank
 from muster.checkpoint.training.agent_connection import AgentConnection
 from muster.checkpoint.training.resharding import agent_shards
 from muster.checkpoint.training.resharding.agent_shards import AgentShards, joined
-from muster.v1.agent_pb2 import TIER_OWN, RestorePlan
+from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, RestorePlan
 
 PIECE = layout.PIECE_BYTES
 SHARED = 2 * PIECE + 1000
 """Bytes of a rank's tensors: three pieces. The object and the header follow in a piece each."""
 KEPT = Version(1, 1)
 RANKS = 4
+METADATA = pickle.dumps(
+    [(layout.offset_placeholder(n), layout.length_placeholder(n)) for n in (0, *range(100, 100 + RANKS))], 4
+)
+"""What stands for the durable metadata: item 0, which rank 0 publishes, and an object of each rank."""
 
 
 def tensors(rank: int) -> bytes:
@@ -38,7 +46,7 @@ class Gang(InProcessGang):
         await self.add(*(f"n{rank}" for rank in range(RANKS)))
         self.begin({rank: f"n{rank}" for rank in range(RANKS)})
         ranks = [
-            TorchlessRank(AgentConnection(self.socket(r, f"n{r}"), r, 1), r, RANKS, b"" if r else b"metadata")
+            TorchlessRank(AgentConnection(self.socket(r, f"n{r}"), r, 1), r, RANKS, b"" if r else METADATA)
             for r in range(RANKS)
         ]
         self.connections += [rank.connection for rank in ranks]
@@ -103,7 +111,7 @@ async def test_a_rank_reads_headers_and_ranges_of_all_old_ranks(gang: Gang) -> N
     await gang.lose("n3")  # n0 holds the replica
     for shards in await gang.reshard("n0", "n1"):
         await asyncio.to_thread(shards.bring_headers, range(RANKS))
-        assert layout.read_durable_metadata(shards.view(0)) == b"metadata"
+        assert layout.read_durable_metadata(shards.view(0)) == METADATA
         for rank in range(RANKS):
             assert layout.read_index(shards.view(rank)).rank == rank
             assert await read(shards, rank, 100, 200) == tensors(rank)[100:200]
@@ -207,6 +215,17 @@ async def test_a_fence_ends_reads(gang: Gang) -> None:
     transport.flows.set()
     assert transport.cancelled == 1
     assert await read(again, 2, 0, PIECE) == tensors(2)[:PIECE]
+
+
+async def test_the_version_of_all_old_ranks_can_be_written_before_the_next_commit(gang: Gang, tmp_path: Path) -> None:
+    await gang.reshard("n0", "n1")
+    order = FlushOrder(serial=1, version=KEPT.to_wire(), sources=gang.plan(KEPT, TIER_OWN).sources, reason="test")
+    await asyncio.gather(*(n.checkpoint_service.flush(order, str(tmp_path)) for n in gang.nodes.values()))
+    folder = tmp_path / folder_name(KEPT, "g1")
+    assert {rank_file_name(rank) for rank in range(RANKS)} < {path.name for path in folder.iterdir()}
+    places = pickle.loads((folder / METADATA_FILE).read_bytes())
+    start, length = places[0]
+    assert (folder / rank_file_name(0)).read_bytes()[start : start + length] == tensors(0)
 
 
 async def test_many_ranges_come_in_several_messages(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:

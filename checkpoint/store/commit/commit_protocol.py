@@ -223,7 +223,7 @@ class CommitProtocol:
         it, all shards in this node's slots are: every rank needs them until the next commit."""
         if not self.order.restore.resharded:
             return sorted(self.local_ranks)
-        return [shard.rank for shard in self._shard_store.all() if shard.tier == TIER_OWN]
+        return sorted({shard.rank for shard in self._shard_store.all() if shard.tier == TIER_OWN})
 
     def _cancel_restored_version_task(self) -> None:
         if self._restored_version_task is not None:
