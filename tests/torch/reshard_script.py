@@ -1,8 +1,8 @@
 """A training script whose checkpoint another layout of the same model goes on from. test_reshard_gang.py runs it.
 
-The job: {"steps", "mode": "ddp" | "fsdp" | "tp" | "hsdp" | "fsdp_tp", "out", "durable"}. Rank 0 writes the whole model and the
-whole state of the optimizer, as one process without any parallelism would hold them, to out/full.pt: before the first
-step of this run, and after its last.
+The job: {"steps", "mode": "ddp" | "fsdp" | "tp" | "hsdp" | "fsdp_tp", "out", "durable"}. Rank 0 writes the whole model
+and the whole state of the optimizer, as one process without any parallelism would hold them, to out/full.pt: before the
+first step of this run, and after its last.
 """
 
 import logging

@@ -217,6 +217,18 @@ async def test_a_fence_ends_reads(gang: Gang) -> None:
     assert await read(again, 2, 0, PIECE) == tensors(2)[:PIECE]
 
 
+async def test_shards_of_a_node_that_is_gone_have_two_copies_again_after_the_first_step(gang: Gang) -> None:
+    await gang.lose("n3")
+    assert (gang.holders(3), gang.holders(0)) == ({"n0"}, {"n0", "n1"})
+    await gang.reshard("n0", "n1")
+    for connection in gang.connections[-2:]:
+        connection.report_progress(2)
+    async with asyncio.timeout(10):
+        while gang.holders(3) != {"n0", "n1"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    assert gang.holders(0) == {"n0", "n1"}
+
+
 async def test_the_version_of_all_old_ranks_can_be_written_before_the_next_commit(gang: Gang, tmp_path: Path) -> None:
     await gang.reshard("n0", "n1")
     order = FlushOrder(serial=1, version=KEPT.to_wire(), sources=gang.plan(KEPT, TIER_OWN).sources, reason="test")

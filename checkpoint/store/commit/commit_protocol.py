@@ -28,7 +28,7 @@ from muster.checkpoint.store.replication.replicate import ReplicaRefused, replic
 from muster.checkpoint.store.replication.transfer_rates import TransferRates
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.v1 import peer_pb2
-from muster.v1.agent_pb2 import DUTY_RUN, TIER_OWN, Order, ReplicaDisagreement
+from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
 from muster.v1.common_pb2 import Member
 
 if TYPE_CHECKING:
@@ -213,17 +213,27 @@ class CommitProtocol:
         await asyncio.sleep(RESTORED_VERSION_DELAY_S)
         for rank in self._restored_ranks():
             version = self._restored_version()
-            shard = self._shard_store.slot_shard(rank, version) if version is not None else None
+            shard = self._restored_shard(rank, version) if version is not None else None
             if shard is not None:
                 with suppress(CorruptShard):  # another node may still hold an intact replica
                     await self._replicate_until_stored(shard)
 
     def _restored_ranks(self) -> list[int]:
-        """The ranks whose shards of the restored version are this node's to replicate. If another number of ranks wrote
-        it, all shards in this node's slots are: every rank needs them until the next commit."""
+        """The ranks whose shards of the restored version are this node's to replicate.
+
+        If another number of ranks wrote it, these are the shards that the plan would take from this node first: its
+        own, and replicas of nodes that are gone. All ranks need them until the next commit.
+        """
         if not self.order.restore.resharded:
             return sorted(self.local_ranks)
-        return sorted({shard.rank for shard in self._shard_store.all() if shard.tier == TIER_OWN})
+        first: dict[int, str] = {}
+        for source in self.order.restore.sources:
+            first.setdefault(source.rank, source.node)
+        return sorted(rank for rank, node in first.items() if node == self._node)
+
+    def _restored_shard(self, rank: int, version: Version) -> Shard | None:
+        find = self._shard_store.find if self.order.restore.resharded else self._shard_store.slot_shard
+        return find(rank, version)
 
     def _cancel_restored_version_task(self) -> None:
         if self._restored_version_task is not None:
@@ -240,9 +250,7 @@ class CommitProtocol:
             CorruptShard: the shard's bytes have changed; the shard is quarantined.
         """
         for delay in _retry_delays():
-            if self.stale_reason(shard.version) or (
-                self._shard_store.slot_shard(shard.rank, shard.version) is not shard
-            ):
+            if self.stale_reason(shard.version) or self._shard_store.find(shard.rank, shard.version) is not shard:
                 return False
             try:
                 await self._replicate(shard)
