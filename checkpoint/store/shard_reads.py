@@ -18,7 +18,7 @@ from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import Order, RestorePlan, RestoreSource
+from muster.v1.agent_pb2 import Order, RestorePlan
 
 PART_PIECES = 8
 """Pieces that a thread verifies or copies at least: 32 MiB."""
@@ -134,8 +134,11 @@ class ShardReads:
         digests = {source.digest for source in self._sources(rank)}
         return shard if shard is not None and shard.digest.hex() in digests else None
 
-    def _sources(self, rank: int) -> list[RestoreSource]:
-        return [source for source in self._plan.sources if source.rank == rank]
+    def _sources(self, rank: int) -> list[Source]:
+        """Who has the old rank's shard. The plan names the digest once, and further holders without it."""
+        named = [source for source in self._plan.sources if source.rank == rank]
+        digest = next((source.digest for source in named if source.digest), "")
+        return [Source(source.node, rank, digest) for source in named]
 
     def _use(self, old: OldShard, own: Shard) -> None:
         """Read from a shard of this node: in place, or copied if some of its pieces are in other shards."""
@@ -185,7 +188,7 @@ class ShardReads:
         Raises:
             FetchFailed: they don't give some piece.
         """
-        elsewhere = [Source(s.node, s.rank, s.digest) for s in self._sources(old.rank) if s.node != self._node]
+        elsewhere = [source for source in self._sources(old.rank) if source.node != self._node]
         async with self._fetches, AsyncExitStack() as calls:
             answers = await self._holders.ask(elsewhere, self.version, calls)
             if not answers.offers:

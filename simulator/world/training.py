@@ -57,8 +57,8 @@ class Training:
             self.step, rank.flip = saved.step, world.flips_written.get((self.gang, rank.rank, saved), 0)
         elif restore.HasField("version"):
             version = Version(restore.version.generation, restore.version.step)
-            needed = restore.sources if restore.resharded else [s for s in restore.sources if s.rank == rank.rank]
-            if not needed or not all(self._can_be_fetched(rank, source, version) for source in needed):
+            ranks = {source.rank for source in restore.sources} if restore.resharded else {rank.rank}
+            if not all(self._can_be_fetched(rank, needed, version) for needed in ranks):
                 self._retry(rank, since, self._load_state, "its state can't be fetched")
                 return
             # What replicas share is read from the shard of the first one.
@@ -69,9 +69,12 @@ class Training:
         rank.agent.status_changed()
         self._join_store(rank, since)
 
-    def _can_be_fetched(self, rank: Rank, source: pb.RestoreSource, version: Version) -> bool:
-        holder = self._world.reachable_peer(rank.agent, source.node)
-        return holder is not None and holder.memory.has(source.rank, version, source.digest)
+    def _can_be_fetched(self, rank: Rank, needed: int, version: Version) -> bool:
+        """Whether some node that the order names gives the shard of the rank `needed`. One source has the digest."""
+        sources = [source for source in self._order.restore.sources if source.rank == needed]
+        holders = [self._world.reachable_peer(rank.agent, source.node) for source in sources]
+        digests = [source.digest for source in sources if source.digest]
+        return any(holder is not None and holder.memory.has(needed, version, digests[0]) for holder in holders)
 
     def _join_store(self, rank: Rank, since: float) -> None:
         """Join the other ranks at the rendezvous store."""
