@@ -35,6 +35,11 @@ SMALL_JOURNAL = replace(NO_LIMITS, journal_mib_per_job=0.1)
 """A part of the journal that a gang uses up with its start and some recoveries."""
 STRAGGLER_RULE = StragglerRule(share=0.9, window_s=8.0, response=Response.SWAP)
 """Shorter than any site's: a run lasts a minute or two."""
+CALM_EVERY = 15
+"""Every so many seeds one is calm. A gang without a spare loses a node that is repaired soon, and little else happens:
+it trains with fewer ranks, or on a node of the shared pool, until the node is back. Elsewhere gangs end too soon."""
+CALM_S = 25.0
+"""Seconds until something else happens in a calm seed."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
@@ -69,6 +74,13 @@ def _peer_calls(seed: int) -> PeerCallConditions:
     return PeerCallConditions(lost, unanswered, late, doubled, longest_s=rng.choice([0.5, 4.0, 20.0]))
 
 
+def _gets_back(seed: int) -> str:
+    """What the gangs of a calm seed get back; empty: the seed is not calm."""
+    if seed % CALM_EVERY != CALM_EVERY - 1:
+        return ""
+    return "ranks" if seed // CALM_EVERY % 2 else "a node in place of one of the pool"
+
+
 @dataclass(slots=True)
 class Result:
     """The result of a seed. `violation`: the violated invariant or the error. It is empty if there was none."""
@@ -86,9 +98,10 @@ class SeedRun:
         rng = random.Random(f"plan {seed}")
         self._rng = rng
         self._closer_looks = random.Random(f"closer looks {seed}")
+        self._gets_back = _gets_back(seed)
         self._gangs = ["g1"] if rng.random() < 0.85 else ["g1", "g2"]
         specs = [self._spec() for _ in self._gangs]
-        count = sum(spec.nodes + spec.spares for spec in specs) + rng.choice([0, 0, 1, 2])
+        count = sum(spec.nodes + spec.spares for spec in specs) + rng.choice([0, 0, 1, 2]) + bool(self._gets_back)
         switches = rng.randint(1, 3)
         leaves = [(f"n{i}", f"s{i % switches}") for i in range(count)]
         network = random.Random(f"network {seed}")  # as in `_step_s`
@@ -111,22 +124,17 @@ class SeedRun:
             Invariants,
             trace,
         )
-        self.world.jobs.sbatch_failure_rate = 0.2
+        self.world.jobs.sbatch_failure_rate = 0.0 if self._gets_back else 0.2
         self.world.kept_memory.damage_rate = 0.02
         self.world.rank_opens_store = rng.random() < 0.2
         self.world.jobs.kill_wait_s = rng.choice([0.0, 30.0])
-        self._arm_faults(seed)
-        for phases, probability in (
-            (injection.EARLY_PHASES, 0.8),
-            (injection.EARLY_PHASES, 0.7),
-            (injection.LATE_PHASES, 0.9),
-            (injection.LATE_PHASES, 0.8),
-        ):
-            if rng.random() < probability:
-                injection.arm_random(self.world, phases)
-        if any(spec.spares for spec in specs) and random.Random(f"only version {seed}").random() < 0.3:
-            injection.arm(self.world, hardware_faults.flip_bit_in_only_version, 2.0)
-        self._arm_snapshot_crashes(seed)
+        if self._gets_back:
+            injection.arm(self.world, hardware_faults.lose_node_until_repaired, 3.0)
+        else:
+            self._arm_faults(seed)
+            if any(spec.spares for spec in specs) and random.Random(f"only version {seed}").random() < 0.3:
+                injection.arm(self.world, hardware_faults.flip_bit_in_only_version, 2.0)
+            self._arm_snapshot_crashes(seed)
         self._recable(dict(leaves), network)
         self._spoil_node_checks(seed)
         self._slow_down(seed)
@@ -176,9 +184,10 @@ class SeedRun:
             injection.arm(self.world, fault, 2.0 * rng.random())
 
     def _arm_faults(self, seed: int) -> None:
-        """Arm faults that would otherwise be too rare.
+        """Arm faults that would otherwise be too rare, and random ones.
 
-        Each one has a random generator of its own, so that a change to one of them leaves the others as they are.
+        Each of the former has a random generator of its own, so that a change to one of them leaves the others as they
+        are.
         """
         for phase, shares in injection.ARMED_FAULTS.items():
             self._arm_one(random.Random(f"{phase} {seed}").random(), shares, phase)
@@ -188,6 +197,14 @@ class SeedRun:
         if self.world.durations.step_s() > 1.0:
             injection.arm(self.world, process_faults.stop_agent_and_daemon, 8.0)
             injection.arm(self.world, process_faults.stop_agent_and_daemon, 20.0)
+        for phases, probability in (
+            (injection.EARLY_PHASES, 0.8),
+            (injection.EARLY_PHASES, 0.7),
+            (injection.LATE_PHASES, 0.9),
+            (injection.LATE_PHASES, 0.8),
+        ):
+            if self._rng.random() < probability:
+                injection.arm_random(self.world, phases)
 
     def _arm_snapshot_crashes(self, seed: int) -> None:
         """In some seeds agents are killed, or their nodes lose power, at named points around snapshots."""
@@ -206,11 +223,11 @@ class SeedRun:
 
     def _submit(self, gang: str, spec: GangSpec) -> None:
         world, rng = self.world, self._rng
-        if rng.random() < 0.4:
+        if rng.random() < (0.0 if self._gets_back else 0.4):
             world.final_steps[gang] = rng.randint(10, 60)
         if rng.random() < 0.06:
             world.jobs.unstartable_nodes.add(rng.choice(list(world.machines)))
-        limit_s = rng.choice([60, 200]) if rng.random() < 0.2 else None
+        limit_s = rng.choice([60, 200]) if rng.random() < 0.2 and not self._gets_back else None
         if limit_s and not spec.durable_dir:
             limit_s = 200  # without durable storage every run starts afresh: a minute would never suffice
         if spec.min_nodes and self._is_sharded:  # others restore the same, whether they are or not
@@ -220,6 +237,13 @@ class SeedRun:
             world.cluster.update("take the requeue flag off", world.jobs.job_ids[gang], requeue=False)
 
     def _spec(self) -> GangSpec:
+        spec = self._random_spec()
+        nodes = max(2, spec.nodes)
+        if self._gets_back == "ranks":
+            return replace(spec, nodes=nodes, min_nodes=nodes - 1, spares=0, pool_nodes=0)
+        return replace(spec, nodes=nodes, spares=0, pool_nodes=1) if self._gets_back else spec
+
+    def _random_spec(self) -> GangSpec:
         rng = self._rng
         nodes = rng.choice([1, 2, 2, 2, 3, 3, 4, 5])
         return GangSpec(
@@ -243,8 +267,8 @@ class SeedRun:
             InvariantViolation: an invariant was violated.
         """
         world, rng = self.world, self._rng
-        at = START_S + 1.0 + 8.0 * rng.random()
-        for _ in range(min(10, 2 + int(rng.expovariate(0.4)))):
+        at = START_S + 1.0 + 8.0 * rng.random() + (CALM_S if self._gets_back else 0.0)
+        for _ in range(1 if self._gets_back else min(10, 2 + int(rng.expovariate(0.4)))):
             world.schedule.call_at(at, self._inject_fault)
             at += rng.choice([0.3, 2.0, 8.0, 15.0]) * rng.random()
         for interval_s, action, until in (

@@ -16,6 +16,7 @@ from pathlib import PurePath
 
 from muster.checkpoint.format.durable_folders import folder_name
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
+from muster.checkpoint.format.rank_shards import source_rank
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, verify_pieces
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
@@ -148,18 +149,19 @@ class Recall:
         failures: dict[str, str],
     ) -> Shard:
         """The shard in a slot of this node, verified. What goes wrong with single nodes is added to `failures`."""
-        sources = [s for s in plan.sources if s.rank == rank and s.tier != TIER_DURABLE]
+        wrote = source_rank(rank, plan.written_ranks)
+        sources = [s for s in plan.sources if s.rank == wrote and s.tier != TIER_DURABLE]
         digest = next((s.digest for s in sources if s.digest), "")
-        elsewhere = [Source(s.node, rank, digest) for s in sources if s.node != self._node]
+        elsewhere = [Source(s.node, wrote, digest) for s in sources if s.node != self._node]
         async with AsyncExitStack() as calls:
             hold = calls.enter_context(ExitStack())
-            here = self._on_this_node(rank, version, digest, sources, failures)
-            wanted = WantedShard(rank, version, elsewhere, self._other_sources(rank, plan), calls, failures)
+            here = self._on_this_node(wrote, version, digest, sources, failures)
+            wanted = WantedShard(rank, version, elsewhere, self._other_sources(wrote, plan), calls, failures)
             if here is not None:
                 hold.enter_context(here.held())
                 progress.note_size(here.bytes)
                 wanted.pieces = here.pieces
-                if here.tier == TIER_OWN:
+                if here.tier == TIER_OWN and wrote == rank:
                     corrupt = await self._corrupt_pieces(here)
                     if not corrupt:
                         progress.note_own(here.bytes)

@@ -15,6 +15,8 @@ RECOVERIES = (
     "pool node joined",
     "pool request failed",
     "fewer replicas",
+    "more replicas",
+    "pool node gives way",
     "resume from kept memory",
     "flush, then requeue",
     "requeue: batch process lost",

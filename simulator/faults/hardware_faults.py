@@ -34,6 +34,30 @@ def take_down(world: World, node: str, closes: bool) -> None:
             world.schedule.call_later(3.0 + 40.0 * world.rng.random(), _boot, world, node)
 
 
+def lose_node_until_repaired(world: World, gang: str) -> None:
+    """A node with ranks crashes, boots again, and is resumed by an operator. So the gang can get it back."""
+    known, job = world.gang(gang), world.jobs.running_job(gang)
+    host = job.batch_host if job is not None else ""
+    seats = [seat.node for seat in known.seats if seat.node != host] if known is not None else []
+    powered = [node for node in seats if world.machines[node].powered]
+    if not powered:
+        return
+    node = powered[-1]
+    world.note(f"FAULT: {node} crashes, and will be repaired")
+    world.power_off(node, closes=True)
+    world.schedule.call_later(5.0, _boot, world, node)
+    world.schedule.call_later(6.0, _resume_once_drained, world, node)
+
+
+def _resume_once_drained(world: World, node: str, attempts_left: int = 60) -> None:
+    machine, in_slurm = world.machines[node], world.cluster.nodes()[node]
+    if in_slurm.drained and machine.powered and not machine.frozen:
+        world.note(f"an operator resumes {node}")
+        world.cluster.resume(node)
+    elif attempts_left:
+        world.schedule.call_later(1.0, _resume_once_drained, world, node, attempts_left - 1)
+
+
 def crash_batch_host(world: World, gang: str, attempts_left: int = 40) -> None:
     """The batch host crashes with srun as soon as its batch process was heard. It is back before Slurm notices."""
     job = world.jobs.running_job(gang)

@@ -95,6 +95,7 @@ class Invariants:
                 self._node_checks.check_start(core, gangs[fact.gang], fact)
                 self._versions.check_restored_version(gangs[fact.gang], fact)
                 self._replicas.check_start(core, fact)
+                self._planned_swaps.check_start(core, gangs[fact.gang], fact, at)
             case facts.ReplicasDisagreed():
                 self._replicas.check_named(fact)
             case facts.StragglerDetected():
@@ -107,6 +108,8 @@ class Invariants:
                 self._liveness.generation_fenced(gangs[fact.gang], fact)
             case facts.SwapPlanned():
                 self._planned_swaps.check_plan(core, fact)
+            case facts.GrowthPlanned():
+                self._planned_swaps.check_growth(core, fact, at)
             case facts.HangDetected():
                 self._hangs.check_hang(core, fact, at)
             case facts.NodeJudged():
@@ -270,3 +273,4 @@ class Invariants:
         coordinator = self._world.coordinator
         self._journal_first.run_settled(coordinator.core.state, coordinator.journal)
         self._liveness.run_settled(coordinator.core.state)
+        self._planned_swaps.run_settled(coordinator.core)

@@ -1,5 +1,8 @@
 """Invariant 8: a planned swap costs no finished step, has a precursor or a user's request as its reason, and moves
-ranks only where a spare is ready.
+ranks only where a spare is ready. A node of the shared pool may also give way to one of the job's own.
+
+A planned growth costs no finished step either, puts ranks on good nodes only, and comes when it can. Such restarts for
+no fault are minutes apart.
 
 The step that all ranks have kept before they left counts as committed (`versions`).
 """
@@ -14,6 +17,11 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.invariants.violation import require
 
+APART_S = 240.0
+"""Seconds that restarts without a fault are apart, at least."""
+GROWN_WITHIN_S = 30.0
+"""Seconds for which a gang trains beside a ready spare before it must have grown."""
+
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
@@ -24,7 +32,13 @@ class PlannedSwapInvariant:
     def __init__(self, world: World) -> None:
         self._world = world
         self._planned: set[tuple[str, int]] = set()
-        """Gang and generation of every planned swap."""
+        """Gang and generation of every planned swap and growth."""
+        self._gives_way: set[tuple[str, str]] = set()
+        """Gang and node of every node of the pool that was to give way."""
+        self._seats: dict[str, int] = {}
+        """Gang → the number of nodes with ranks of its newest generation."""
+        self._restarted_at: dict[str, float] = {}
+        """Gang → when it was last restarted to grow, or for a node of the pool."""
 
     def check_plan(self, core: Core, fact: facts.SwapPlanned) -> None:
         """The core plans to leave a node."""
@@ -35,6 +49,12 @@ class PlannedSwapInvariant:
         ready = [name for name in spares if core.state.node(name).health is NodeHealth.FIT]
         requested = bool(fact.requested_by) and self._is_requested(fact.gang, fact.node)
         evidence = machine.has_precursor or machine.has_slow_rank
+        if fact.gives_way_to:
+            jobs, members = self._world.jobs, gang.members
+            evidence = jobs.is_of_pool(members[fact.node].job) and not jobs.is_of_pool(members[fact.gives_way_to].job)
+            ready = [name for name in ready if name == fact.gives_way_to]
+            self._gives_way.add((fact.gang, fact.node))
+            self._check_apart(fact.gang)
         require(
             requested or (evidence and not fact.requested_by),
             f"invariant 8: {fact.node} shall be left, without evidence or a request",
@@ -44,6 +64,72 @@ class PlannedSwapInvariant:
             gang.phase is Phase.RUNNING and fact.node in seated,
             f"invariant 8: {fact.node} shall be left, and no rank of {gang.id} trains on it",
         )
+
+    def check_growth(self, core: Core, fact: facts.GrowthPlanned, at: float) -> None:
+        """The core plans to put ranks on more nodes."""
+        self._planned.add((fact.gang, fact.generation))
+        gang = core.state.gangs[fact.gang]
+        require(
+            gang.phase is Phase.RUNNING and len(gang.seats) < fact.nodes <= gang.spec.nodes,
+            f"invariant 8: {gang.id} in phase {gang.phase} shall grow from {len(gang.seats)} to {fact.nodes} nodes",
+        )
+        good = self._good_spares(core, gang)
+        require(
+            len(good) >= fact.nodes - len(gang.seats),
+            f"invariant 8: {gang.id} shall grow from {len(gang.seats)} to {fact.nodes} nodes, and has only {good}",
+        )
+        self._check_apart(fact.gang)
+
+    def check_start(self, core: Core, gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
+        """A generation starts. More ranks than before are no accident."""
+        before = self._seats.get(fact.gang, 0)
+        self._seats[fact.gang] = len(fact.seats)
+        if fact.action in ("more replicas", "pool node gives way"):
+            self._restarted_at[fact.gang] = at
+        if fact.action not in ("start", "requeue"):
+            grew = len(fact.seats) > before
+            require(
+                not grew or (fact.action == "more replicas" and (fact.gang, fact.generation - 1) in self._planned),
+                f"invariant 8: generation {fact.generation} has more nodes than the one before, which was not planned",
+            )
+
+    def _good_spares(self, core: Core, gang: Gang) -> list[str]:
+        """Spares on which nothing is wrong, as far as the core has heard."""
+        seated = {seat.node for seat in gang.seats}
+        return [
+            member.node
+            for member in gang.present()
+            if member.node not in seated
+            and core.state.node(member.node).health is NodeHealth.FIT
+            and core.state.node(member.node).drain is None
+            and member.node not in core.observed.gang(gang.id).suspected_since
+            and not member.failed_check
+        ]
+
+    def _check_apart(self, gang: str) -> None:
+        last, now = self._restarted_at.get(gang), self._world.schedule.now
+        require(
+            last is None or now - last >= APART_S,
+            f"invariant 8: {gang} is to be restarted without a fault {now - (last or 0.0):.0f} s after the last time",
+        )
+
+    def run_settled(self, core: Core) -> None:
+        """No gang trains for long with fewer nodes than it has."""
+        for gang in core.state.gangs.values():
+            since = max((one.first_step_at for one in gang.recoveries[-1:]), default=0.0)
+            joined = [at for at, fact in self._world.observer.journal if isinstance(fact, facts.MemberJoined)]
+            now = self._world.schedule.now
+            if gang.phase is not Phase.RUNNING or len(gang.seats) >= gang.spec.nodes or gang.id in self._restarted_at:
+                continue
+            if not since or now - max([since, *joined]) < GROWN_WITHIN_S or self._has_reason_to_stay(gang):
+                continue
+            good = self._good_spares(core, gang)
+            require(not good, f"invariant 8: {gang.id} has stayed at {len(gang.seats)} nodes beside {good}")
+
+    def _has_reason_to_stay(self, gang: Gang) -> bool:
+        limits = self._world.limits
+        limited = self._world.jobs.job(gang.id).time_limit_s is not None
+        return limited or limits.observe or limits.journal_mib_per_job < 1 or bool(gang.pool and gang.swap)
 
     def check_fence(self, gang: Gang, fact: facts.GenerationFenced) -> None:
         """A generation ends. If its ranks were asked to leave, there was a plan."""
@@ -59,9 +145,9 @@ class PlannedSwapInvariant:
         )
 
     def check_removal(self, fact: facts.MemberRemoved) -> None:
-        """A node leaves a gang. Nobody is asked to leave but by a user."""
+        """A node leaves a gang. Nobody is asked to leave but by a user, or to give way."""
         require(
-            not fact.requested or self._is_requested(fact.gang, fact.node),
+            not fact.requested or self._is_requested(fact.gang, fact.node) or (fact.gang, fact.node) in self._gives_way,
             f"invariant 8: {fact.node} leaves {fact.gang} on request, and nobody has asked",
         )
 

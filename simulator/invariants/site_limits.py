@@ -62,13 +62,19 @@ class SiteLimitInvariant:
         self._pool_jobs.get(fact.gang, {}).pop(fact.serial, None)
 
     def check_join(self, gang: Gang, fact: facts.MemberJoined) -> None:
-        """No more nodes of the shared pool join than the job may have, and each was requested."""
+        """No more nodes of the shared pool join than the job may have, and each was requested. Any other node
+        that joins with a job of its own is one that the gang's job has lost."""
         if fact.job == gang.job:
             return
-        joined = [member for member in gang.present() if member.job != gang.job]
+        jobs = self._world.jobs
+        joined = [member for member in gang.present() if member.job != gang.job and jobs.is_of_pool(member.job)]
         require(
             len(joined) <= gang.spec.pool_nodes and fact.job in self._pool_jobs.get(gang.id, {}).values(),
             f"invariant 6: {fact.node} joins from the pool as number {len(joined)} of {gang.spec.pool_nodes}",
+        )
+        require(
+            jobs.is_of_pool(fact.job) or fact.node in jobs.ever_held(gang.id),
+            f"invariant 6: {fact.node} comes back to {gang.id}, whose job never had it",
         )
 
     def health_changed(self, fact: facts.NodeJudged) -> None:

@@ -97,13 +97,13 @@ class VersionInvariant:
             )
 
     def _is_resharded(self, gang: Gang, version: Version, ranks: int) -> bool:
-        """No rank of so many has a shard of its own: others wrote the state, in other parts or on fewer ranks."""
-        written = self._world.written_ranks(gang.id, version)
-        return ranks > written or (ranks < written and gang.id in self._world.sharded_gangs)
+        """No rank of so many has a shard of its own: another number of ranks wrote the state in other parts."""
+        return ranks != self._world.written_ranks(gang.id, version) and gang.id in self._world.sharded_gangs
 
     def _ranks_needed(self, gang: Gang, version: Version, ranks: int) -> int:
-        """How many ranks' shards a generation of `ranks` ranks needs."""
-        return self._world.written_ranks(gang.id, version) if self._is_resharded(gang, version, ranks) else ranks
+        """How many ranks' shards a generation of `ranks` ranks needs. A further one shares the state of another."""
+        written = self._world.written_ranks(gang.id, version)
+        return written if self._is_resharded(gang, version, ranks) else min(ranks, written)
 
     def check_restored_version(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """A generation starts with the newest version that exists."""

@@ -70,7 +70,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "drain-for-ever": PlantedBug(
         "A drain that an operator requested stays in force after the node was resumed.",
-        module=f"{_ROOM}.requested_drain",
+        module=f"{_ROOM}.requests.requested_drain",
         code="    if seen.in_service and turn",
         bug="    if seen.down and turn",
     ),
@@ -103,6 +103,24 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         module=f"{_ROOM}.shared_pool",
         code="    room = gang.spec.pool_nodes - len(_pool_members(gang))\n    if room < missing",
         bug="    room = missing\n    if room < missing",
+    ),
+    "grow-from-nothing": PlantedBug(
+        "A gang that grows wants shards of ranks that did not exist, and so loses all its steps.",
+        module=f"{_ROOM}.restore_plan",
+        code="    return min(count, gang_turn.gang.ranks_of(version))",
+        bug="    return count",
+    ),
+    "stay-small": PlantedBug(
+        "A gang trains on with fewer ranks although a spare is ready.",
+        module=f"{_ROOM}.planned_growth",
+        code="    if len(after) <= len(before) or",
+        bug="    if len(after) >= len(before) or",
+    ),
+    "give-way-to-a-repaired-node-without-need": PlantedBug(
+        "A node of the job's own is left for a repaired one, and the node of the shared pool stays.",
+        module=f"{_ROOM}.planned_growth",
+        code="for seat in gang.seats if gang.is_of_pool(gang.members[seat.node])]",
+        bug="for seat in gang.seats]",
     ),
     "flush-half": PlantedBug(
         "A durable checkpoint counts as soon as one node has written its part.",

@@ -41,6 +41,8 @@ class JobSubmission:
     """The serial of the request for a pool node that this pool job answers. 0: this is the gang's own job. `restarts`
     is the gang's restart count at the request."""
     restarts: int = 0
+    wanted_node: str = ""
+    """The node that a pool job asks for by its name. Empty: any."""
 
 
 class SlurmJobs:
@@ -50,6 +52,8 @@ class SlurmJobs:
         self._world = world
         self._submissions: dict[int, JobSubmission] = {}
         self._jobs: dict[int, Job] = {}
+        self._held: dict[tuple[int, int], set[str]] = {}
+        """By job and restart count: every node that this run of the job has had."""
         self._batch_processes: dict[tuple[int, int], tuple[Machine, int]] = {}
         """By job and restart count: the host of each batch process that has not ended, and the boot of that host."""
         self.job_ids: dict[str, int] = {}
@@ -79,12 +83,27 @@ class SlurmJobs:
         if self._world.slurm.unavailable_reason or self._world.rng.random() < self.sbatch_failure_rate:
             return events.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
         job_id = len(self._submissions) + 1
+        asked = read_request("", options, "")
+        wanted_node = asked.required_nodes[0] if asked.required_nodes else ""
         self._submissions[job_id] = JobSubmission(
-            identity.gang, self._submissions[identity.job].spec, None, serial, identity.restarts
+            identity.gang, self._submissions[identity.job].spec, None, serial, identity.restarts, wanted_node
         )
-        exclude = read_request("", options, "").exclude
-        self._world.cluster.submit(JobRequest(nodes=1, name=identity.gang, requeue=False, exclude=exclude))
+        self._world.cluster.submit(
+            JobRequest(
+                nodes=1, name=identity.gang, requeue=False, exclude=asked.exclude, required_nodes=asked.required_nodes
+            )
+        )
         return events.PoolAnswer(serial, job_id)
+
+    def is_of_pool(self, job: int) -> bool:
+        """The job was submitted for any node of the shared pool."""
+        submission = self._submissions[job]
+        return bool(submission.pool_request) and not submission.wanted_node
+
+    def ever_held(self, gang: str) -> frozenset[str]:
+        """Every node that the gang's own job has had in its present run, as Slurm says."""
+        job = self._jobs[self.job_ids[gang]]
+        return frozenset(self._held.get((job.id, job.restart_count), set()))
 
     def wants_preflight(self, job: int) -> bool:
         """The agents of the job check their nodes."""
@@ -110,6 +129,7 @@ class SlurmJobs:
     def job_changed(self, job: Job) -> None:
         """Slurm has changed a job."""
         before, self._jobs[job.id] = self._jobs.get(job.id), job
+        self._held.setdefault((job.id, job.restart_count), set()).update(job.nodes)
         earlier_run = before if before is not None and before.state is JobState.RUNNING else None
         is_running_now = job.state is JobState.RUNNING
         if is_running_now and (earlier_run is None or earlier_run.restart_count != job.restart_count):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from muster.checkpoint.format.rank_shards import source_rank
 from muster.daemon.coordinator.core.state.events import Version
 from muster.v1 import agent_pb2 as pb
 
@@ -57,13 +58,13 @@ class Training:
             self.step, rank.flip = saved.step, world.flips_written.get((self.gang, rank.rank, saved), 0)
         elif restore.HasField("version"):
             version = Version(restore.version.generation, restore.version.step)
-            ranks = {source.rank for source in restore.sources} if restore.resharded else {rank.rank}
+            wrote = 0 if restore.resharded else source_rank(rank.rank, restore.written_ranks)
+            ranks = {source.rank for source in restore.sources} if restore.resharded else {wrote}
             if not all(self._can_be_fetched(rank, needed, version) for needed in ranks):
                 self._retry(rank, since, self._load_state, "its state can't be fetched")
                 return
             # What replicas share is read from the shard of the first one.
-            written_by = 0 if restore.resharded else rank.rank
-            self.step, rank.flip = version.step, world.flips_written.get((self.gang, written_by, version), 0)
+            self.step, rank.flip = version.step, world.flips_written.get((self.gang, wrote, version), 0)
         rank.running = True
         rank.agent.silences.note_sign(rank.rank)
         rank.agent.status_changed()

@@ -527,6 +527,37 @@ async def test_a_lost_nodes_rank_is_restored_on_a_spare_from_its_buddy(gang: Gan
         await gang.committed(Version(2, step))
 
 
+async def test_further_ranks_start_from_the_state_of_those_that_wrote_it(gang: Gang) -> None:
+    """And rank 3 does so on the node of rank 0, without the network."""
+    await gang.add("n0", "n1", "spare")
+    await gang.run({0: "n0", 1: "n1"})
+    for step in (1, 2):
+        await gang.step(step, replica(step))
+        await gang.committed(Version(1, step))
+    plan = gang.plan(Version(1, 2))
+    plan.written_ranks = 2
+    places = {0: "n0", 1: "n1", 2: "spare", 3: "n1"}
+    starts = await gang.run(places, plan)
+    shared = replica(2)(0).ljust(layout.align_up(SHARED), b"\0")
+    for rank, source in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        shard = starts[rank].shard
+        assert shard is not None
+        assert contents(shard) == {"shared": shared, "own": own(source, 2)}
+    for step in (3, 4, 5):
+        await gang.step(step, replica(step))
+        await gang.committed(Version(2, step))
+    assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 5)}
+
+
+async def test_a_further_rank_is_not_restored_where_no_plan_says_that_it_is_one(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0"})
+    await gang.step(1, replica(1))
+    await gang.committed(Version(1, 1))
+    with pytest.raises(RestoreError, match="rank 1's state at step 1 of generation 1 can't be had: no source holds it"):
+        await gang.run({0: "n0", 1: "n1"}, gang.plan(Version(1, 1)))
+
+
 @pytest.mark.parametrize("shared", [replica, sharded])
 async def test_shards_without_a_replica_after_a_swap_are_replicated_before_the_next_commit(
     gang: Gang, shared: Callable[[int], Callable[[int], bytes]]

@@ -67,6 +67,16 @@ def test_ranks_are_asked_to_leave_until_the_next_generation_starts() -> None:
     assert _order(_state(*fenced, facts.MemberRemoved("g", "n2", "Xid 64", True), SWAP), "n1").planned_swap == ""
 
 
+def test_ranks_are_asked_to_stop_for_a_growth_and_then_told_how_many_wrote_the_version() -> None:
+    planned = (*RUNNING, facts.GrowthPlanned("g", 1, 3, "grows from 4 to 6 ranks with n3"))
+    assert _order(_state(*planned), "n1").planned_swap == "grows from 4 to 6 ranks with n3"
+    fenced = (*planned, facts.GenerationFenced("g", 1, "the gang grows", True, "n1", 9, 3.0))
+    seats = (*SEATS, facts.Seat("n3", 2, "n1", ("n1",)))
+    grown = facts.GenerationStarted("g", 2, seats, (), "n1", 4002, Version(1, 8), FROM_N2, "", 4.0, "more replicas")
+    order = _order(_state(*fenced, grown), "n3")
+    assert (order.world_size, order.restore.written_ranks, order.planned_swap) == (6, 4, "")
+
+
 @pytest.mark.parametrize(
     ("story", "duties"),
     [

@@ -57,6 +57,7 @@ def _story() -> list[facts.Fact]:
         facts.PoolRequestClosed("g", 1, "wanted no more"),
         facts.NodeJudged("n1", NodeHealth.DEGRADED, "Xid 64", Response.SWAP),
         facts.SwapPlanned("g", "n1", 2, "Xid 64"),
+        facts.GrowthPlanned("g", 1, 3, "grows from 2 to 3 ranks with n3"),
         facts.HangDetected("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
         facts.PrecursorEnded("n2", "gpu-throttle 64 on GPU 2", "GPU throttled 64: over"),
         facts.NodeDrainRequested("n1", "root", "its fan is loud"),

@@ -215,10 +215,16 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",
     },
+    "daemon/coordinator/core/recovery/requests": {
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core/detection",
+        "daemon/coordinator/core/recovery",
+    },
     "daemon/coordinator/core": {
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",
         "daemon/coordinator/core/recovery",
+        "daemon/coordinator/core/recovery/requests",
     },
     "daemon/coordinator/policy": {"daemon/transport", "daemon/coordinator/core/state"},
     "launcher/policy": {
@@ -283,6 +289,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",
         "daemon/coordinator/core/recovery",
+        "daemon/coordinator/core/recovery/requests",
         "daemon/coordinator/policy",
         "daemon/coordinator/journal",
         "daemon/coordinator/slurm",

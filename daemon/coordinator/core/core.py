@@ -6,12 +6,11 @@ from muster.daemon.coordinator.core.detection import circuit_breaker, correlated
 from muster.daemon.coordinator.core.recovery import (
     gathering,
     idle_nodes,
-    requested_drain,
-    requested_swap,
     resuming,
     shared_pool,
 )
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
+from muster.daemon.coordinator.core.recovery.requests import requested_drain, requested_swap
 from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.communication import note_change

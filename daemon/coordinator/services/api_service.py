@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.recovery import requested_drain
+from muster.daemon.coordinator.core.recovery.requests import requested_drain
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase

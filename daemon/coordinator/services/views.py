@@ -187,6 +187,10 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
             return "ranks to start" + _listed(" on ", late)
         case Phase.RUNNING if gang.stop is not None:
             return f"ranks to stop after a step: {gang.stop.reason}"
+        case Phase.RUNNING if gang.swap is not None and (gang.swap.nodes or gang.swap.gives_way_to):
+            return f"ranks to stop after a step: {'the gang ' * bool(gang.swap.nodes)}{gang.swap.reason}"
+        case Phase.RUNNING if gang.seats and len(gang.seats) < spec.nodes:
+            return f"further nodes: ranks run on {len(gang.seats)} of {spec.nodes}{_requested(gang)}"
         case Phase.RECOVERING | Phase.DRAINING:
             late = sorted(
                 m.node for m in gang.present() if seen.status(m.node).fenced_generation < gang.fenced_generation
@@ -216,6 +220,13 @@ def _after_fence(gang: Gang) -> str:
     if coming := [request for request in gang.pool.values() if not request.node]:
         return "a node of the shared pool" + _listed(", job ", [str(request.job) for request in coming if request.job])
     return f"{gang.store_node} to open the rendezvous store"
+
+
+def _requested(gang: Gang) -> str:
+    """The nodes that are on their way, in words."""
+    coming = [request for request in gang.pool.values() if not request.node]
+    names = [request.wanted_node or "one of the shared pool" for request in coming]
+    return f"; requested: {', '.join(names)}" if names else ""
 
 
 def _listed(before: str, names: list[str]) -> str:

@@ -1122,7 +1122,9 @@ class RestorePlan(_message.Message):
     durable_path: _builtins.str
     """The folder of a durable checkpoint, used if no memory holds the state; empty: none."""
     written_ranks: _builtins.int
-    """How many ranks wrote the version. 0: as many as there are, or more."""
+    """How many ranks wrote the version. A rank with a higher number starts from the state that it shares with another
+    rank, unless `resharded`. 0: as many as there are, or more.
+    """
     resharded: _builtins.bool
     """Each rank puts its state together from the shards of all ranks that wrote the version, which are not as many as run
     now. `sources` names the shards of all of them.

@@ -55,14 +55,23 @@ def _slurm_has_ended_it(gang_turn: GangTurn) -> str:
 
 def _limit_reason(gang_turn: GangTurn) -> str:
     """Why the job's time limit requires a stop now; empty if it does not yet."""
-    spec, limit_at = gang_turn.gang.spec, _limit_at(gang_turn)
-    if limit_at is None or not spec.stop_before_s:
+    stop_at, limit_at = due_at(gang_turn), _limit_at(gang_turn)
+    if stop_at is None or limit_at is None or not gang_turn.gang.spec.stop_before_s:
         return ""
-    ahead = min(spec.stop_before_s, gang_turn.observed.limit_s / 4)  # most of a short job is left for training
-    if gang_turn.now < limit_at - ahead:
-        gang_turn.turn.tick_at(limit_at - ahead)
+    if gang_turn.now < stop_at:
+        gang_turn.turn.tick_at(stop_at)
         return ""
     return f"the time limit of job {gang_turn.gang.job} is {max(0.0, limit_at - gang_turn.now):.0f} s away"
+
+
+def due_at(gang_turn: GangTurn) -> float | None:
+    """When (seconds) the time limit of the job lets the ranks stop, or ends them; None: it is not known, or there is no
+    limit."""
+    limit_at = _limit_at(gang_turn)
+    if limit_at is None:
+        return None
+    return limit_at - min(gang_turn.gang.spec.stop_before_s, gang_turn.observed.limit_s / 4)  # most of a short job is
+    # left for training
 
 
 def _limit_at(gang_turn: GangTurn) -> float | None:

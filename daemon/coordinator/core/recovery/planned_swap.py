@@ -34,7 +34,7 @@ class _Cause(Enum):
 
     PRECURSOR = auto()  # its hardware has announced a fault: it is taken out of service
     STRAGGLER = auto()  # its ranks make the others wait
-    REQUEST = auto()  # a user wants it: nothing is held against the node
+    REQUEST = auto()  # a user wants it, or it gives way to another one: nothing is held against the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,13 @@ def _leaving(gang_turn: GangTurn) -> list[_Concern]:
 
 
 def _requested(gang_turn: GangTurn) -> list[_Concern]:
-    """The nodes with ranks that users want to be left: the swap that was planned on request, then drained nodes."""
+    """The nodes with ranks that are left without a fault: the swap that was planned on request, or because a node gives
+    way; then drained nodes."""
     swap, usable = gang_turn.gang.swap, {member.node for member in gang_turn.usable()}
     drained = _drained(gang_turn)
-    if swap is None or not swap.requested_by or swap.node not in usable:
+    if swap is None or not (swap.requested_by or swap.gives_way_to) or swap.node not in usable:
+        return drained
+    if swap.gives_way_to and swap.gives_way_to not in ready_spares(gang_turn):
         return drained
     first = _Concern(swap.node, _Cause.REQUEST, swap.reason, Response.SWAP, swap.requested_by)
     return [first, *(concern for concern in drained if concern.node != swap.node)]

@@ -57,9 +57,9 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = (), *, giv
 
 def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     """Nodes of this run of the job on which the next run may not start. A node in service that left the job, because
-    its owner gave it back, is none of them."""
+    its owner gave it back, is none of them; nor is one of the shared pool that gave way to another node."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
-    removed = [member for member in gang.members.values() if member.removed]
+    removed = [member for member in gang.members.values() if member.removed and not member.gave_way]
     left = {member.node for member in removed}
     if 2 * len(left - unfit) > len(gang.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause

@@ -2,9 +2,9 @@
 
 The version is the newest of which a surviving node holds every rank's shard. Versions are never mixed: if one rank
 lacks the newest, the whole gang takes the one before. A generation with fewer ranks than wrote the version needs only
-as many shards as it has ranks if the ranks hold replicas of one state. If they hold different parts of it (sharded
-state), or if the generation has more ranks, it needs all shards, and each rank puts its state together from them
-(`is_resharded`).
+as many shards as it has ranks if the ranks hold replicas of one state, and with more ranks no others than there are
+(`ranks_needed`). If they hold different parts of it (sharded state), it needs all shards, and each rank puts its state
+together from them (`is_resharded`).
 
 A version on which replicas disagree that agreed before is no source. The commit leader makes such a version void; it
 may fail before all agents know. If neither memory nor durable storage has another version, it is restored with a
@@ -58,13 +58,17 @@ def newest_left(gang_turn: GangTurn, ranks_of: Callable[[Version], int]) -> tupl
 def is_resharded(gang_turn: GangTurn, count: int, version: Version) -> bool:
     """Whether a generation of `count` ranks puts its states together from the shards of all ranks that wrote `version`,
     and no rank has a shard of its own."""
-    written = gang_turn.gang.ranks_of(version)
-    return count > written or (count < written and _is_sharded(gang_turn.shards_in_memory(), version))
+    return count != gang_turn.gang.ranks_of(version) and _is_sharded(gang_turn.shards_in_memory(), version)
 
 
 def ranks_needed(gang_turn: GangTurn, count: int, version: Version) -> int:
-    """How many ranks' shards a generation of `count` ranks needs to start from `version`: those of ranks 0 and up."""
-    return gang_turn.gang.ranks_of(version) if is_resharded(gang_turn, count, version) else count
+    """How many ranks' shards a generation of `count` ranks needs to start from `version`: those of ranks 0 and up.
+
+    Of replicated state, with fewer ranks than wrote the version it needs its own only. With more, each further rank
+    starts from the state that it shares with the rank of `rank_shards.source_rank`.
+    """
+    written = gang_turn.gang.ranks_of(version)
+    return written if is_resharded(gang_turn, count, version) else min(count, written)
 
 
 def _is_sharded(held: Held, version: Version) -> bool:

@@ -1,6 +1,8 @@
 """The shared pool: if no spare is left, a node of the pool joins with a pool job.
 
 A gang that trains, and wants to leave a node without having a spare, requests a node beforehand. Nothing waits for it.
+A gang that trains with fewer nodes than it may have requests nodes of the pool now and then, and nodes that it has lost
+once they are repaired (`wanted_nodes`).
 
 That job belongs to the same user. An agent of the gang submits it, because only the user may call sbatch: the agent's
 order names the request, its status brings Slurm's answer, and the agent on the new node attaches with the request's
@@ -43,6 +45,24 @@ def request_beforehand(gang_turn: GangTurn) -> None:
         _request(gang_turn, 1)
 
 
+def request_in_training(gang_turn: GangTurn, count: int, until: float) -> None:
+    """Request up to `count` nodes of the pool, as far as the job may have so many, until then (seconds)."""
+    gang, limits = gang_turn.gang, gang_turn.turn.limits
+    coming = sum(not request.wanted_node for request in _unanswered_requests(gang))
+    room = gang.spec.pool_nodes - len(_pool_members(gang)) - coming
+    if limits.pool.options and room > 0:
+        _request(gang_turn, min(count, room), until)
+
+
+def request_repaired(gang_turn: GangTurn, node: str, until: float) -> None:
+    """Request a repaired node that the job has lost, until then (seconds): with the job's own partition, and that node
+    by its name."""
+    if asked := _who_can_ask(gang_turn):
+        gang = gang_turn.gang
+        options = (f"--nodelist={node}",)
+        gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, asked, options, node, until))
+
+
 def _unanswered_requests(gang: Gang) -> list[PoolRequest]:
     """Requests from which no node has joined yet."""
     return [request for request in gang.pool.values() if not request.node]
@@ -50,24 +70,36 @@ def _unanswered_requests(gang: Gang) -> list[PoolRequest]:
 
 def _pool_members(gang: Gang) -> list[Member]:
     """Members that came from the pool and may carry ranks."""
-    return [member for member in gang.present() if member.job != gang.job]
+    return [member for member in gang.present() if gang.is_of_pool(member)]
 
 
-def _request(gang_turn: GangTurn, count: int) -> bool:
+def _request(gang_turn: GangTurn, count: int, until: float = 0.0) -> bool:
     """Request `count` nodes. True: that is done, or can be done once it is known which agents live."""
-    gang = gang_turn.gang
-    own = [m.node for m in gang_turn.usable() if m.job == gang.job and gang_turn.observed.is_attached(m.node)]
-    able = [node for node in own if node not in gang_turn.observed.suspected_since]
-    for _ in range(count if able else 0):
+    gang, asked = gang_turn.gang, _who_can_ask(gang_turn)
+    for _ in range(count if asked else 0):
         options = (*gang_turn.turn.limits.pool.options, *_exclude_option(gang_turn))
-        gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, able[0], options))
-    return bool(own)
+        gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, asked, options, until=until))
+    return bool(_attached_of_job(gang_turn))
+
+
+def _attached_of_job(gang_turn: GangTurn) -> list[str]:
+    """Nodes of the gang's own job with an agent: it is a process of that job."""
+    job = gang_turn.gang.job
+    return [m.node for m in gang_turn.usable() if m.job == job and gang_turn.observed.is_attached(m.node)]
+
+
+def _who_can_ask(gang_turn: GangTurn) -> str:
+    """A node whose agent can submit a job; empty: none is known to live."""
+    suspected = gang_turn.observed.suspected_since
+    return next((node for node in _attached_of_job(gang_turn) if node not in suspected), "")
 
 
 def _exclude_option(gang_turn: GangTurn) -> list[str]:
-    """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known."""
+    """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known. A node that
+    gave way to another one has none."""
     gang, state = gang_turn.gang, gang_turn.turn.state
-    out = [state.node(m.node) for m in gang.members.values() if m.removed and not gang_turn.is_out_of_service(m.node)]
+    removed = [member for member in gang.members.values() if member.removed and not member.gave_way]
+    out = [state.node(member.node) for member in removed if not gang_turn.is_out_of_service(member.node)]
     names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # the others were repaired since
     return [f"--exclude={','.join(names)}"] if names else []
 
@@ -85,8 +117,23 @@ def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
             _read_answer(gang_turn, request)
         # While this run trains, Slurm's answer comes: without it, the pool job could not be cancelled.
         is_due = request.job or gang.phase not in (Phase.STARTING, Phase.RUNNING)
-        if is_due and gang.phase not in FENCING and not wanted_beforehand and request.serial in gang.pool:
+        if not is_due or gang.phase in FENCING or request.serial not in gang.pool:
+            continue
+        if not (_is_wanted_in_training(gang_turn, request) if request.until else wanted_beforehand):
             close(gang_turn, request, "it is wanted no more")
+        elif request.until and gang_turn.now >= request.until:
+            close(gang_turn, request, f"no node has come within {gang_turn.turn.limits.pool.wait_s:.0f} s")
+        elif request.until:
+            gang_turn.turn.tick_at(request.until)
+
+
+def _is_wanted_in_training(gang_turn: GangTurn, request: PoolRequest) -> bool:
+    """The gang still lacks the node that it has requested while it trained."""
+    gang = gang_turn.gang
+    if gang.stop is not None or gang.phase not in (Phase.STARTING, Phase.RUNNING):
+        return False
+    members = gang.own_members() if request.wanted_node else gang.present()
+    return len(members) < gang.spec.nodes
 
 
 def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:
@@ -129,4 +176,6 @@ def refusal(gang: Gang | None, serial: int, job: int, node: str) -> str:
     request = gang.pool.get(serial) if gang and not gang.final else None
     if request is None or request.job not in (0, job) or request.node not in ("", node):
         return "no node of the pool is wanted any more"
+    if request.wanted_node not in ("", node):
+        return f"{request.wanted_node} was asked for"
     return ""

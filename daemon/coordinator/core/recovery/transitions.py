@@ -25,6 +25,7 @@ from muster.daemon.coordinator.core.recovery import (
     flushing,
     gang_end,
     gathering,
+    planned_growth,
     planned_stop,
     planned_swap,
     requeueing,
@@ -211,7 +212,9 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
         groups = ()  # fewer replicas, and replicas alone can be fewer
     fewest = min(len(before), gang.spec.fewest)
     price = second_moves.price(gang_turn) if groups and not set(before).issubset(usable) else None
-    return placement.refill_seats(fabric, before, usable, fewest, last_choices, groups, price)
+    last_choices = {**planned_growth.seated_last(gang_turn), **last_choices}
+    refilled = placement.refill_seats(fabric, before, usable, fewest, last_choices, groups, price)
+    return refilled and planned_growth.grown_seats(gang_turn, refilled)
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:
@@ -333,7 +336,7 @@ def _action(gang: Gang, ranked: list[str]) -> str:
         return "fewer replicas"
     if before == ranked:
         return "restart in place"
-    return "planned swap" if gang.swap is not None else "swap"
+    return planned_growth.action(gang, before, ranked) or ("planned swap" if gang.swap and gang.swap.node else "swap")
 
 
 def _choose_state(
@@ -435,13 +438,14 @@ def _run(gang_turn: GangTurn) -> None:
     if return_to_agreement.fence_if_replicas_disagree(gang_turn):
         return
     if whole and gang.swap is not None and gang.stop is None and planned_swap.have_ranks_stopped(gang_turn):
-        planned_swap.fence_stopped(gang_turn)
+        (planned_growth if gang.swap.nodes else planned_swap).fence_stopped(gang_turn)
     elif whole and index.exited_cleanly == index.reported:
         completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
         _release_removed(gang_turn)
         straggler_detector.detect_stragglers(gang_turn)
         planned_swap.respond(gang_turn)
+        planned_growth.look(gang_turn)
         flushing.start_requested_flush(gang_turn)
         flushing.start_due_flush(gang_turn)
 

@@ -67,6 +67,8 @@ class Node:
     """When the node's daemon was first heard (seconds); 0: an earlier version of Muster has not noted it."""
     failed_again: bool = False
     """The node went out of service soon after Muster had resumed it, and nobody has resumed it since."""
+    repaired_at: float = 0.0
+    """When the node last came back into service, or its drain was over (seconds); 0: never."""
 
 
 @dataclass(slots=True)
@@ -102,6 +104,14 @@ class Member:
     """The NVLink domain of several nodes that it is in; empty: there is none, or nobody knows."""
     adapter_bandwidth: float = 0.0
     """Of its slowest adapter that is nearest to a GPU, in bytes a second; 0: not known."""
+    returned: bool = False
+    """The job had lost the node, and got it back in a job of its own."""
+    asked_for_at: float = 0.0
+    """When the node was last requested, because it was repaired (seconds); 0: never."""
+    gave_way: bool = False
+    """It came from the shared pool, and was removed because a node of the job's own was back."""
+    removed_at: float = 0.0
+    """When the member was removed (seconds); 0: it was not, or an earlier version of Muster has not noted it."""
 
     @property
     def failed_check(self) -> bool:
@@ -180,12 +190,17 @@ class Stop:
 @dataclass(slots=True)
 class Swap:
     """A planned swap of the running generation: which node is left, why, and when that was planned. `requested_by`: the
-    user who asked for it; empty: the policy does."""
+    user who asked for it; empty: the policy does. `gives_way_to` as in SwapPlanned.
+
+    Or a planned growth: no node is left, and `nodes` nodes carry ranks afterwards.
+    """
 
     node: str
     reason: str
     at: float
     requested_by: str = ""
+    gives_way_to: str = ""
+    nodes: int = 0
 
 
 @dataclass(slots=True)
@@ -228,7 +243,7 @@ class PoolRequest:
     """A node of the shared pool that the agent on `requesting_node` was asked to request, with these options of sbatch.
 
     `job`: the pool job that Slurm made of the request; 0 until its number is known. `node`: the node that has joined
-    from that job; empty until then.
+    from that job; empty until then. `wanted_node`, `until`: as in PoolNodeRequested.
     """
 
     serial: int
@@ -236,6 +251,8 @@ class PoolRequest:
     options: tuple[str, ...]
     job: int = 0
     node: str = ""
+    wanted_node: str = ""
+    until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -322,6 +339,10 @@ class Gang:
     """When this recovery first requested a node of the pool, or began with an open request; 0: neither."""
     pool_refused: str = ""
     """Why this recovery requests no more of them."""
+    last_request_at: float = 0.0
+    """When a node was last requested, of the pool or a repaired one (seconds); 0: never."""
+    requests_in_vain: int = 0
+    """Requests in a row, made while the gang trained, from which no node has come."""
     phase_after_drain: Phase | None = None
     completion_owed: bool = False
     job_over: bool = False
@@ -368,6 +389,14 @@ class Gang:
     def present(self) -> list[Member]:
         """Members that may carry ranks, by name."""
         return [m for _, m in sorted(self.members.items()) if not m.removed]
+
+    def own_members(self) -> list[Member]:
+        """Members that may carry ranks and are none of the shared pool, by name."""
+        return [member for member in self.present() if not self.is_of_pool(member)]
+
+    def is_of_pool(self, member: Member) -> bool:
+        """The member came from the shared pool."""
+        return member.job != self.job and not member.returned
 
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""

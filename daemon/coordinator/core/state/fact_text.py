@@ -267,6 +267,9 @@ def _of_gang(fact: facts.Fact) -> str:
         case facts.SwapPlanned():
             then = f"the ranks finish a step and exit, then a spare takes the seat of {fact.node}"
             return f"planned swap{_because(fact.reason)}; {then}"
+        case facts.GrowthPlanned():
+            then = f"the ranks finish a step and exit, then ranks run on {fact.nodes} nodes"
+            return f"the gang {fact.reason}; {then}"
         case facts.JobRestarted():
             return f"Slurm has restarted job {fact.job} (restart {fact.restart_count})"
         case facts.JobChanged():
@@ -274,15 +277,15 @@ def _of_gang(fact: facts.Fact) -> str:
         case facts.JobEnded():
             return f"Slurm reports the job as {fact.state}"
         case facts.PoolNodeRequested():
+            what = f"{fact.wanted_node}, which is repaired" if fact.wanted_node else "a node of the shared pool"
             return (
                 f"request {fact.serial}: the agent on {fact.requesting_node} submits a job "
-                "for a node of the shared pool "
-                f"({' '.join(fact.options)})"
+                f"for {what} ({' '.join(fact.options)})"
             )
         case facts.PoolJobQueued():
-            return f"request {fact.serial} for a node of the shared pool is queued as job {fact.job}"
+            return f"request {fact.serial} for a node is queued as job {fact.job}"
         case facts.PoolRequestClosed():
-            return f"request {fact.serial} for a node of the shared pool has ended{_because(fact.reason)}"
+            return f"request {fact.serial} for a node has ended{_because(fact.reason)}"
         case facts.FabricNoted():
             return _of_fabric(fact)
         case facts.GangForgotten():

@@ -350,7 +350,8 @@ class StopPlanned:
 class SwapPlanned:
     """The ranks of `generation` are asked to finish a step, keep it and exit. Then a spare takes the seat of `node`.
 
-    `requested_by`: the user who asked for the swap; empty: the policy does.
+    `requested_by`: the user who asked for the swap; empty: the policy does. `gives_way_to`: a node of the job's own
+    that is back, if `node` is one of the shared pool that is needed no more; else empty.
     """
 
     gang: str
@@ -358,6 +359,18 @@ class SwapPlanned:
     generation: int
     reason: str
     requested_by: str = ""
+    gives_way_to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPlanned:
+    """The ranks of `generation` are asked to finish a step, keep it and exit. Then the gang goes on with `nodes` nodes
+    that carry ranks, which are more than before."""
+
+    gang: str
+    generation: int
+    nodes: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,12 +401,18 @@ class JobEnded:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class PoolNodeRequested:
-    """The agent on `requesting_node` shall ask Slurm for a node of the shared pool, with these options of sbatch."""
+    """The agent on `requesting_node` shall ask Slurm for a node of the shared pool, with these options of sbatch.
+
+    `wanted_node`: a node that the job has lost and that was repaired, which is asked for instead; empty: one of the
+    pool. `until`: when (seconds) the request is given up while the gang trains; 0: the recovery decides that.
+    """
 
     gang: str
     serial: int
     requesting_node: str
     options: tuple[str, ...]
+    wanted_node: str = ""
+    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +568,7 @@ Fact = (
     | NodeJudged | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
-    | CorruptCopyFound | StateRestored
+    | CorruptCopyFound | StateRestored | GrowthPlanned
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

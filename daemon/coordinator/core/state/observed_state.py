@@ -99,6 +99,8 @@ class ObservedGang:
     """Node → when an answer last cleared a suspicion."""
     closed_by: dict[str, set[str]] = field(default_factory=dict)
     reachability: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    growth_looked_at: float = 0.0
+    """When it was last looked whether the gang can grow."""
     job_ended: str | None = None
     job_restarts: int = 0
     job_nodes: tuple[str, ...] = ()

@@ -82,7 +82,8 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
         case facts.NodeDrainRequested():
             _node(state, fact.node).drain = DrainRequest(fact.requested_by, fact.reason, at)
         case facts.NodeDrainEnded():
-            _node(state, fact.node).drain = None
+            node = _node(state, fact.node)
+            node.drain, node.repaired_at = None, at
         case facts.CorrelatedFaultSuspected():
             state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at)
         case facts.CorrelatedFaultResolved():
@@ -199,6 +200,8 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
         node.boot_id, node.probe_address, node.addresses = fact.boot_id, fact.probe_address, fact.addresses
         node.registered_at = node.registered_at or at
     else:
+        if node.health in OUT_OF_SERVICE and fact.health is NodeHealth.FIT:
+            node.repaired_at = at
         node.health = check_node_transition(node.health, fact.health)
         if fact.health not in OUT_OF_SERVICE:
             node.drained_as, node.failed_again = "", False
@@ -283,7 +286,10 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.stop = Stop(fact.reason, fact.next_phase, at)
             gang.order_serial += 1
         case facts.SwapPlanned():
-            gang.swap = Swap(fact.node, fact.reason, at, fact.requested_by)
+            gang.swap = Swap(fact.node, fact.reason, at, fact.requested_by, fact.gives_way_to)
+            gang.order_serial += 1
+        case facts.GrowthPlanned():
+            gang.swap = Swap("", fact.reason, at, nodes=fact.nodes)
             gang.order_serial += 1
         case facts.JobRestarted():
             _restart_job(gang, fact)
@@ -322,6 +328,7 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
     for request in gang.pool.values():
         if request.job == fact.job:
             request.node = fact.node
+            gang.members[fact.node].returned, gang.requests_in_vain = bool(request.wanted_node), 0
     gang.order_serial += 1
 
 
@@ -336,7 +343,10 @@ def _note_fabric(gang: Gang, record: FabricRecord) -> None:
 def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     member = gang.members[fact.node]
     earlier = member.removed and (not gang.recoveries or fact.node not in gang.recoveries[-1].nodes_out)
+    member.removed_at = member.removed_at if member.removed else at
     member.removal_reason, member.alive = fact.reason, fact.alive
+    if fact.requested and gang.swap is not None and gang.swap.gives_way_to and gang.swap.node == fact.node:
+        member.gave_way = True
     gang.order_serial += 1
     if not fact.attributed:
         gang.unattributed_node = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
@@ -360,14 +370,20 @@ def _apply_pool_request(
 ) -> None:
     match fact:
         case facts.PoolNodeRequested():
-            gang.pool[fact.serial] = PoolRequest(fact.serial, fact.requesting_node, fact.options)
+            gang.pool[fact.serial] = PoolRequest(
+                fact.serial, fact.requesting_node, fact.options, wanted_node=fact.wanted_node, until=fact.until
+            )
             gang.pool_serial, gang.pool_requested_at = fact.serial, gang.pool_requested_at or at
+            gang.last_request_at = at
+            if fact.wanted_node:
+                gang.members[fact.wanted_node].asked_for_at = at
             gang.order_serial += 1
         case facts.PoolJobQueued():
             gang.pool[fact.serial].job = fact.job
         case facts.PoolRequestClosed():
             request = gang.pool.pop(fact.serial)
             gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
+            gang.requests_in_vain += bool(request.until) and not request.node
             member = gang.members.get(request.node)
             if member is not None and member.job == request.job:
                 member.released = True

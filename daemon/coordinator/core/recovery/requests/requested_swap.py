@@ -62,6 +62,8 @@ def _why_not_that_gang(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
     if gang_turn.turn.limits.observe:
         return "the site has Muster in observe mode, in which no node is swapped"
+    if gang.swap is not None and gang.swap.nodes:
+        return f"the gang {gang.swap.reason}; try again when that is over"
     if gang.swap is not None:
         return f"a swap is under way: {gang.swap.node} is left ({gang.swap.reason}); try again when it is over"
     if gang.stop is not None:

@@ -1,0 +1,89 @@
+"""Which further nodes a gang that trains wants, and the requests for them.
+
+A gang wants as many nodes of its own as its job has asked for. It has fewer after losses: it goes on with fewer ranks,
+or has ranks on nodes of the shared pool. Two kinds of requests follow:
+
+- For a *repaired* node: one that this run of the job has lost, and that is in service again. Slurm has taken it out of
+  the job, so it comes back with a job of its own, as a node of the pool does, but from the partition of the gang's own
+  job.
+- For a node of the shared pool, if the gang has fewer ranks than it may have.
+
+No request waits in Slurm's queue for longer than a recovery would wait: a gang that needs a node to go on at all must
+not stand behind one that trains. The next request follows later, and each one in vain doubles that time. A repair that
+has come since is reason enough to ask at once.
+"""
+
+from muster.daemon.coordinator.core.detection import circuit_breaker, lemons, progress_timeouts
+from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
+from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.turn import GangTurn
+
+RETRY_S = 300.0
+"""Seconds between two requests of a gang that trains. Training goes on meanwhile, so a later node costs little."""
+MOST_DOUBLINGS = 3
+"""Requests in vain after which the time between two of them grows no more: 40 minutes."""
+WORTH_S = 120.0
+"""Seconds of training that must be left before a planned stop: the restart of all ranks costs some of them."""
+
+
+def request(gang_turn: GangTurn) -> None:
+    """Request the nodes that the gang wants, as far as that is due."""
+    if not may_change(gang_turn):
+        return
+    gang, now = gang_turn.gang, gang_turn.now
+    retry_at = gang.last_request_at + RETRY_S * 2 ** min(gang.requests_in_vain, MOST_DOUBLINGS)
+    is_due = now >= retry_at or not gang.last_request_at
+    repaired = [
+        member.node
+        for member in sorted(gang.members.values(), key=lambda member: member.node)
+        if _is_repaired(gang_turn, member)
+        and (is_due or gang_turn.turn.state.node(member.node).repaired_at > member.asked_for_at)
+    ]
+    coming = [one for one in gang.pool.values() if not one.node]
+    until = now + gang_turn.turn.limits.pool.wait_s
+    lacking = gang.spec.nodes - len(gang.own_members()) - sum(bool(one.wanted_node) for one in coming)
+    for node in repaired[: max(0, lacking)]:
+        shared_pool.request_repaired(gang_turn, node, until)
+    lacking = gang.spec.nodes - len(gang.present()) - sum(not one.node for one in gang.pool.values())
+    if lacking > 0 and is_due:
+        shared_pool.request_in_training(gang_turn, lacking, until)
+    if len(gang.own_members()) < gang.spec.nodes and now < retry_at:
+        gang_turn.turn.tick_at(retry_at)
+
+
+def may_change(gang_turn: GangTurn) -> bool:
+    """The gang trains, nothing else is planned for it, and its time and its part of the journal suffice."""
+    gang, turn = gang_turn.gang, gang_turn.turn
+    if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None or gang.hang is not None:
+        return False
+    if turn.limits.observe or not progress_timeouts.has_finished_step(gang_turn):
+        return False
+    stop_at = planned_stop.due_at(gang_turn)
+    if stop_at is not None and gang_turn.now + WORTH_S > stop_at:
+        return False
+    return not circuit_breaker.why_no_request(turn.state, gang, turn.limits, gang_turn.now)
+
+
+def concerns(gang: Gang) -> bool:
+    """The gang may want a node, or may put ranks on other nodes. For a whole gang without nodes of the pool this costs
+    no look at its members."""
+    return len(gang.seats) < gang.spec.nodes or bool(gang.pool)
+
+
+def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
+    """This run of the job has lost the member's node, and the node is in service again.
+
+    A node that Slurm still counts to the job can't start another job. A lemon would soon be lost again.
+    """
+    gang, turn = gang_turn.gang, gang_turn.turn
+    if not member.removed or gang.is_of_pool(member) or member.node in gang.job_nodes or member.failed_check:
+        return False
+    node = turn.state.node(member.node)
+    if node.repaired_at <= member.removed_at or node.health is not NodeHealth.FIT or node.drain is not None:
+        return False
+    if any(one.wanted_node == node.name for one in gang.pool.values()):
+        return False
+    if any(call.node == node.name for call in turn.state.owed.values()):
+        return False  # what is known of the node may be older than the call
+    return not lemons.is_lemon(lemons.failures(turn.state, node.name, turn.now), turn.limits.lemon_after)
