@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test object-store-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -91,6 +91,18 @@ $(ADAPTERS)/.ready: pyproject.toml constraints.txt
 adapters-test: $(ADAPTERS)/.ready ## train with PyTorch Lightning, transformers and Accelerate themselves
 	@$(ADAPTERS)/bin/python -Im pytest -p no:cacheprovider tests/adapters -m long
 
+# They need another python-dateutil than the rest.
+S3 := $(VENV)/s3
+$(S3)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(S3)
+	grep -v '^python-dateutil==' constraints.txt >$(S3)/constraints.txt
+	$(S3)/bin/pip install --quiet --disable-pip-version-check -c $(S3)/constraints.txt -e '.[s3]' 'moto[server]' \
+	    pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+object-store-test: $(S3)/.ready ## flushes to an S3 server on loopback that throttles, fails and does not answer
+	@$(S3)/bin/python -Im pytest -p no:cacheprovider tests/s3 -m long
+
 # The image is built beside the virtual environment, with the host's own Python: it needs nothing else. It lacks what only
 # the tests need.
 demo: ## a training job outlives a dead node, on one screen
@@ -125,6 +137,7 @@ test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit test
 	@$(PYTEST) -n 2 -m long tests/unit tests/cluster
 	@$(TORCH) -m long
 	@$(MAKE) --no-print-directory adapters-test
+	@$(MAKE) --no-print-directory object-store-test
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
 

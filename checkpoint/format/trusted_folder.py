@@ -55,9 +55,9 @@ class TrustedFolder:
         OSError: it is no folder, or can't be read.
     """
 
-    def __init__(self, folder: Path, uid: int | None = None) -> None:
+    def __init__(self, folder: Path | str, uid: int | None = None) -> None:
         """`uid`: the user who reads; None: this process's."""
-        self._folder = folder
+        self._folder = folder = Path(folder)
         self._uid = os.geteuid() if uid is None else uid
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -19,13 +19,13 @@ import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from math import inf
-from pathlib import Path
 from socket import socket
 from typing import Any
 
 import grpc
 
-from muster.checkpoint.format.errors import CorruptShard, RestoreError
+from muster.checkpoint.durable.locations import is_url, open_store
+from muster.checkpoint.format.errors import CheckpointError, CorruptShard, FlushError, RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
@@ -50,6 +50,7 @@ from muster.v1.agent_pb2 import (
     TIER_OWN,
     CorruptCopy,
     FlushOrder,
+    FlushProgress,
     Order,
     ReplicaDisagreement,
     ReplicaTransfer,
@@ -125,7 +126,7 @@ class CheckpointService:
         )
         # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
-        self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads)
+        self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads, on_change)
         self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread, on_change)
         self._shard_reads = ShardReads(gang_id, node, store, dial, transport, run_in_thread)
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -230,6 +231,10 @@ class CheckpointService:
             delay_us=round(costs.delay_s * 1e6),
         )
 
+    def flush_progress(self) -> FlushProgress | None:
+        """What this node has written of the newest flush; None: no flush was ordered."""
+        return self._flusher.progress()
+
     def is_digesting(self, rank: int, generation: int) -> bool:
         """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""
         self._sockets.read_pending(rank, generation)
@@ -255,7 +260,14 @@ class CheckpointService:
         Raises:
             FlushError: the flush failed or was superseded. No incomplete files are left.
         """
-        version = await self._flusher.flush(order, Path(durable_dir), Retention(keep, keep_s))
+        try:
+            # Loading the packages for a store of objects takes a second.
+            store = (
+                await self._run_in_thread(open_store, durable_dir) if is_url(durable_dir) else open_store(durable_dir)
+            )
+        except CheckpointError as error:
+            raise FlushError(f"durable_dir = {error}") from error
+        version = await self._flusher.flush(order, store, Retention(keep, keep_s))
         return version.to_wire() if version is not None else None
 
     def slot_shards(self) -> list[Shard]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 
-from muster.checkpoint.format.durable_folders import folder_name
+from muster.checkpoint.format.durable_folders import parse_folder_name
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.rank_shards import source_rank
 from muster.checkpoint.format.versions import Version
@@ -135,7 +135,8 @@ class Recall:
         except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
             reasons = "; ".join([*(f"{node}: {reason}" for node, reason in failures.items()), str(error)])
         log.error("rank %d's state at %s can't be had: %s", rank, version, reasons)
-        if PurePath(plan.durable_path).name == folder_name(version, self._gang_id):
+        label = parse_folder_name(PurePath(plan.durable_path).name)
+        if label is not None and (label.version, label.gang) == (version, self._gang_id):
             return RecalledState(durable_path=plan.durable_path)
         raise RestoreError(f"rank {rank}'s state at {version} can't be had: {reasons}")
 

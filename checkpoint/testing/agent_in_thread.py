@@ -79,7 +79,7 @@ class AgentInThread:
         """Wait until a step is committed."""
         self.until(lambda: self.checkpoint_service.committed().step == step)
 
-    def flush(self, step: int, folder: Path, ranks: Iterable[int] = (0,)) -> Path:
+    def flush(self, step: int, folder: Path | str, ranks: Iterable[int] = (0,)) -> Path:
         """Write this rank's part of a version to durable storage; returns the version's folder. `ranks`: all that
         write."""
         version = common_pb2.Version(generation=self.generation, step=step)
@@ -87,7 +87,7 @@ class AgentInThread:
         for rank in ranks:
             order.sources.add(rank=rank, tier=agent_pb2.TIER_OWN, node=f"n{rank}")
         self.call(self.checkpoint_service.flush, order, str(folder))
-        return folder / f"step_{step:08}_g{self.generation}_g"
+        return Path(folder) / f"step_{step:08}_g{self.generation}_g"
 
     def close(self) -> None:
         """End the service and its thread, and free the memory."""

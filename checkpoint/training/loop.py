@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from muster.checkpoint.durable import locations
+from muster.checkpoint.durable.newest import newest_checkpoint
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
@@ -95,8 +97,15 @@ class Checkpoint:
         self._has_timer = False
         self._reported_not_finite = False
         self._finished_steps = 0
+        self._trusts_store = False
 
-    def restore(self, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None) -> int:
+    def restore(
+        self,
+        warmup: Callable[[], Any] | None = None,
+        durable: str | Path | None = None,
+        *,
+        trust_durable_store: bool = False,
+    ) -> int:
         """Load the state that this generation starts from.
 
         Args:
@@ -104,7 +113,9 @@ class Checkpoint:
                 DistributedDataParallel rebuilds its buckets after its first backward pass. Without the warmup, the
                 resumed run would sum gradients in another order than an unbroken run.
             durable: a checkpoint folder, or a folder of checkpoints, of which the newest one is loaded (see
-                `durable_folders.newest_checkpoint`). It is used when Muster has no state to start from.
+                `newest.newest_checkpoint`); a path or a URL. It is used when Muster has no state to start from.
+            trust_durable_store: whoever may write to the store of objects that `durable` names is trusted. To load a
+                checkpoint runs what it says, and such a store does not say who has written it.
 
         Returns:
             The number of finished steps: 0 for a fresh start.
@@ -116,6 +127,8 @@ class Checkpoint:
         with self.phase(RESTORING):
             start = self._connection.join() if self._connection else StartPoint()
         folder = _durable_source(start, str(durable or ""))
+        # Where the agent says what to load, job.toml has said that the store is trusted.
+        self._trusts_store = trust_durable_store or bool(start.durable_path)
         if folder is None and not start.is_in_memory:
             return 0
         self._run_warmup(warmup)
@@ -124,10 +137,10 @@ class Checkpoint:
         log.info("starting after step %d, from %s", step, folder or "memory")
         return step
 
-    def _load(self, start: StartPoint, folder: Path | None) -> int:
+    def _load(self, start: StartPoint, folder: str | None) -> int:
         rank, _ = rank_and_world_size()
         if folder is not None:
-            return resume.from_folder(self._states, folder, rank)
+            return resume.from_folder(self._states, folder, rank, trusts_store=self._trusts_store)
         if start.shard is not None:
             self._borrowed_pages = BorrowedPages()
             step = resume.from_shard(self._states, start.shard, rank, self._borrowed_pages)
@@ -348,14 +361,14 @@ def _join_group() -> RankInGroup | None:
     return RankInGroup(rank, dist.PrefixStore("muster-interval", dist.distributed_c10d._get_default_store()))
 
 
-def _durable_source(start: StartPoint, durable: str) -> Path | None:
+def _durable_source(start: StartPoint, durable: str) -> str | None:
     """The durable checkpoint to load; None if there is none, or if the state is in memory."""
     if start.is_in_memory:
         return None
     return _resolve(start.durable_path) if start.durable_path else _resolve_on_rank_0(durable)
 
 
-def _resolve_on_rank_0(path: str) -> Path | None:
+def _resolve_on_rank_0(path: str) -> str | None:
     """The checkpoint that rank 0 finds at `path`, on all ranks.
 
     Another gang may complete a checkpoint there meanwhile, so ranks that looked by themselves could differ.
@@ -374,10 +387,10 @@ def _resolve_on_rank_0(path: str) -> Path | None:
     dist.broadcast_object_list(found)
     if isinstance(found[0], CheckpointError):
         raise found[0]
-    return Path(found[0]) if found[0] else None
+    return str(found[0]) if found[0] else None
 
 
-def _resolve(path: str) -> Path | None:
+def _resolve(path: str) -> str | None:
     """The checkpoint that a path leads to; None if there is none yet.
 
     If the path names a version that is not there, a newer version of the same gang beside it is found: a flush of a
@@ -388,12 +401,13 @@ def _resolve(path: str) -> Path | None:
     """
     if not path:
         return None
-    named = durable_folders.parse_folder_name(Path(path).name)
-    found = durable_folders.newest_checkpoint(Path(path))
+    place, name = locations.split(path)
+    named = durable_folders.parse_folder_name(name)
+    found = newest_checkpoint(path)
     if found is not None or named is None:
         return found
-    newest = durable_folders.newest_checkpoint(Path(path).parent, named.gang) if named.gang else None
-    label = durable_folders.parse_folder_name(newest.name) if newest is not None else None
+    newest = newest_checkpoint(place, named.gang) if named.gang else None
+    label = durable_folders.parse_folder_name(locations.split(newest)[1]) if newest is not None else None
     if label is None or label.version <= named.version:
         raise CheckpointError(f"{path} is no complete checkpoint: it has no {durable_folders.METADATA}")
     return newest

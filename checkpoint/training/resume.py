@@ -7,10 +7,12 @@ optimizer and DistributedDataParallel refer to them. An optimizer keeps the tens
 own shard it gets the bytes of the slot themselves (checkpoint/training/borrowed_pages.py).
 """
 
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +20,10 @@ from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from muster.checkpoint.durable.locations import is_url
+from muster.checkpoint.durable.newest import finished_steps_of
 from muster.checkpoint.format import durable_folders, layout
-from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
 from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
@@ -116,8 +120,12 @@ def from_shards(states: TrainingState, shards: AgentShards, rank: int) -> int:
     return int(found[STEP])
 
 
-def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
+def from_folder(states: TrainingState, folder: str, rank: int, *, trusts_store: bool = False) -> int:
     """Load a durable checkpoint. Its world size may differ from the present one.
+
+    Args:
+        folder: its path or URL.
+        trusts_store: a store of objects is believed, whoever has written there.
 
     Returns:
         The number of finished steps.
@@ -127,17 +135,58 @@ def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
         CheckpointError: the folder can't be read, or holds another state.
     """
     try:
-        with TrustedFolder(folder) as trusted:
+        with _open_trusted(folder, trusts_store=trusts_store) as trusted:
             return _from_trusted_folder(states, folder, trusted, rank)
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
 
 
-def _from_trusted_folder(states: TrainingState, folder: Path, trusted: TrustedFolder, rank: int) -> int:
-    reader = FileSystemReader(trusted.path)
+@dataclass(frozen=True)
+class _TrustedCheckpoint:
+    """A checkpoint that may be read.
+
+    `check_file`: has to be called before a file is read. It raises UntrustedCheckpoint.
+    """
+
+    reader: FileSystemReader
+    check_file: Callable[[str], None]
+
+
+@contextmanager
+def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[_TrustedCheckpoint]:
+    """Open a checkpoint for reading, while the block lasts.
+
+    Args:
+        where: its path or URL.
+        trusts_store: a store of objects is believed, whoever has written there.
+
+    Raises:
+        UntrustedCheckpoint: others can have written it.
+        OSError: it is no folder, or can't be read.
+    """
+    if not is_url(where):
+        with TrustedFolder(where) as folder:
+            yield _TrustedCheckpoint(FileSystemReader(folder.path), folder.check_file)
+        return
+    if not trusts_store:
+        raise UntrustedCheckpoint(
+            f"{where} is in a store of objects, which does not say who has written it: it would run as your user if it "
+            "were loaded. If only you, or people that you trust, may write there: restore(trust_durable_store=True)"
+        )
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # needs fsspec
+
+    yield _TrustedCheckpoint(FsspecReader(where), _check_name)
+
+
+def _check_name(name: str) -> None:
+    if os.path.basename(name) != name:
+        raise UntrustedCheckpoint(f"the checkpoint names the file {name!r}, which is not a file of its folder")
+
+
+def _from_trusted_folder(states: TrainingState, folder: str, trusted: _TrustedCheckpoint, rank: int) -> int:
     trusted.check_file(durable_folders.METADATA)
-    found = _load_items(states, reader, reader.read_metadata(), rank, trusted.check_file)
-    return int(found[STEP]) if STEP in found else durable_folders.finished_steps_of(folder)
+    found = _load_items(states, trusted.reader, trusted.reader.read_metadata(), rank, trusted.check_file)
+    return int(found[STEP]) if STEP in found else finished_steps_of(folder)
 
 
 def _load_items(

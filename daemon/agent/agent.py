@@ -52,6 +52,7 @@ from muster.v1.agent_pb2 import (
     CorruptCopy,
     Duty,
     FlushOrder,
+    FlushProgress,
     MeasureOrder,
     Order,
     ProbeOrder,
@@ -98,6 +99,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def snapshot_cost(self) -> SnapshotCost | None: ...
     def corrupt_copies(self) -> list[CorruptCopy]: ...
     def restore_progress(self) -> RestoreProgress | None: ...
+    def flush_progress(self) -> FlushProgress | None: ...
     async def flush(
         self, order: FlushOrder, durable_dir: str, keep: int = ..., keep_s: float = ...
     ) -> Version | None: ...
@@ -380,6 +382,7 @@ class Agent:
             flushed_version=self._flushed_version,
             corrupt_copies=self._checkpoints.corrupt_copies(),
             restore=self._checkpoints.restore_progress(),
+            flush_progress=self._checkpoints.flush_progress(),
         )
 
     def _attach(self, port: int) -> AgentStream:

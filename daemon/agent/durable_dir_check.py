@@ -14,6 +14,9 @@ import secrets
 import stat
 from pathlib import Path
 
+from muster.checkpoint.durable import store_check
+from muster.checkpoint.durable.locations import is_url
+from muster.checkpoint.durable.object_store import PackageMissing
 from muster.checkpoint.format import durable_folders, trusted_folder
 
 TOKEN_VARIABLE = "MUSTER_DURABLE"
@@ -30,7 +33,9 @@ def token_file(folder: str, uid: int | None = None) -> Path:
 
 def create_token(folder: str) -> str:
     """Return the token in the folder; write one if there is none. Return an empty string if that fails: the agents
-    report why, or nothing is compared."""
+    report why, or nothing is compared. A URL is the same place for all nodes."""
+    if is_url(folder):
+        return ""
     file = token_file(folder)
     try:
         file.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
@@ -62,15 +67,18 @@ def _read_token(file: Path) -> str:
     return text.decode() if _TOKEN.fullmatch(text) else ""
 
 
-def find_problem(folder: str, token: str) -> str:
+def find_problem(folder: str, token: str, *, trusts_store: bool = False) -> str:
     """Return why no checkpoint can be written to `folder`; an empty string if the check finds no problem.
 
     Args:
         folder: `durable_dir`; empty: the job wants no durable checkpoints.
         token: the result of `create_token` on the batch host; empty: compare no token.
+        trusts_store: the job says that whoever may write to a store of objects is trusted.
     """
     if not folder:
         return ""
+    if is_url(folder):
+        return _find_problem_of_store(folder, trusts_store)
     remedy = "give the job's user the right, or name another folder that all nodes share"
     try:
         Path(folder).mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
@@ -87,3 +95,12 @@ def find_problem(folder: str, token: str) -> str:
     except OSError as error:
         return f"durable_dir = {folder!r}: {error.strerror}: {remedy}"
     return ""
+
+
+def _find_problem_of_store(url: str, trusted: bool) -> str:
+    if not trusted:
+        return f"durable_dir = {url!r} is in a store of objects: it needs checkpoint.trust_durable_store = true"
+    try:
+        return store_check.find_problem(url)
+    except PackageMissing as error:
+        return f"durable_dir = {error}"

@@ -146,7 +146,11 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         memory_socket="" if pool_serial else options.memory,
         environ=dict(os.environ),
         hardware_socket=options.memory,
-        failure=durable_dir_check.find_problem(spec.durable_dir, os.environ.get(durable_dir_check.TOKEN_VARIABLE, "")),
+        failure=durable_dir_check.find_problem(
+            spec.durable_dir,
+            os.environ.get(durable_dir_check.TOKEN_VARIABLE, ""),
+            trusts_store=spec.trust_durable_store,
+        ),
     )
 
 

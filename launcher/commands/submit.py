@@ -221,6 +221,9 @@ def _check_durable(durable_dir: str) -> None:
     """Checks what this host can see of the durable folder. Storage that only compute nodes see is checked by the
     agents.
     """
+    if "://" in durable_dir:
+        _check_durable_store(durable_dir)
+        return
     folder = Path(durable_dir)
     nearest = folder if folder.exists() else folder.parent
     if not durable_dir or not nearest.exists():
@@ -233,6 +236,18 @@ def _check_durable(durable_dir: str) -> None:
         )
     if folder.exists() and (unsafe := trusted_folder.why_not_restored(folder)):
         raise WrongInput(f"durable_dir = {durable_dir!r}: {unsafe}", "Nothing was queued")
+
+
+def _check_durable_store(url: str) -> None:
+    from muster.checkpoint.durable import object_store, store_check  # few jobs need it
+
+    try:
+        problem = store_check.find_problem(url)
+    except object_store.PackageMissing as error:
+        print_note(f"muster: durable_dir is not checked on this host: {error}")
+        return
+    if problem:
+        raise WrongInput(problem, "Nothing was queued")
 
 
 async def _sbatch(slurm: Slurm | Sbatch, path: Path, job: Job) -> int:

@@ -14,6 +14,9 @@ MINUTE_S, HOUR_S = 60.0, 3600.0
 _EVERY = re.compile(r"(\d+) (step|minute)s?")
 AUTO = "auto"
 
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#@%]+)(/[^\s?#%]*)?")
+"""A scheme, a bucket and a prefix. No user, no password: job.toml is no place for secrets."""
+
 Hours = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
@@ -29,6 +32,8 @@ class CheckpointTable(Table):
     """The newest so many of this job's durable checkpoints are kept. 0: all, unless durable_keep_hours is given."""
     durable_keep_hours: Hours = 0.0
     """Older ones are kept for so many hours. 0: none, if durable_keep is given."""
+    trust_durable_store: Annotated[bool, Field(strict=True)] = False
+    """durable_dir is a URL, and whoever may write there is trusted: to load a checkpoint runs what it says, as you."""
     node_mtbf_hours: Hours = 0.0
     """Hours between two failures of one node, for intervals that Muster chooses. 0: as observed."""
 
@@ -53,3 +58,34 @@ class CheckpointTable(Table):
     def _every(self, unit: str) -> int:
         found = _EVERY.fullmatch(self.durable_every)
         return int(found[1]) if found and found[2] == unit else 0
+
+
+def is_url(durable_dir: str) -> bool:
+    """Whether durable checkpoints go to a store of objects."""
+    return "://" in durable_dir
+
+
+def check_url(value: str) -> str:
+    """A URL of fsspec, without a slash at its end. Raises ValueError: it is none."""
+    found = _URL.fullmatch(value)
+    if found is None or found[1] in ("file", "local"):
+        raise ValueError(
+            "must be an absolute path, or a URL of a store of objects that names a bucket and no password: "
+            "s3://BUCKET/PREFIX"
+        )
+    return value.rstrip("/")
+
+
+def check_trust(durable_dir: str, table: CheckpointTable) -> None:
+    """Raises ValueError: the place can't say who has written a checkpoint, and the job does not say that it matters
+    not."""
+    if is_url(durable_dir) and not table.trust_durable_store:
+        raise ValueError(
+            f"durable_dir = {durable_dir!r} is in a store of objects, which does not say who has written a checkpoint. "
+            "To load one runs what it says, as your user. If only you, or people that you trust, may write there, set "
+            "checkpoint.trust_durable_store = true"
+        )
+    if table.trust_durable_store and not is_url(durable_dir):
+        raise ValueError(
+            "checkpoint.trust_durable_store is for a durable_dir that is a URL, such as s3://BUCKET/PREFIX"
+        )

@@ -27,7 +27,7 @@ from pydantic import (
 from muster.daemon.transport import job_limits, toml_text
 from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable
+from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable, check_trust, check_url, is_url
 from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.flags import with_options
@@ -195,10 +195,15 @@ class Job(Table):
             raise ValueError("must not contain %, which Slurm replaces in the names of output files")
         return _absolute(value)
 
-    @field_validator("durable_dir", "work_dir")
+    @field_validator("work_dir")
     @classmethod
     def _check_dir(cls, value: str) -> str:
         return _absolute(value)
+
+    @field_validator("durable_dir")
+    @classmethod
+    def _check_durable_dir(cls, value: str) -> str:
+        return check_url(value) if is_url(value) else _absolute(value)
 
     @field_validator("command")
     @classmethod
@@ -266,6 +271,7 @@ class Job(Table):
                 f"keep only data and sharding in parallelism, or a tensor that divides the {self.local_ranks} ranks of "
                 'a node and is first in order ("tp-..."), or remove elastic'
             )
+        check_trust(self.durable_dir, self.checkpoint)
         if self.checkpoint.durable_every and not (self.durable_dir and self.checkpoint.memory):
             raise ValueError(
                 "checkpoint.durable_every needs durable_dir, where checkpoints are written, and checkpoint.memory = "
@@ -338,6 +344,7 @@ class Job(Table):
             more_copies=self.checkpoint.copies - 2,
             durable_keep=self.checkpoint.durable_keep,
             durable_keep_s=self.checkpoint.durable_keep_hours * HOUR_S,
+            trust_durable_store=self.checkpoint.trust_durable_store,
             node_mtbf_s=self.checkpoint.node_mtbf_hours * HOUR_S,
             gather_timeout_s=self.gather_timeout,
             max_failures=self.max_failures,

@@ -48,6 +48,7 @@ class ShardMemory:
         self._last_vote_step = 0
         self._pinned: Version | None = None
         self._void = Version(0, 0)
+        self._may_write_newer = False
         self.committed: Version | None = None
 
     # -- what stands --
@@ -99,11 +100,16 @@ class ShardMemory:
         self._shards_cache = None
 
     def _drop_older(self, older_than: Version) -> None:
-        # Real agents commit one more version at most while a flush holds one. Here commits go on, so that more is kept.
-        first_kept = min(older_than, self._pinned or older_than)
-        for key in [k for k in self._digests if k[2] < first_kept]:
+        for key in [k for k in self._digests if k[2] < older_than and not self._is_held(k[2])]:
             del self._digests[key]
             self._shards_cache = None
+
+    def _is_held(self, version: Version) -> bool:
+        """Real agents commit one more version at most until they know which one a flush writes. Here commits go on, so
+        that all are kept which it may be."""
+        if self._pinned is None:
+            return False
+        return version == self._pinned or (self._may_write_newer and version > self._pinned)
 
     # -- a generation --
 
@@ -303,8 +309,15 @@ class ShardMemory:
         agent = self._agent
         ordered_version = Version(order.version.generation, order.version.step)
         held = max(ordered_version, self.committed) if self.committed is not None else ordered_version
-        self._pinned = held
+        self._pinned, self._may_write_newer = held, True
         agent.world.durable_storage.join_flush(agent, order, held)
+
+    def hold_for_flush(self, version: Version) -> None:
+        """The agents have agreed on the version that the flush writes."""
+        if self._pinned is not None and self._may_write_newer:
+            self._pinned, self._may_write_newer = version, False
+            if self.committed is not None:
+                self._drop_older(self.committed)
 
     def flush_finished(self) -> None:
         """The flush is over."""

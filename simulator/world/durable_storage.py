@@ -42,11 +42,14 @@ class DurableStorage:
     def _write(self, agent: Agent, order: FlushOrder, flush: _Flush) -> None:
         now = self._world.schedule.now
         writers = {source.node for source in order.sources}
-        if now < self.hangs_until or not writers <= flush.held_versions.keys():
+        have_agreed = writers <= flush.held_versions.keys()
+        if have_agreed:
+            newest = max(flush.held_versions[node] for node in writers)
+            agent.memory.hold_for_flush(newest)
+        if now < self.hangs_until or not have_agreed:
             agent.call_later(0.5, self._write, agent, order, flush)
             return
         own_ranks = [source.rank for source in order.sources if source.node == agent.node]
-        newest = max(flush.held_versions[node] for node in writers)
         error = "no space left on device" if now < self.fails_until else ""
         if any(newest not in agent.memory.versions_of(rank) for rank in own_ranks):
             error = error or f"no shard of step {newest.step} stands here"

@@ -245,6 +245,27 @@ def test_a_run_resumes_from_a_durable_folder(agent: AgentInThread, tmp_path: Pat
             Job(None).checkpoint.restore(durable=tmp_path / name)
 
 
+def test_a_run_resumes_from_a_store_of_objects_that_it_trusts(agent: AgentInThread) -> None:
+    pytest.importorskip("fsspec")
+    where = "memory://bucket/jobs"
+    job = Job(agent.connect())
+    job.checkpoint.restore()
+    for n in range(1, 3):
+        job.train(n)
+        job.checkpoint.step(n)
+        agent.await_committed(n)
+    agent.flush(2, where)
+    job.checkpoint.close()
+    with pytest.raises(UntrustedCheckpoint, match="does not say who has written it"):
+        Job(None, seed=3).checkpoint.restore(durable=where)
+    for place in (where, f"{where}/step_00000002_g1_g.flush1", f"{where}/step_00000001_g1_g.flush1"):
+        other = Job(None, seed=3)
+        assert other.checkpoint.restore(durable=place, trust_durable_store=True) == 2
+        assert other.everything() == job.everything()
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        Job(None).checkpoint.restore(durable=f"{where}/step_00000005_g1_g.flush1", trust_durable_store=True)
+
+
 def test_a_durable_folder_of_plain_torch_is_loaded_too(tmp_path: Path) -> None:
     job = Job(None)
     job.train(1)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
+from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.durable_folders import ParsedFolderName, parse_folder_name, parse_temporary_folder_name
 from muster.checkpoint.format.errors import CheckpointError
@@ -32,8 +34,9 @@ def whole(folder: Path, name: str, completed: int, **manifest: object) -> Path:
 def test_a_folder_name_holds_version_and_gang(gang: str) -> None:
     label = ParsedFolderName(Version(4, 123), gang)
     assert parse_folder_name(durable_folders.folder_name(*label)) == label
-    assert parse_temporary_folder_name(durable_folders.temporary_folder_name(*label, serial=7)) == (label, 7)
-    assert parse_folder_name(durable_folders.temporary_folder_name(*label, serial=7)) is None
+    assert parse_folder_name(durable_folders.folder_name(label.version, gang, 12)) == label._replace(serial=12)
+    assert parse_temporary_folder_name(durable_folders.temporary_folder_name(*label[:2], serial=7)) == (label, 7)
+    assert parse_folder_name(durable_folders.temporary_folder_name(*label[:2], serial=7)) is None
     assert parse_temporary_folder_name(durable_folders.folder_name(*label)) is None
 
 
@@ -46,51 +49,50 @@ def test_folder_names_without_a_gang_are_read() -> None:
 
 
 def test_the_coordinator_gives_a_folder_the_name_that_its_agents_do() -> None:
-    gang = Gang("tiny-0a1b2c3d", 1, 1000, "tiny", GangSpec(2, 0, durable_dir="/d"), "", 0.0)
-    assert (
-        durable_path(gang, events.Version(4, 123))
-        == f"/d/{durable_folders.folder_name(Version(4, 123), 'tiny-0a1b2c3d')}"
-    )
+    for where, serial in (("/d", 0), ("s3://bucket/d", 9)):
+        gang = Gang("tiny-0a1b2c3d", 1, 1000, "tiny", GangSpec(2, 0, durable_dir=where), "", 0.0)
+        name = durable_folders.folder_name(Version(4, 123), "tiny-0a1b2c3d", serial)
+        assert durable_path(gang, events.Version(4, 123), 9) == f"{where}/{name}"
 
 
 def test_the_newest_checkpoint_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_path: Path) -> None:
     whole(tmp_path, "step_00000300_g1_a", 30)
     newest = whole(tmp_path, "step_00000100_g3_a", 20)
     (tmp_path / "step_00000900_g9_a").mkdir()
-    assert durable_folders.newest_checkpoint(tmp_path) == newest
-    assert durable_folders.newest_checkpoint(newest) == newest
+    assert newest_checkpoint(str(tmp_path)) == str(newest)
+    assert newest_checkpoint(str(newest)) == str(newest)
 
 
 def test_between_gangs_the_checkpoint_that_was_completed_last_is_the_newest(tmp_path: Path) -> None:
     """A job with two faults ended at step 100; the next one went on from there to step 300."""
     first = whole(tmp_path, "step_00000100_g3_a", 10)
     second = whole(tmp_path, "step_00000300_g1_b", 20)
-    assert durable_folders.newest_checkpoint(tmp_path) == second
-    assert durable_folders.newest_checkpoint(tmp_path, "a") == first
-    assert durable_folders.newest_checkpoint(tmp_path, "c") is None
+    assert newest_checkpoint(str(tmp_path)) == str(second)
+    assert newest_checkpoint(str(tmp_path), "a") == str(first)
+    assert newest_checkpoint(str(tmp_path), "c") is None
 
 
 def test_folders_without_a_gang_belong_to_the_gang_that_their_manifest_names(tmp_path: Path) -> None:
     old = whole(tmp_path, "step_00000400_g2", 10, step=400, gang="a")
     whole(tmp_path, "step_00000300_g1_a", 20)
-    assert durable_folders.newest_checkpoint(tmp_path) == durable_folders.newest_checkpoint(tmp_path, "a") == old
+    assert newest_checkpoint(str(tmp_path)) == newest_checkpoint(str(tmp_path), "a") == str(old)
     unknown = whole(tmp_path, "step_00000001_g0", 30)
-    assert durable_folders.newest_checkpoint(tmp_path) == unknown
+    assert newest_checkpoint(str(tmp_path)) == str(unknown)
 
 
 def test_the_step_is_read_from_the_manifest_or_the_name(tmp_path: Path) -> None:
-    assert durable_folders.finished_steps_of(whole(tmp_path, "renamed", 1, step=7)) == 7
-    assert durable_folders.finished_steps_of(whole(tmp_path, "step_00000008_g1_a", 1)) == 8
+    assert finished_steps_of(str(whole(tmp_path, "renamed", 1, step=7))) == 7
+    assert finished_steps_of(str(whole(tmp_path, "step_00000008_g1_a", 1))) == 8
     broken = whole(tmp_path, "broken", 1)
     (broken / durable_folders.MANIFEST).write_text("[]")
     with pytest.raises(CheckpointError, match="doesn't say which step"):
-        durable_folders.finished_steps_of(broken)
+        finished_steps_of(str(broken))
 
 
 def test_declarations_of_another_gang_are_never_removed(tmp_path: Path) -> None:
     others = {".flush-a-1-3", ".flush-b-3", ".flush-a-9", ".flush-a-x"}
     for name in {*others, ".flush-a-3", ".flush-a-8"}:
         (tmp_path / name).mkdir()
-    flush_version.remove_declarations(tmp_path, "a", 8)
+    flush_version.remove_declarations(PosixFolder(tmp_path), "a", 8)
     assert {path.name for path in tmp_path.iterdir()} == others
-    flush_version.remove_declarations(tmp_path / "absent", "a", 8)
+    flush_version.remove_declarations(PosixFolder(tmp_path / "absent"), "a", 8)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.test_checkpoint_service import flush_all, flush_order, replica, running_gang, until
 
+from muster.checkpoint.durable.newest import newest_checkpoint
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.versions import Version
 
@@ -40,8 +41,8 @@ async def test_a_flush_that_hangs_holds_no_slot_once_it_is_given_up(tmp_path: Pa
         with pytest.raises(asyncio.CancelledError):
             await hanging
         os.close(reader)
-        assert durable_folders.newest_checkpoint(durable) is None
+        assert newest_checkpoint(str(durable)) is None
         await until(lambda: not any(durable.iterdir()))
         # Storage answers again: the next flush is complete.
         await flush_all(gang, flush_order(gang, Version(1, NEWER_STEPS[-1])), durable)
-        assert durable_folders.newest_checkpoint(durable) is not None
+        assert newest_checkpoint(str(durable)) is not None

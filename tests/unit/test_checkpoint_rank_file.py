@@ -1,5 +1,6 @@
 """One rank's file of a flush: every byte is verified, published or not, and the note says where each item is."""
 
+import errno
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.checkpoint.durable import posix_folder
+from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush import rank_file
 from muster.checkpoint.store.flush.rank_file import write_rank_file
+from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard
@@ -80,9 +83,10 @@ def shard_of(content: Content) -> Iterator[tuple[Shard, list[bytes]]]:
 @given(content=CONTENTS)
 def test_the_note_says_where_each_item_is(content: Content) -> None:
     with shard_of(content) as (shard, published), tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        note = write_rank_file(path, shard, lambda: None)
-        written = path.read_bytes()
+        counted = WrittenBytes()
+        note = write_rank_file(PosixFolder(Path(folder)), "file", shard, lambda: None, counted)
+        written = Path(folder, "file").read_bytes()
+        assert counted.done == counted.total == len(written)
         assert [written[offset : offset + length] for _, offset, length in note.items] == published
         assert [number for number, *_ in note.items] == list(range(len(published)))
         assert (note.rank, note.world_size, note.file_bytes) == (3, 8, len(written))
@@ -96,34 +100,56 @@ def test_a_flipped_bit_anywhere_is_found(content: Content, data: st.DataObject) 
     with shard_of(content) as (shard, _), tempfile.TemporaryDirectory() as folder:
         shard.memory.view[data.draw(st.integers(0, shard.bytes - 1))] ^= 1 << data.draw(st.integers(0, 7))
         with pytest.raises(CorruptShard):
-            write_rank_file(Path(folder, "file"), shard, lambda: None)
+            write_rank_file(PosixFolder(Path(folder)), "file", shard, lambda: None, WrittenBytes())
 
 
-def test_the_kernel_is_told_early_and_a_flush_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_can_be_given_up(tmp_path: Path) -> None:
     class GivenUp(Exception):
         pass
 
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(rank_file, "WRITE_BACK_BYTES", 1000)
-    monkeypatch.setattr(rank_file, "_begin_write_back", lambda _, offset, length: told.append((offset, length)))
     content = Content([bytes(3000)], [], shared=False, piece_bytes=400)
     with shard_of(content) as (shard, _):
-        write_rank_file(tmp_path / "whole", shard, lambda: None)
-        assert told == [(0, 1200), (1200, 1200)]
         left = iter([None, None])
 
         def give_up() -> None:
             if next(left, GivenUp) is GivenUp:
                 raise GivenUp
 
+        counted = WrittenBytes()
         with pytest.raises(GivenUp):
-            write_rank_file(tmp_path / "part", shard, give_up)
-        assert (tmp_path / "part").stat().st_size <= 800
+            write_rank_file(PosixFolder(tmp_path), "part", shard, give_up, counted)
+        assert (tmp_path / "part").stat().st_size == counted.done <= 800
+        assert counted.total == 3000
+
+
+def test_bytes_are_on_disk_but_for_a_bounded_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[tuple[int, int], bool]] = []
+    monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 1000)
+    monkeypatch.setattr(
+        posix_folder, "_sync_range", lambda _, part, flags: told.append((part, flags == posix_folder._WRITE))
+    )
+    content = Content([bytes(6000)], [], shared=False, piece_bytes=400)
+    with shard_of(content) as (shard, _):
+        write_rank_file(PosixFolder(tmp_path), "whole", shard, lambda: None, WrittenBytes())
+    begun = [part for part, begins in told if begins]
+    assert begun == [(start, 1200) for start in range(0, 6000, 1200)]
+    assert [part for part, begins in told if not begins] == begun[: -posix_folder.WRITE_BACKS_UNDER_WAY]
+
+
+def test_an_error_of_the_disk_that_is_told_early_ends_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, part: tuple[int, int], flags: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 1000)
+    monkeypatch.setattr(posix_folder, "_sync_range", full)
+    content = Content([bytes(6000)], [], shared=False, piece_bytes=400)
+    with shard_of(content) as (shard, _), pytest.raises(OSError, match="No space left"):
+        write_rank_file(PosixFolder(tmp_path), "whole", shard, lambda: None, WrittenBytes())
 
 
 def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_file, "WRITE_BACK_BYTES", 4096)
+    monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 4096)
     content = Content([bytes(range(256)) * 100], [b"an object"], shared=True, piece_bytes=5000)
     with shard_of(content) as (shard, _):
-        write_rank_file(tmp_path / "file", shard, lambda: None)
+        write_rank_file(PosixFolder(tmp_path), "file", shard, lambda: None, WrittenBytes())
     assert (tmp_path / "file").read_bytes() == bytes(range(256)) * 100 + b"an object"

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.checkpoint.durable.newest import newest_checkpoint
+from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush.retention import Retention, remove_old
@@ -50,7 +52,7 @@ def kept(folder: Path) -> list[int]:
 )
 def test_the_newest_stay_and_older_ones_for_a_time(tmp_path: Path, retention: Retention, steps: list[int]) -> None:
     paths = [complete(tmp_path, Version(1, step), age_h=4 - step) for step in (1, 2, 3, 4)]
-    assert {path.name for path in remove_old(paths[-1], GANG, 9, retention)} == {
+    assert set(remove_old(PosixFolder(tmp_path), paths[-1].name, GANG, 9, retention)) == {
         paths[step - 1].name for step in {1, 2, 3, 4} - set(steps)
     }
     assert kept(tmp_path) == steps
@@ -59,16 +61,16 @@ def test_the_newest_stay_and_older_ones_for_a_time(tmp_path: Path, retention: Re
 def test_the_newest_is_the_newest_version_not_the_last_written(tmp_path: Path) -> None:
     newest = complete(tmp_path, Version(2, 5))
     complete(tmp_path, Version(1, 90), age_h=-3)
-    remove_old(newest, GANG, 9, Retention(keep=1))
+    remove_old(PosixFolder(tmp_path), newest.name, GANG, 9, Retention(keep=1))
     assert kept(tmp_path) == [5]
 
 
 def test_a_folder_with_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
     old, newest = complete(tmp_path, Version(1, 1)), complete(tmp_path, Version(1, 2))
     (old / "notes.txt").write_text("the best run so far")
-    assert remove_old(newest, GANG, 9, Retention(keep=1)) == []
+    assert remove_old(PosixFolder(tmp_path), newest.name, GANG, 9, Retention(keep=1)) == []
     assert (old / "notes.txt").read_text() == "the best run so far"
-    assert durable_folders.newest_checkpoint(old) == old
+    assert newest_checkpoint(str(old)) == str(old)
 
 
 def test_a_crash_while_one_is_removed_leaves_nothing_that_looks_like_a_checkpoint(
@@ -76,14 +78,14 @@ def test_a_crash_while_one_is_removed_leaves_nothing_that_looks_like_a_checkpoin
 ) -> None:
     old, newest = complete(tmp_path, Version(1, 1)), complete(tmp_path, Version(1, 2))
 
-    def crash(path: Path) -> None:
+    def crash(path: Path, missing_ok: bool = False) -> None:
         raise OSError("the node lost power")
 
     monkeypatch.setattr(Path, "unlink", crash)
     with pytest.raises(OSError, match="lost power"):
-        remove_old(newest, GANG, 9, Retention(keep=1))
+        remove_old(PosixFolder(tmp_path), newest.name, GANG, 9, Retention(keep=1))
     assert not old.exists()
-    assert durable_folders.newest_checkpoint(tmp_path) == newest
+    assert newest_checkpoint(str(tmp_path)) == str(newest)
     [left] = [path.name for path in tmp_path.iterdir() if path != newest]
     assert durable_folders.parse_temporary_folder_name(left) is not None, "the next flush of the gang removes it"
 
@@ -125,7 +127,7 @@ def test_nothing_is_removed_but_the_gang_s_own_complete_checkpoints(
             (folder / name / durable_folders.METADATA).write_bytes(b"x")
         (folder / "step_00000002_g9_g1").symlink_to(newest)
         before = _tree(folder)
-        removed = {path.name for path in remove_old(newest, GANG, 9, Retention(keep, keep_s))}
+        removed = set(remove_old(PosixFolder(folder), newest.name, GANG, 9, Retention(keep, keep_s)))
         after = _tree(folder)
         assert removed <= own - {newest.name}
         assert after == {name: found for name, found in before.items() if name.partition("/")[0] not in removed}

@@ -17,6 +17,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
+from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError, RestoreError
 from muster.checkpoint.format.trusted_folder import TrustedFolder
@@ -986,8 +988,8 @@ async def test_a_flush_writes_every_published_item_where_the_metadata_says(
         assert (folder / durable_folders.rank_file_name(rank)).read_bytes()[offset : offset + length] == own(rank, 7)
     manifest = json.loads((folder / "manifest.json").read_bytes())
     assert (manifest["step"], manifest["generation"], manifest["world_size"]) == (7, 1, 4)
-    assert durable_folders.newest_checkpoint(tmp_path / "durable") == folder
-    assert durable_folders.finished_steps_of(folder) == 7
+    assert newest_checkpoint(str(tmp_path / "durable")) == str(folder)
+    assert finished_steps_of(str(folder)) == 7
 
 
 async def test_a_flush_of_a_version_that_no_node_holds_fails(gang: Gang, tmp_path: Path) -> None:
@@ -1038,7 +1040,7 @@ async def test_a_flush_of_a_running_gang_writes_one_version_of_all_ranks(gang: G
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == 3
     for folder in folders:
-        step = durable_folders.finished_steps_of(folder)
+        step = finished_steps_of(str(folder))
         items = {name: (a, b) for name, a, b in pickle.loads((folder / ".metadata").read_bytes())}
         for rank in FOUR:
             offset, length = items[f"item{100 + rank}"]
@@ -1175,9 +1177,16 @@ async def test_a_node_without_a_part_of_the_newer_flush_gives_the_older_one_up_t
 
 
 async def test_a_writer_whose_flush_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
-    declarations, superseded = flush_version.declarations_folder(tmp_path, GANG, 1), threading.Event()
+    declarations, superseded = flush_version.declarations_folder(GANG, 1), threading.Event()
     part = flush_part.FlushPart(
-        Version(1, 1), 1, tmp_path, GANG, "a test", is_leader=False, declarations=declarations, superseded=superseded
+        Version(1, 1),
+        1,
+        PosixFolder(tmp_path),
+        GANG,
+        "a test",
+        is_leader=False,
+        declarations=declarations,
+        superseded=superseded,
     )
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
         flush_part.write_part(part, [])

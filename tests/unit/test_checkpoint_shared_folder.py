@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
@@ -112,7 +113,7 @@ async def test_a_link_in_place_of_the_folder_is_refused(gang: InProcessGang, sha
 
 
 async def test_another_user_declares_no_version(gang: InProcessGang, shared: Path) -> None:
-    made = flush_version.declarations_folder(shared, "g1", 1)
+    made = shared / flush_version.declarations_folder("g1", 1)
     made.mkdir()
     (made / "9-9-n0").touch()
     (made / "no version").touch()
@@ -147,12 +148,12 @@ def test_the_checkpoint_of_another_user_is_not_newer_than_an_own_one(shared: Pat
     own = checkpoint(shared, "step_00000100_g1_a", 10)
     of_hostile(checkpoint(shared, "step_00000900_g9_a", 20))
     of_hostile(checkpoint(shared, "step_00000900_g9_b", 30))
-    assert durable_folders.newest_checkpoint(shared, gang) == own
+    assert newest_checkpoint(str(shared), gang) == str(own)
 
 
 def test_where_all_checkpoints_are_of_another_user_one_is_found_and_refused_later(shared: Path) -> None:
     other = of_hostile(checkpoint(shared, "step_00000100_g1_a", 10))
-    assert durable_folders.newest_checkpoint(shared) == other
+    assert newest_checkpoint(str(shared)) == str(other)
 
 
 def test_a_manifest_of_another_user_is_not_read(shared: Path) -> None:
@@ -162,5 +163,5 @@ def test_a_manifest_of_another_user_is_not_read(shared: Path) -> None:
     other = checkpoint(shared, "step_00000900_g9", 20)
     os.mkfifo(other / durable_folders.MANIFEST)
     of_hostile(other)
-    assert durable_folders.newest_checkpoint(shared, "a") == own
-    assert durable_folders.finished_steps_of(other) == 900
+    assert newest_checkpoint(str(shared), "a") == str(own)
+    assert finished_steps_of(str(other)) == 900

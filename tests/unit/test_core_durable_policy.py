@@ -1,11 +1,12 @@
 """Durable checkpoints that the job's policy asks for: durable_every in steps, in minutes, or by costs and failures."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from muster.daemon.coordinator.core.recovery import flushing
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts, step_pace
 from muster.daemon.coordinator.core.state.step_pace import FlushCosts
 from muster.fabric.cost import reliability
 from muster.simulator.scenarios.scenario import Scenario
@@ -68,7 +69,7 @@ def test_storage_that_hangs_is_an_event_and_training_goes_on() -> None:
     world = training(durable_every_s=60.0)
     world.world.durable_storage.hangs_until = world.now + 10_000.0
     before = world.core.observed.gang("g").step_number
-    world.run_for(60.0 + flushing.FLUSH_TIMEOUT_S + 5.0)
+    world.run_for(60.0 + step_pace.FLUSH_STALL_S + 5.0)
     [ended] = world.facts(facts.FlushEnded)
     assert ended.error == "not written within 120 s"
     assert world.gang.generation == 1
@@ -135,3 +136,79 @@ def test_the_path_is_that_of_the_version_which_was_written() -> None:
         assert fact.path == f"/durable/step_{fact.version.step:08d}_g1_g"
     assert world.gang.durable_version == done[-1].version
     assert world.replayed_state().gangs["g"].durable_version == done[-1].version
+
+
+def report_written(world: Scenario, node: str, written: int, total: int) -> None:
+    """The agent reports what it has written of the newest flush."""
+    agent = world.core.observed.gang("g").agents[node]
+    assert world.gang.flush is not None
+    progress = events.FlushProgress(world.gang.flush.serial, written, total)
+    world.post_event(events.AgentReported("g", node, agent.incarnation, replace(agent.status, flush_progress=progress)))
+
+
+def flushing_to_slow_storage() -> Scenario:
+    """Two nodes write, and the simulated storage completes nothing."""
+    world = training(durable_every_s=60.0, step_s=5.0)
+    world.world.durable_storage.hangs_until = world.now + 1e6
+    world.run_until(lambda: bool(ordered(world)), 100.0)
+    return world
+
+
+GIB = 1 << 30
+
+
+def test_a_large_state_on_slow_storage_is_not_cut_and_storage_that_stops_is_told_with_its_rate() -> None:
+    world = flushing_to_slow_storage()
+    asked_at = world.now
+    for minute in range(30):  # 5 MB/s: 10 GiB take 36 minutes
+        for node in ("n0", "n1"):
+            report_written(world, node, minute * 300_000_000, 10 * GIB)
+        world.run_for(60.0)
+        assert world.facts(facts.FlushEnded) == []
+    report_written(world, "n1", 31 * 300_000_000, 10 * GIB)
+    world.run_for(90.0)
+    (ended,) = world.facts(facts.FlushEnded)
+    assert "n0: storage is dead or too slow: of 10.74 GB, 8.70 GB were written" in ended.error
+    assert "less than 240 MB in the last 120 s" in ended.error
+    took = next(at for at, fact in world.journal if isinstance(fact, facts.FlushEnded)) - asked_at
+    assert took == pytest.approx(29 * 60.0 + step_pace.FLUSH_STALL_S, abs=3.0)
+    assert world.gang.generation == 1
+
+
+def test_storage_below_the_least_rate_is_given_up_though_bytes_still_come() -> None:
+    world = flushing_to_slow_storage()
+    for seconds in range(0, 110, 10):
+        for node in ("n0", "n1"):
+            report_written(world, node, seconds * 1_000_000, 10 * GIB)
+        world.run_for(10.0)
+    assert world.facts(facts.FlushEnded) == []
+    report_written(world, "n0", 110_000_000, 10 * GIB)
+    world.run_for(15.0)
+    (ended,) = world.facts(facts.FlushEnded)
+    assert "storage is dead or too slow" in ended.error
+
+
+def test_a_node_that_has_written_all_may_wait_for_another_one() -> None:
+    world = flushing_to_slow_storage()
+    report_written(world, "n0", GIB, GIB)
+    for minute in range(10):
+        report_written(world, "n1", minute * 300_000_000, 4 * GIB)
+        world.run_for(60.0)
+    assert world.facts(facts.FlushEnded) == []
+    report_written(world, "n1", 4 * GIB, 4 * GIB)
+    world.run_for(step_pace.FLUSH_STALL_S - 5.0)
+    assert world.facts(facts.FlushEnded) == []
+    world.run_for(10.0)
+    assert len(world.facts(facts.FlushEnded)) == 1, "the leader completes nothing"
+
+
+def test_a_restarted_coordinator_gives_storage_the_whole_time_again() -> None:
+    world = flushing_to_slow_storage()
+    for node in ("n0", "n1"):
+        report_written(world, node, 0, GIB)
+    world.run_for(100.0)
+    world.restart_coordinator()
+    world.run_for(100.0)
+    assert world.facts(facts.FlushEnded) == []
+    world.run_for(30.0)
+    assert len(world.facts(facts.FlushEnded)) == 1

@@ -13,23 +13,24 @@ Several gangs may write to the same durable folder. Every name holds the gang, a
 import errno
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 
+from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush.rank_file import write_rank_file
+from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.shards import Shard
-from muster.daemon.host import own_folder
 
 log = logging.getLogger(__name__)
 
 _ABANDONED = "given up: the node that leads the flush has ended it, its own agent says why"
+FAILURE_MARK = ".failed"
 WRITERS = 4
 """Files that a node writes at a time. One writer rarely fills what a parallel file system can take from a node."""
 
@@ -40,42 +41,48 @@ class FlushPart:
 
     `serial`: the number of the flush within the gang.
     `is_leader`: whether this node completes the folder.
+    `store`: where the checkpoint is written.
     `declarations`: the folder with the declarations of all nodes; it exists until the flush leader ends the flush.
     `superseded`: set when this flush shall be given up.
+    `written`: counts what this node has written.
     """
 
     version: Version
     serial: int
-    durable_folder: Path
+    store: DurableStore
     gang_id: str
     reason: str
     is_leader: bool
-    declarations: Path
+    declarations: str
     superseded: threading.Event
+    written: WrittenBytes = field(default_factory=WrittenBytes)
 
     @property
-    def temporary_folder(self) -> Path:
+    def working_folder(self) -> str:
         """Where all nodes write their files."""
-        name = durable_folders.temporary_folder_name(self.version, self.gang_id, self.serial)
-        return self.durable_folder / name
+        return self.store.working_name(self.version, self.gang_id, self.serial)
 
     @property
-    def final_folder(self) -> Path:
+    def final_folder(self) -> str:
         """The name of the folder once it is complete."""
-        return self.durable_folder / durable_folders.folder_name(self.version, self.gang_id)
+        return self.store.final_name(self.version, self.gang_id, self.serial)
 
-    def note_path(self, rank: int) -> Path:
-        """The note beside a rank's file."""
-        return self.temporary_folder / f"__{rank}.part"
+    def file(self, name: str) -> str:
+        """A file of the working folder."""
+        return f"{self.working_folder}/{name}"
 
     @property
-    def failure_mark(self) -> Path:
+    def failure_mark(self) -> str:
         """A file that a node leaves when its part failed, so that the flush leader need not wait for the timeout."""
-        return self.temporary_folder / ".failed"
+        return self.file(FAILURE_MARK)
+
+    def is_open(self) -> bool:
+        """Whether the working folder is there, and is no checkpoint yet."""
+        return self.store.is_open(self.working_folder, self.final_folder)
 
     def is_abandoned(self) -> bool:
-        """Whether the flush leader has given up: the declarations are gone, and the folder has no final name yet."""
-        return not self.is_leader and not self.declarations.is_dir() and self.temporary_folder.is_dir()
+        """Whether the flush leader has given up: the declarations are gone, and the checkpoint is not complete."""
+        return not self.is_leader and not _is_there(self.store, self.declarations) and self.is_open()
 
     def raise_if_superseded(self) -> None:
         """Raise FlushError if a newer flush was ordered."""
@@ -89,10 +96,10 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
     Raises:
         FlushError: the part failed; this node's files are removed.
     """
-    written: list[Path] = []
+    written: list[str] = []
     try:
-        part.durable_folder.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-        own_folder.make(part.temporary_folder, durable_folders.FOLDER_MODE)
+        part.store.prepare()
+        part.store.make_folder(part.working_folder)
     except OSError as error:
         raise FlushError(_describe_failure(part, error)) from error
     try:
@@ -105,7 +112,26 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
         raise FlushError(failure) from error
 
 
-def _write_rank_files(part: FlushPart, shards: Sequence[Shard], written: list[Path]) -> None:
+def remove_working_folder(part: FlushPart) -> None:
+    """Remove what is left of a flush that was given up, as far as possible. A checkpoint stays."""
+    with suppress(OSError):
+        if part.is_open():
+            part.store.remove_folder(part.working_folder)
+
+
+def note_name(rank: int) -> str:
+    """The note beside a rank's file."""
+    return f"__{rank}.part"
+
+
+def _is_there(store: DurableStore, folder: str) -> bool:
+    try:
+        return bool(store.entries(folder))
+    except FileNotFoundError:
+        return False
+
+
+def _write_rank_files(part: FlushPart, shards: Sequence[Shard], written: list[str]) -> None:
     """Write the files of all ranks, several at a time. The first failure ends all of them."""
     failed = threading.Event()
 
@@ -132,55 +158,41 @@ def _write_rank_files(part: FlushPart, shards: Sequence[Shard], written: list[Pa
 
 
 def _describe_failure(part: FlushPart, error: Exception) -> str:
-    folder_removed = isinstance(error, FileNotFoundError) and not part.temporary_folder.is_dir()
-    return _ABANDONED if folder_removed else describe_error(error, part.durable_folder)
+    if isinstance(error, FileNotFoundError) and not _is_there(part.store, part.working_folder):
+        return _ABANDONED
+    return describe_error(error, part.store.where)
 
 
-def describe_error(error: Exception, folder: Path) -> str:
+def describe_error(error: Exception, where: str) -> str:
     """What went wrong, in words for the user, with what to do about it."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{folder} is full ({error.strerror}): free space there, or name another durable_dir"
+        return f"{where} is full ({error.strerror}): free space there, or name another durable_dir"
     if isinstance(error, PermissionError):
         return f"{error.filename} can't be written: give the job's user the right, or name another durable_dir"
     if isinstance(error, OSError):
-        return f"{error.filename or folder} can't be written ({error.strerror}): name another durable_dir"
+        return f"{error.filename or where} can't be written ({error.strerror}): name another durable_dir"
     return str(error)
 
 
-def _write_rank_file(part: FlushPart, shard: Shard, written: list[Path], raise_if_given_up: Callable[[], None]) -> None:
-    path, note_path = part.temporary_folder / durable_folders.rank_file_name(shard.rank), part.note_path(shard.rank)
-    written += (path, _unfinished_path(note_path), note_path)
-    note = write_rank_file(path, shard, raise_if_given_up)
+def _write_rank_file(part: FlushPart, shard: Shard, written: list[str], raise_if_given_up: Callable[[], None]) -> None:
+    name, note_file = part.file(durable_folders.rank_file_name(shard.rank)), part.file(note_name(shard.rank))
+    written += (name, note_file)
+    note = write_rank_file(part.store, name, shard, raise_if_given_up, part.written)
     # A flush that was given up has released the shard: its rank may have changed the bytes meanwhile.
     raise_if_given_up()
-    write_durably(note_path, json.dumps(asdict(note)).encode())
+    part.store.write(note_file, json.dumps(asdict(note)).encode())
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that has its name only once its bytes are on disk."""
-    unfinished = _unfinished_path(path)
-    with open(unfinished, "wb", opener=durable_folders.open_for_owner) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(path)
-
-
-def _unfinished_path(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
-
-
-def _remove_files(part: FlushPart, written: Iterable[Path]) -> None:
+def _remove_files(part: FlushPart, written: Iterable[str]) -> None:
     """Remove this node's files, and mark the failure for a flush leader that waits for them."""
     try:
-        for path in written:
-            path.unlink(missing_ok=True)
-        if part.temporary_folder.is_dir():
-            part.failure_mark.touch()
+        part.store.remove(*written)
         if part.is_abandoned():
-            part.failure_mark.unlink(missing_ok=True)
-            part.temporary_folder.rmdir()
+            part.store.remove(part.failure_mark)
+            part.store.remove_empty_folder(part.working_folder)
+        elif part.is_open():
+            part.store.write(part.failure_mark, b"")
     except OSError as error:
         # The folder is not empty while other nodes write there; they remove their own files. After any other error the
         # flush leader waits for its timeout.
-        log.info("a part of %s can't be removed: %s", part.temporary_folder, error)
+        log.info("a part of %s can't be removed: %s", part.working_folder, error)

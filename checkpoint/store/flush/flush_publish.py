@@ -5,82 +5,83 @@ lengths into the metadata, writes the manifest, and renames the folder. The rena
 checkpoint exists. Needs no torch.
 """
 
-import errno
 import json
-import os
-import shutil
 import time
-from pathlib import Path
+from contextlib import suppress
 
+from muster.checkpoint.durable.durable_store import Entry
+from muster.checkpoint.durable.newest import manifest_in
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
-from muster.checkpoint.store.flush.flush_part import FlushPart, describe_error, write_durably
+from muster.checkpoint.store.flush.flush_part import FAILURE_MARK, FlushPart, describe_error, note_name
 from muster.checkpoint.store.flush.rank_file import RankFileNote, contiguous_bytes
 from muster.checkpoint.store.memory.shards import Shard
 
-PARTS_TIMEOUT_S = 120.0
-"""Seconds that the flush leader waits for the parts of the other nodes."""
+PARTS_TIMEOUT_S = 3600.0
+"""Seconds for which the flush leader waits while it sees nothing change in the folder. The coordinator hears how many
+bytes each node has written, and gives a flush up far earlier (flush_progress.py); this is for a gang that has lost its
+coordinator. Uploads to a store of objects are not seen before they are complete."""
 
-_POLL_S = 0.02
+_MOST_NOTE_BYTES = 1 << 30
+"""Far more than the note of a rank with a million items has."""
 
 
-def publish(part: FlushPart, rank_0_shard: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Path:
-    """Wait for every rank's note, write metadata and manifest, rename the folder.
+def publish(part: FlushPart, rank_0_shard: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> str:
+    """Wait for every rank's note, write manifest and metadata, complete the folder.
 
     Args:
         part: the flush leader's part.
         rank_0_shard: the shard that holds the metadata.
-        timeout_s: seconds that the other nodes may take.
+        timeout_s: seconds for which nothing may change in the folder.
 
     Returns:
-        The final folder.
+        The name of the final folder.
 
     Raises:
-        FlushError: the flush failed or was superseded. The caller has to remove the temporary folder.
+        FlushError: the flush failed or was superseded. The caller has to remove the working folder.
     """
     try:
         view = contiguous_bytes(rank_0_shard)
         world_size, metadata = layout.read_index(view).world_size, layout.read_durable_metadata(view)
         notes = _wait_for_notes(part, world_size, timeout_s)
         places = {number: (offset, length) for note in notes for number, offset, length in note.items}
-        write_durably(part.temporary_folder / durable_folders.METADATA, layout.fill_placeholders(metadata, places))
         manifest = _manifest(part, notes)
-        write_durably(part.temporary_folder / durable_folders.MANIFEST, manifest.dump())
-        for note in notes:
-            part.note_path(note.rank).unlink()
-            if not note.items:
-                (part.temporary_folder / durable_folders.rank_file_name(note.rank)).unlink()
-        _sync_folder(part.temporary_folder)
-        _rename_to_final(part, manifest)
+        part.store.write(part.file(durable_folders.MANIFEST), manifest.dump())
+        part.store.remove(*(part.file(note_name(note.rank)) for note in notes))
+        empty = (durable_folders.rank_file_name(note.rank) for note in notes if not note.items)
+        part.store.remove(*map(part.file, empty))
+        part.raise_if_superseded()
+        # Last: in a store of objects this makes it a checkpoint.
+        part.store.write(part.file(durable_folders.METADATA), layout.fill_placeholders(metadata, places))
+        _complete(part, manifest)
     except (OSError, CorruptShard) as error:
-        raise FlushError(describe_error(error, part.durable_folder)) from error
+        raise FlushError(describe_error(error, part.store.where)) from error
     _remove_leftovers(part)
     return part.final_folder
 
 
-def remove_folder(temporary_folder: Path) -> None:
-    """Remove a temporary folder with all its files, as far as possible."""
-    shutil.rmtree(temporary_folder, ignore_errors=True)
-
-
 def _wait_for_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[RankFileNote]:
-    deadline = time.monotonic() + timeout_s
+    before: list[Entry] | None = None
+    deadline = 0.0
     notes: dict[int, RankFileNote] = {}
     while True:
         part.raise_if_superseded()
-        names = set(os.listdir(part.temporary_folder))
+        entries = sorted(part.store.entries(part.working_folder), key=lambda entry: entry.name)
+        if entries != before:
+            before, deadline = entries, time.monotonic() + timeout_s
+        names = {entry.name for entry in entries}
         for rank in range(world_size):
-            if rank not in notes and part.note_path(rank).name in names:
-                fields = json.loads(part.note_path(rank).read_bytes())
+            if rank not in notes and note_name(rank) in names:
+                fields = json.loads(part.store.read(part.file(note_name(rank)), _MOST_NOTE_BYTES))
                 notes[rank] = RankFileNote(**{**fields, "items": [tuple(row) for row in fields["items"]]})
         if len(notes) == world_size:
             return [notes[rank] for rank in range(world_size)]
-        if part.failure_mark.name in names:
+        if FAILURE_MARK in names:
             raise FlushError(f"a node could not write its part of {part.version}: its own agent says why")
         if time.monotonic() > deadline:
             absent = [rank for rank in range(world_size) if rank not in notes]
-            raise FlushError(f"ranks {absent} were not written to {part.durable_folder} within {timeout_s:.0f} s")
-        part.superseded.wait(_POLL_S)
+            raise FlushError(f"of ranks {absent} nothing more came to {part.store.where} for {timeout_s:.0f} s")
+        part.superseded.wait(part.store.poll_s)
 
 
 def _manifest(part: FlushPart, notes: list[RankFileNote]) -> durable_folders.Manifest:
@@ -97,37 +98,27 @@ def _manifest(part: FlushPart, notes: list[RankFileNote]) -> durable_folders.Man
     return durable_folders.Manifest(version.step, version.generation, len(notes), part.gang_id, part.reason, ranks)
 
 
-def _rename_to_final(part: FlushPart, manifest: durable_folders.Manifest) -> None:
+def _complete(part: FlushPart, manifest: durable_folders.Manifest) -> None:
     try:
-        part.temporary_folder.rename(part.final_folder)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        if not manifest.matches(part.final_folder):
+        part.store.complete(part.working_folder, part.final_folder)
+    except FileExistsError as error:
+        if not manifest.matches(manifest_in(part.store, part.final_folder)):
             raise FlushError(
-                f"{part.final_folder} is there already, and is not {part.version} of gang {part.gang_id} as it stands "
+                f"{error.filename} is there already, and is not {part.version} of gang {part.gang_id} as it stands "
                 "in memory: move it away, or name another durable_dir"
             ) from error
         # An earlier flush has written the same bytes of this version.
-        shutil.rmtree(part.temporary_folder)
-        return
-    _sync_folder(part.durable_folder)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        part.store.remove_folder(part.working_folder)
 
 
 def _remove_leftovers(part: FlushPart) -> None:
-    """Remove the folders that earlier flushes of this gang left when their agents died."""
-    for path in part.durable_folder.iterdir():
-        parsed = durable_folders.parse_temporary_folder_name(path.name)
-        if parsed is None:
-            continue
-        label, serial = parsed
-        if label.gang == part.gang_id and label.version <= part.version and serial < part.serial:
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove the folders that earlier flushes of this gang left when their agents died, as far as possible."""
+    with suppress(OSError):
+        for entry in part.store.entries():
+            parsed = part.store.parse_leftover(entry.name)
+            if parsed is None:
+                continue
+            label, serial = parsed
+            is_own = label.gang == part.gang_id and label.version <= part.version and serial < part.serial
+            if is_own and part.store.is_open(entry.name, entry.name):
+                part.store.remove_folder(entry.name)

@@ -9,40 +9,35 @@ most one more version until the flush is over. What another agent declares is th
 holds, or the version in its other slot.
 """
 
-import os
-import shutil
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from muster.checkpoint.format import durable_folders
+from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
-from muster.daemon.host import own_folder
 
 DECLARATIONS_TIMEOUT_S = 60.0
 """Seconds that an agent waits for the declarations of all others."""
 
-_POLL_S = 0.01
 
-
-def declarations_folder(durable_folder: Path, gang_id: str, serial: int) -> Path:
-    """Where the agents of a gang declare the version that they hold for a flush."""
-    return durable_folder / f".flush-{gang_id}-{serial}"
+def declarations_folder(gang_id: str, serial: int) -> str:
+    """The name of the folder in which the agents of a gang declare the version that they hold for a flush."""
+    return f".flush-{gang_id}-{serial}"
 
 
 @dataclass(frozen=True)
 class VersionExchange:
     """What one agent needs to choose the version of a flush together with the others.
 
-    `folder`: where the agents declare their versions.
+    `store`, `folder`: where the agents declare their versions.
     `nodes`: all nodes that take part.
     `superseded`: set when this flush shall be given up.
     """
 
-    folder: Path
+    store: DurableStore
+    folder: str
     node: str
     nodes: frozenset[str]
     superseded: threading.Event
@@ -57,29 +52,30 @@ def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = 
     """
     if exchange.nodes <= {exchange.node}:
         return held
-    declaration = exchange.folder / f"{held.generation}-{held.step}-{exchange.node}"
-    exchange.folder.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-    own_folder.make(exchange.folder, durable_folders.FOLDER_MODE)
+    store, declaration = exchange.store, f"{exchange.folder}/{held.generation}-{held.step}-{exchange.node}"
+    store.prepare()
+    store.make_folder(exchange.folder)
     try:
-        declaration.touch()
+        store.write(declaration, b"")
         return _wait_for_all(exchange, timeout_s)
     except (OSError, FlushError):
         with suppress(OSError):
-            declaration.unlink(missing_ok=True)
-            exchange.folder.rmdir()  # succeeds if this was the last declaration
+            store.remove(declaration)
+            store.remove_empty_folder(exchange.folder)  # succeeds if this was the last declaration
         raise
 
 
 def _wait_for_all(exchange: VersionExchange, timeout_s: float) -> Version:
     deadline = time.monotonic() + timeout_s
     while True:
-        declared = dict(_parse_declaration(name) for name in os.listdir(exchange.folder))
+        names = (entry.name for entry in exchange.store.entries(exchange.folder))
+        declared = dict(_parse_declaration(name) for name in names)
         if exchange.nodes <= declared.keys():
             return max(declared[node] for node in exchange.nodes)
         if time.monotonic() > deadline:
             silent = ", ".join(sorted(exchange.nodes - declared.keys()))
             raise FlushError(f"{silent} did not say within {timeout_s:.0f} s which version it holds")
-        if exchange.superseded.wait(_POLL_S):
+        if exchange.superseded.wait(exchange.store.poll_s):
             raise FlushError("given up: a newer flush was ordered")
 
 
@@ -88,12 +84,11 @@ def _parse_declaration(name: str) -> tuple[str, Version]:
     return node, Version(int(generation), int(step))
 
 
-def remove_declarations(durable_folder: Path, gang_id: str, serial: int) -> None:
-    """Remove the declarations for this flush of the gang and for all flushes before it."""
-    if not durable_folder.is_dir():
-        return
-    prefix = declarations_folder(durable_folder, gang_id, 0).name.removesuffix("0")
-    for path in durable_folder.iterdir():
-        number = path.name.removeprefix(prefix)
-        if number != path.name and number.isdigit() and int(number) <= serial:
-            shutil.rmtree(path, ignore_errors=True)
+def remove_declarations(store: DurableStore, gang_id: str, serial: int) -> None:
+    """Remove the declarations for this flush of the gang and for all flushes before it, as far as possible."""
+    prefix = declarations_folder(gang_id, 0).removesuffix("0")
+    with suppress(OSError):
+        for entry in store.entries():
+            number = entry.name.removeprefix(prefix)
+            if number != entry.name and number.isdigit() and int(number) <= serial:
+                store.remove_folder(entry.name)

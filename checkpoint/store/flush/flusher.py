@@ -9,21 +9,26 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
+from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
 from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_old
+from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import FlushOrder
+from muster.v1.agent_pb2 import FlushOrder, FlushProgress
 
 log = logging.getLogger(__name__)
 
 REMOVAL_WAIT_S = 5.0
 """Seconds for which a flush that is complete waits for the removal of older checkpoints, which goes on after that. Most
 are removed in a moment, and the agent may be about to exit."""
+
+
+PROGRESS_S = 2.0
+"""Seconds between two reports of what was written."""
 
 
 @contextmanager
@@ -42,6 +47,7 @@ class Flusher:
         shard_store: the shards of this node.
         committed: returns the newest version that this agent knows to be committed.
         run_in_thread: runs a function in a thread.
+        on_progress: called from time to time while a flush runs.
     """
 
     def __init__(
@@ -51,18 +57,27 @@ class Flusher:
         shard_store: ShardStore,
         committed: Callable[[], Version],
         run_in_thread: WorkerThreads,
+        on_progress: Callable[[], None],
     ) -> None:
         self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
         self._committed = committed
         self._run_in_thread = run_in_thread
+        self._on_progress = on_progress
         self._newest_serial = 0
         self._superseded = threading.Event()
         self._one_at_a_time = asyncio.Lock()
         self._removal: asyncio.Future[None] | None = None
+        self._written = WrittenBytes()
 
-    async def flush(self, order: FlushOrder, durable_folder: Path, retention: Retention = KEEP_ALL) -> Version | None:
+    def progress(self) -> FlushProgress | None:
+        """What this node has written of the newest flush; None: none was ordered."""
+        if not self._newest_serial:
+            return None
+        return FlushProgress(serial=self._newest_serial, written=self._written.done, total=self._written.total)
+
+    async def flush(self, order: FlushOrder, store: DurableStore, retention: Retention = KEEP_ALL) -> Version | None:
         """Write this node's part of a version. On the flush leader this returns when the whole folder is complete, and
         older folders of the gang are removed as `retention` says.
 
@@ -80,17 +95,20 @@ class Flusher:
                 f"flush {order.serial} is given up: flush {self._newest_serial}, a newer one, came before it"
             )
         self._newest_serial = order.serial
+        self._written = WrittenBytes()
         self._superseded.set()
         self._superseded = superseded = threading.Event()
+        reports = asyncio.create_task(self._report_progress())
         try:
             async with self._one_at_a_time:
-                return await self._flush(order, durable_folder, superseded, retention)
+                return await self._flush(order, store, superseded, retention)
         finally:
+            reports.cancel()
             # After a cancellation a thread may still be writing.
             superseded.set()
 
     async def _flush(
-        self, order: FlushOrder, durable_folder: Path, superseded: threading.Event, retention: Retention
+        self, order: FlushOrder, store: DurableStore, superseded: threading.Event, retention: Retention
     ) -> Version | None:
         writers: dict[int, str] = {}
         """The node that writes each rank's file: the first by name of the nodes that hold the rank's shard."""
@@ -99,8 +117,9 @@ class Flusher:
         local_ranks = [rank for rank, node in sorted(writers.items()) if node == self._node]
         if not local_ranks:
             return None
-        declarations = flush_version.declarations_folder(durable_folder, self._gang_id, order.serial)
-        exchange = flush_version.VersionExchange(declarations, self._node, frozenset(writers.values()), superseded)
+        declarations = flush_version.declarations_folder(self._gang_id, order.serial)
+        nodes = frozenset(writers.values())
+        exchange = flush_version.VersionExchange(store, declarations, self._node, nodes, superseded)
         is_leader = writers.get(0) == self._node
         part: flush_part.FlushPart | None = None
         try:
@@ -110,35 +129,39 @@ class Flusher:
                 part = flush_part.FlushPart(
                     version,
                     order.serial,
-                    durable_folder,
+                    store,
                     self._gang_id,
                     order.reason,
                     is_leader,
                     declarations,
                     superseded,
+                    self._written,
                 )
                 await self._run_in_thread(flush_part.write_part, part, shards)
                 if is_leader:
                     final_folder = await self._run_in_thread(flush_publish.publish, part, shards[0])
-                    log.info("flushed %s to %s: %s", version, final_folder, order.reason)
+                    log.info("flushed %s to %s in %s: %s", version, final_folder, store.where, order.reason)
             if is_leader:
-                removal = self._run_in_thread(self._remove_old, final_folder, order.serial, retention)
+                removal = self._run_in_thread(self._remove_old, store, final_folder, order.serial, retention)
                 self._removal = asyncio.ensure_future(removal)
                 await asyncio.wait({self._removal}, timeout=REMOVAL_WAIT_S)
             return version if is_leader else None
         finally:
             if is_leader:
                 # Remove the declarations before the files: a node that still writes looks for them after its files.
-                await self._run_in_thread(
-                    flush_version.remove_declarations, durable_folder, self._gang_id, order.serial
-                )
+                await self._run_in_thread(flush_version.remove_declarations, store, self._gang_id, order.serial)
                 if part is not None:
-                    await self._run_in_thread(flush_publish.remove_folder, part.temporary_folder)
+                    await self._run_in_thread(flush_part.remove_working_folder, part)
 
-    def _remove_old(self, newest: Path, serial: int, retention: Retention) -> None:
+    async def _report_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            self._on_progress()
+
+    def _remove_old(self, store: DurableStore, newest: str, serial: int, retention: Retention) -> None:
         """Remove what need not stay. The checkpoint is complete, so no error fails the flush."""
         try:
-            for folder in remove_old(newest, self._gang_id, serial, retention):
+            for folder in remove_old(store, newest, self._gang_id, serial, retention):
                 log.info("removed %s: durable_keep = %d, %g s", folder, retention.keep, retention.keep_s)
         except OSError as error:
             log.warning("an older checkpoint can't be removed: %s", error)
@@ -156,7 +179,7 @@ class Flusher:
             try:
                 newest = await self._run_in_thread(flush_version.choose_version, exchange, version)
             except OSError as error:
-                raise FlushError(flush_part.describe_error(error, exchange.folder.parent)) from error
+                raise FlushError(flush_part.describe_error(error, exchange.store.where)) from error
             if newest != version:
                 shards = [self._find_shard(rank, newest) for rank in ranks]
             # Shards of another version are released at the end of this block, because ranks wait for their slots.

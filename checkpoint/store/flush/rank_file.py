@@ -1,34 +1,26 @@
 """Writes one rank's file of a flush: verified, digested and written in one pass over the shard's bytes.
 
 One thread reads the bytes of a piece twice in a row, while they are in the processor's cache: its digest is compared,
-and the digest of the file goes on. Another one writes them meanwhile. The kernel is told early to bring them to disk,
-so that the last wait is short.
+and the digest of the file goes on. Another one writes them meanwhile.
 """
 
-import ctypes
-import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import xxhash
 
-from muster.checkpoint.format import durable_folders, layout
+from muster.checkpoint.durable.durable_store import DurableFile, DurableStore
+from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.pieces import digest_of
 from muster.checkpoint.store.memory.shards import Shard
 
-WRITE_BACK_BYTES = 64 << 20
-"""Bytes after which the kernel is told to begin with writing to disk."""
-
 MOST_UNDER_WAY = 8
 """Parts of pieces that are digested and not written yet, 4 MiB each at most. They are not copied."""
-
-_SYNC_FILE_RANGE_WRITE = 2
-"""Begin to write the pages of a range, and wait for nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +42,14 @@ def contiguous_bytes(shard: Shard) -> memoryview:
     return memoryview(b"".join(shard.piece(n) for n in range(len(shard.pieces))))
 
 
-def write_rank_file(path: Path, shard: Shard, raise_if_given_up: Callable[[], None]) -> RankFileNote:
-    """Write the published items of a shard to `path`. The bytes are on disk when this returns.
+def write_rank_file(
+    store: DurableStore, name: str, shard: Shard, raise_if_given_up: Callable[[], None], counted: WrittenBytes
+) -> RankFileNote:
+    """Write the published items of a shard to the file `name`. The bytes are durable when this returns.
 
     Args:
         raise_if_given_up: called between chunks; whatever it raises ends the writing.
+        counted: counts what is written.
 
     Raises:
         CorruptShard: some byte of the shard has changed, published or not.
@@ -68,10 +63,8 @@ def write_rank_file(path: Path, shard: Shard, raise_if_given_up: Callable[[], No
     items: list[tuple[int, int, int]] = []
     file_offsets: dict[int, int] = {}
     """Where an item of the shard is in the file, by its offset in the shard. Several items may share one offset."""
-    with (
-        open(path, "wb", buffering=0, opener=durable_folders.open_for_owner) as file,
-        _WrittenFile(file.fileno()) as written,
-    ):
+    counted.begin(sum({item.offset: len(layout.published_bytes(view, item)) for item in index.published}.values()))
+    with _WrittenFile(store.create(name), counted) as written:
         for item in index.published:
             if item.length is None:
                 verified.check(item.offset, item.offset + layout.LENGTH_BYTES)
@@ -84,6 +77,7 @@ def write_rank_file(path: Path, shard: Shard, raise_if_given_up: Callable[[], No
                     written.append(view[first:last])
             items.append((item.number, file_offsets[item.offset], len(data)))
         verified.check(0, len(view))
+        raise_if_given_up()
         written.finish()
     return RankFileNote(shard.rank, index.world_size, shard.digest.hex(), written.size, written.digest, items)
 
@@ -123,17 +117,18 @@ class _VerifiedBytes:
 
 class _WrittenFile:
     """A file that grows. A thread writes while the caller digests what follows. A context manager: at its end, all is
-    written or nothing writes any more.
+    written, or nothing writes any more and the file is abandoned.
 
     `size`: the bytes that were given to it.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: DurableFile, counted: WrittenBytes) -> None:
+        self._file, self._counted = file, counted
         self._digest = xxhash.xxh3_128()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._under_way: deque[Future[None]] = deque()
-        self._written = self._told = self.size = 0
+        self._ended = False
+        self.size = 0
 
     @property
     def digest(self) -> str:
@@ -149,29 +144,20 @@ class _WrittenFile:
             self._under_way.popleft().result()
 
     def finish(self) -> None:
-        """Wait until all is on disk. Raises OSError: something can't be written."""
+        """Wait until all is durable. Raises OSError: something can't be written."""
         while self._under_way:
             self._under_way.popleft().result()
-        os.fsync(self._descriptor)
+        self._ended = True
+        self._file.finish()
 
     def __enter__(self) -> "_WrittenFile":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
+        if not self._ended:
+            self._file.abandon()
 
     def _write(self, data: memoryview) -> None:
-        while len(data):
-            count = os.write(self._descriptor, data)
-            data, self._written = data[count:], self._written + count
-        if self._written - self._told >= WRITE_BACK_BYTES:
-            _begin_write_back(self._descriptor, self._told, self._written - self._told)
-            self._told = self._written
-
-
-def _begin_write_back(descriptor: int, offset: int, length: int) -> None:
-    """Have the kernel begin to write a range to disk. A file system that can't do that does it later."""
-    _libc.sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
-
-
-_libc = ctypes.CDLL(None)
+        self._file.write(data)
+        self._counted.add(len(data))

@@ -1,23 +1,22 @@
 """Which of its own durable checkpoints a gang removes, and how: by number and age, after a newer one is complete.
 
 Promises to remove nothing that Muster has not written for this gang: the folder's name and its manifest name the gang,
-the folder belongs to this user, it is no link, and all in it are files that a flush writes. A folder that holds
-anything else stays.
+the folder belongs to this user (where the storage knows users), it is no link, and all in it are files that a flush
+writes. A folder that holds anything else stays.
 
-A folder that is about to be removed first gets the name of an unfinished flush. So what is left after a crash is taken
-for no checkpoint, and the next flush of the gang removes it.
+A folder that is about to be removed first gets the name of an unfinished flush; in a store of objects its metadata is
+removed first. So what is left after a crash is taken for no checkpoint, and a later flush of the gang removes it.
 """
 
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from muster.checkpoint.durable.durable_store import DurableStore, Entry, FoundFolder
+from muster.checkpoint.durable.newest import gang_of_manifest
 from muster.checkpoint.format import durable_folders
-from muster.checkpoint.format.versions import Version
 
 log = logging.getLogger(__name__)
 
@@ -39,64 +38,54 @@ class Retention:
 KEEP_ALL = Retention()
 
 
-@dataclass(frozen=True)
-class _OwnCheckpoint:
-    path: Path
-    version: Version
-    completed_ns: int
+def remove_old(store: DurableStore, newest: str, gang: str, serial: int, retention: Retention) -> list[str]:
+    """Remove checkpoints of `gang` beside `newest` that need not stay; returns their names.
 
-
-def remove_old(newest: Path, gang: str, serial: int, retention: Retention) -> list[Path]:
-    """Remove checkpoints of `gang` beside `newest` that need not stay; returns their folders.
-
-    The age of a checkpoint is how much later `newest` was completed. So only the file server's clock counts.
+    The age of a checkpoint is how much later `newest` was completed. So only the clock of the storage counts.
 
     Args:
-        newest: the folder that was just completed.
+        store: where they are.
+        newest: the name of the checkpoint that was just completed.
         gang: the gang's id.
         serial: the number of the flush that has completed it.
         retention: what stays.
 
     Raises:
-        OSError: a folder can't be read or removed. No folder is left half removed under its own name.
+        OSError: a folder can't be read or removed. What is left of it is no checkpoint any more.
     """
     if retention == KEEP_ALL:
         return []
-    own = sorted(_own_checkpoints(newest.parent, gang), key=lambda one: one.version, reverse=True)
-    completed_ns = next((one.completed_ns for one in own if one.path == newest), 0)
+    own = sorted(_own_checkpoints(store, gang), key=lambda one: (one.label.version, one.label.serial), reverse=True)
+    completed_ns = next((one.completed_ns or 0 for one in own if one.name == newest), 0)
     removed = []
     for one in own[max(1, retention.keep) :]:
-        age_s = (completed_ns - one.completed_ns) / 1e9
-        if one.path != newest and (not retention.keep_s or age_s > retention.keep_s) and _remove(one, gang, serial):
-            removed.append(one.path)
+        age_s = (completed_ns - (one.completed_ns or 0)) / 1e9
+        if one.name != newest and (not retention.keep_s or age_s > retention.keep_s) and _remove(store, one, serial):
+            removed.append(one.name)
     return removed
 
 
-def _own_checkpoints(folder: Path, gang: str) -> Iterator[_OwnCheckpoint]:
-    for path in folder.iterdir():
-        label = durable_folders.parse_folder_name(path.name)
-        if label is None or label.gang != gang:
-            continue
-        metadata, found = path / durable_folders.METADATA, path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or not metadata.is_file():
-            continue
-        if durable_folders.gang_of_manifest(path) == gang:
-            yield _OwnCheckpoint(path, label.version, metadata.stat().st_mtime_ns)
+def _own_checkpoints(store: DurableStore, gang: str) -> Iterator[FoundFolder]:
+    for found in store.folders():
+        is_ours = found.label.gang == gang and found.uid in (None, os.geteuid()) and not found.is_link
+        if is_ours and found.completed_ns is not None and gang_of_manifest(store, found.name) == gang:
+            yield found
 
 
-def _remove(checkpoint: _OwnCheckpoint, gang: str, serial: int) -> bool:
+def _remove(store: DurableStore, found: FoundFolder, serial: int) -> bool:
     """Remove a folder with all its files; returns False if it holds anything that no flush has written."""
-    if foreign := sorted(entry.name for entry in os.scandir(checkpoint.path) if not _is_written_by_a_flush(entry)):
-        log.warning("%s stays: it holds %s, which Muster has not written", checkpoint.path, foreign[0])
+    entries = store.entries(found.name)
+    if foreign := sorted(entry.name for entry in entries if not _is_written_by_a_flush(entry)):
+        log.warning("%s in %s stays: it holds %s, which Muster has not written", found.name, store.where, foreign[0])
         return False
-    aside = checkpoint.path.with_name(durable_folders.temporary_folder_name(checkpoint.version, gang, serial))
-    checkpoint.path.rename(aside)
-    for name in os.listdir(aside):
-        (aside / name).unlink()
-    aside.rmdir()
+    aside = store.retire(
+        found.name, durable_folders.temporary_folder_name(found.label.version, found.label.gang, serial)
+    )
+    store.remove(*(f"{aside}/{entry.name}" for entry in store.entries(aside)))
+    store.remove_empty_folder(aside)
     return True
 
 
-def _is_written_by_a_flush(entry: "os.DirEntry[str]") -> bool:
+def _is_written_by_a_flush(entry: Entry) -> bool:
     known = entry.name in (durable_folders.METADATA, durable_folders.MANIFEST) or _RANK_FILE.fullmatch(entry.name)
-    return bool(known) and entry.is_file(follow_symlinks=False)
+    return bool(known) and entry.is_plain

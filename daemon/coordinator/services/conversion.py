@@ -120,6 +120,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
             _corrupt_copy(copy) for copy in message.corrupt_copies if not copy.from_node or copy.from_node in members
         ),
         restore=_restore(message.restore, members) if message.HasField("restore") else None,
+        flush_progress=_flush_progress(message.flush_progress) if message.HasField("flush_progress") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
@@ -446,6 +447,10 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
         return None
     fetch_us = tuple(message.fetch_us) if len(message.fetch_us) == count else ()
     return events.BlockTimes(message.first_block, tuple(message.compute_us), tuple(message.wait_us), fetch_us)
+
+
+def _flush_progress(message: agent_pb2.FlushProgress) -> events.FlushProgress:
+    return events.FlushProgress(message.serial, message.written, message.total)
 
 
 def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:

@@ -774,6 +774,7 @@ class AgentStatus(_message.Message):
     FLUSHED_VERSION_FIELD_NUMBER: _builtins.int
     CORRUPT_COPIES_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
+    FLUSH_PROGRESS_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -852,6 +853,10 @@ class AgentStatus(_message.Message):
     def restore(self) -> Global___RestoreProgress:
         """Of the newest generation that ranks of this node were ordered to run from memory; absent: none."""
 
+    @_builtins.property
+    def flush_progress(self) -> Global___FlushProgress:
+        """What this node has written of the newest flush. Absent: nothing yet."""
+
     def __init__(
         self,
         *,
@@ -880,14 +885,44 @@ class AgentStatus(_message.Message):
         flushed_version: _common_pb2.Version | None = ...,
         corrupt_copies: _abc.Iterable[Global___CorruptCopy] | None = ...,
         restore: Global___RestoreProgress | None = ...,
+        flush_progress: Global___FlushProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentStatus: _TypeAlias = AgentStatus  # noqa: Y015
+
+@_typing.final
+class FlushProgress(_message.Message):
+    """Bytes that a node has given to storage. Of these, a bounded number is not durable yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    serial: _builtins.int
+    """The flush's number."""
+    written: _builtins.int
+    total: _builtins.int
+    """Bytes of all files that the node has begun."""
+    def __init__(
+        self,
+        *,
+        serial: _builtins.int = ...,
+        written: _builtins.int = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["serial", b"serial", "total", b"total", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushProgress: _TypeAlias = FlushProgress  # noqa: Y015
 
 @_typing.final
 class Accusation(_message.Message):

@@ -12,8 +12,6 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 from muster.fabric.cost.reliability import daly_interval
 
-FLUSH_TIMEOUT_S = 120.0
-"""Seconds after which a flush that is not complete has failed."""
 RETRY_S = 60.0
 """Seconds between a failed flush and the next one that the job's policy asks for."""
 MEMORY_LOST_SHARE = 0.1
@@ -61,6 +59,7 @@ def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
         reason = f"{reason}; {warning}"
     observed = gang_turn.observed
     observed.flush_costs.begin(serial, observed.last_step, gang_turn.now)
+    observed.flush_pace.begin(serial)
     sources = _sources(gang_turn, version)
     gang_turn.turn.record(facts.FlushOrdered(gang_turn.gang.id, serial, version, sources, reason))
 
@@ -84,9 +83,9 @@ def _committed_version(gang_turn: GangTurn) -> Version | None:
     """The newest version that the running generation has committed, as the commit leader says; None: there is none, or
     the agent of a node with ranks is not attached.
 
-    Each rank's own node holds this version, or knows of a newer one that is committed (see `flush_version` in
-    muster.checkpoint). So it can be flushed although no two agents have reported shards of one version: agents report
-    four times a second, and a step may take less.
+    Each rank's own node holds this version, or knows of a newer one that is committed, and the agents agree which one
+    they write (checkpoint/store/flush/flush_version.py). So it can be flushed although no two agents have reported
+    shards of one version: agents report four times a second, and a step may take less.
     """
     gang, observed = gang_turn.gang, gang_turn.observed
     leader = next((seat.node for seat in gang.seats if seat.group_rank == 0), "")
@@ -187,7 +186,7 @@ def is_over(gang: Gang) -> bool:
 
 
 def check_flush(gang_turn: GangTurn) -> None:
-    """Record the end of the flush: every writer has reported its part, one has failed, or the timeout has passed."""
+    """Record the end of the flush: every writer has reported its part, one has failed, or storage takes no more."""
     gang = gang_turn.gang
     flush = gang.flush
     if flush is None or is_over(gang):
@@ -199,21 +198,24 @@ def check_flush(gang_turn: GangTurn) -> None:
         _order_again(gang_turn, flush, f"{', '.join(lost)} went while it was written")
         return
     error = _flush_error(gang_turn, flush) if index.flush_failed else ""
-    late_at = (
-        max(flush.asked_at, gang_turn.turn.observed.observing_since) + FLUSH_TIMEOUT_S
-    )  # after a restart the writers report again
-    if not error and gang_turn.now > late_at:
-        error = f"not written within {FLUSH_TIMEOUT_S:.0f} s"
+    pace = gang_turn.observed.flush_pace
+    if not error and index.flush_pending and gang_turn.now > pace.check_at:
+        pace.begin(flush.serial)
+        # After a restart the writers report again.
+        start = max(flush.asked_at, gang_turn.turn.observed.observing_since)
+        late_at, node = pace.late_at(index.flush_pending, start)
+        if gang_turn.now > late_at:
+            error = pace.words(node, flush.asked_at, gang_turn.now)
     if error:
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", error))
     elif not index.flush_pending:
         observed = gang_turn.observed
         observed.flush_costs.end(flush.serial, observed.last_step, observed.pace.median_step_s, gang_turn.now)
         version = _written_version(gang_turn, flush)
-        path = durable_path(gang, version)
+        path = durable_path(gang, version, flush.serial)
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, path, "", version))
     else:
-        gang_turn.turn.tick_at(late_at + 0.01)
+        gang_turn.turn.tick_at(pace.check_at + 0.01)
 
 
 def _written_version(gang_turn: GangTurn, flush: Flush) -> Version:
@@ -239,6 +241,8 @@ def _flush_error(gang_turn: GangTurn, flush: Flush) -> str:
     return f"{node}: {gang_turn.observed.status(node).flush_error}"
 
 
-def durable_path(gang: Gang, version: Version) -> str:
-    """Folder of a durable checkpoint, as muster.checkpoint.format.durable_folders names it."""
-    return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}_{gang.id}"
+def durable_path(gang: Gang, version: Version, serial: int) -> str:
+    """Folder of a durable checkpoint, as muster.checkpoint.format.durable_folders names it. In a store of objects each
+    flush has a folder of its own."""
+    of_flush = f".flush{serial}" if "://" in gang.spec.durable_dir else ""
+    return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}_{gang.id}{of_flush}"

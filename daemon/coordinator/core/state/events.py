@@ -281,6 +281,16 @@ class RestoreProgress:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class FlushProgress:
+    """What a node has given to storage of flush `serial`, and how much there is, in bytes (FlushProgress in
+    agent.proto)."""
+
+    serial: int
+    written: int
+    total: int
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
@@ -322,6 +332,8 @@ class AgentStatus:
     """The newest ones."""
     restore: RestoreProgress | None = None
     """Of the newest generation that ranks of the node were ordered to run from memory."""
+    flush_progress: FlushProgress | None = None
+    """Of the newest flush; None: it has not begun on this node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
-from muster.daemon.coordinator.core.state.step_pace import FlushCosts, StepPace
+from muster.daemon.coordinator.core.state.step_pace import FlushCosts, FlushPace, StepPace
 from muster.fabric.sources.node_reports import NodeReport
 
 COORDINATOR = "coordinator"
@@ -139,6 +139,7 @@ class ObservedGang:
     cancel_requested_by: str = ""
     """Who has asked to cancel the gang; empty: nobody, or the request is carried out."""
     flush_costs: FlushCosts = field(default_factory=FlushCosts)
+    flush_pace: FlushPace = field(default_factory=FlushPace)
     flush_requested_by: str = ""
     """Who has asked for a durable checkpoint; empty: nobody, or the request is carried out."""
     flushed_for: set[str] = field(default_factory=set)
@@ -301,6 +302,7 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
     else:
         gang.pace.note_status(agent.status, event.status, now)
         gang.blocks.note_status(event.status)
+        gang.flush_pace.note(event.node, event.status.flush_progress, now)
         if (newest := _newest_step(event.status)) > gang.last_step:
             gang.pace.note_step(gang.last_step, newest, now)
             gang.last_step_at, gang.last_step = now, newest

@@ -4,9 +4,10 @@ Nothing of it is journaled: it is measured again.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.state.events import AgentStatus
+from muster.daemon.coordinator.core.state.events import AgentStatus, FlushProgress
 
 _STEPS_KEPT = 32
 """Number of newest steps over which the median is taken."""
@@ -14,6 +15,10 @@ _FLUSHES_KEPT = 8
 """Number of newest flushes over which the mean is taken."""
 _STEPS_FOR_MEDIAN = 3
 """Number of steps from which on the median is meaningful."""
+FLUSH_STALL_S = 120.0
+"""Seconds within which storage has to take LEAST_FLUSH_BYTES from a node, or all that the node has left."""
+LEAST_FLUSH_BYTES = 240_000_000
+"""2 MB/s. It is more than what a node counts as written before it is on disk (posix_folder.WRITE_BACK_BYTES)."""
 
 
 @dataclass(slots=True)
@@ -79,6 +84,74 @@ class FlushCosts:
         if median_step_s > 0 and before[0] == step[0]:
             # Negative values count as well: the first and the last step were part of the flush in part only.
             self._stalls.append(self.took_s - (step[1] - before[1]) * median_step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """When a node had last written LEAST_FLUSH_BYTES more, and how many bytes that made."""
+
+    at: float
+    written: int
+
+
+@dataclass(slots=True)
+class FlushPace:
+    """Whether storage takes what the nodes of one gang write of the running flush.
+
+    `check_at`: until then (seconds) no node can be late.
+    """
+
+    check_at: float = 0.0
+    _serial: int = 0
+    _marks: dict[str, _Mark] = field(default_factory=dict)
+    _newest: dict[str, FlushProgress] = field(default_factory=dict)
+
+    def begin(self, serial: int) -> None:
+        """Flush `serial` runs."""
+        if serial != self._serial:
+            self._serial, self.check_at, self._marks, self._newest = serial, 0.0, {}, {}
+
+    def note(self, node: str, progress: FlushProgress | None, now: float) -> None:
+        """A node reports what it has written."""
+        if progress is None or progress.serial < self._serial:
+            return
+        self.begin(progress.serial)
+        self._newest[node] = progress
+        mark = self._marks.get(node)
+        if mark is None or progress.written >= mark.written + LEAST_FLUSH_BYTES or mark.written < _all_of(progress):
+            self._marks[node] = _Mark(now, progress.written)
+
+    def late_at(self, pending: Collection[str], start: float) -> tuple[float, str]:
+        """When a flush is to be given up (seconds), and the node that is late then.
+
+        A node that has written all its bytes waits for others. Where all have, the flush leader completes the folder.
+
+        Args:
+            pending: the nodes whose part is not over.
+            start: when the flush was ordered, or this coordinator began to observe.
+        """
+        marked_at = {node: max(start, mark.at if (mark := self._marks.get(node)) else start) for node in pending}
+        writing = [node for node in sorted(pending) if node not in self._newest or not _all_of(self._newest[node])]
+        node = min(writing, key=marked_at.__getitem__) if writing else max(marked_at, key=marked_at.__getitem__)
+        self.check_at = marked_at[node] + FLUSH_STALL_S
+        return self.check_at, node
+
+    def words(self, node: str, asked_at: float, now: float) -> str:
+        """Why the flush is given up."""
+        progress = self._newest.get(node)
+        if progress is None:
+            return f"not written within {FLUSH_STALL_S:.0f} s"
+        rate = progress.written / max(now - asked_at, 1.0) / 1e6
+        return (
+            f"{node}: storage is dead or too slow: of {progress.total / 1e9:.2f} GB, {progress.written / 1e9:.2f} GB "
+            f"were written in {now - asked_at:.0f} s ({rate:.1f} MB/s), and less than "
+            f"{LEAST_FLUSH_BYTES / 1e6:.0f} MB in the last {FLUSH_STALL_S:.0f} s"
+        )
+
+
+def _all_of(progress: FlushProgress) -> int:
+    """All bytes of a node, if it has written them; 0: it has not."""
+    return progress.total if progress.written >= progress.total else 0
 
 
 def _in_phase(status: AgentStatus) -> bool:

@@ -1,0 +1,110 @@
+"""Which checkpoint a place leads to."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from muster.checkpoint.durable import locations
+from muster.checkpoint.durable.durable_store import DurableStore, FoundFolder
+from muster.checkpoint.format import durable_folders
+from muster.checkpoint.format.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A complete checkpoint. `is_foreign`: it belongs to neither this user nor root."""
+
+    found: FoundFolder
+    gang: str
+    is_foreign: bool
+
+
+def newest_checkpoint(where: str, gang: str = "") -> str | None:
+    """The newest complete checkpoint: `where` itself if it is one, otherwise the newest one in it.
+
+    Within a gang this is the newest version by (generation, step). Of the newest checkpoints of several gangs it is the
+    one that was completed last. A checkpoint of another user counts only where there is no other: whoever loads it is
+    told why that is refused.
+
+    Args:
+        where: a checkpoint, or a place with checkpoints; a path or a URL.
+        gang: if not empty, only checkpoints of this gang count.
+
+    Raises:
+        OSError: the place can't be read.
+        CheckpointError: the URL is wrong, or a package for it is missing.
+    """
+    if is_complete(where):
+        return where
+    if not locations.is_url(where) and not os.path.isdir(where):
+        return None
+    store = locations.open_store(where)
+    newest_of_gang: dict[str, _Candidate] = {}
+    complete = [one for one in _complete(store) if gang in ("", one.gang)]
+    believable = [one for one in complete if not one.is_foreign]
+    for one in sorted(believable or complete, key=lambda one: one.found.label.version):
+        newest_of_gang[one.gang] = one
+    if not newest_of_gang:
+        return None
+    last = max(
+        (one.found for one in newest_of_gang.values()),
+        key=lambda found: (found.completed_ns or 0, found.label.version, found.name),
+    )
+    return locations.join(where, last.name)
+
+
+def is_complete(where: str) -> bool:
+    """Whether a path or a URL is a complete checkpoint."""
+    parent, name = locations.split(where)
+    if not name or (locations.is_url(where) and parent.endswith("/")):  # a bucket
+        return False
+    if locations.is_url(where) and durable_folders.parse_folder_name(name) is not None:
+        return not locations.open_store(parent).is_open(name, name)
+    if locations.is_url(where):
+        return any(entry.name == durable_folders.METADATA for entry in locations.open_store(where).entries())
+    return os.path.isfile(os.path.join(where, durable_folders.METADATA))
+
+
+def finished_steps_of(where: str) -> int:
+    """The number of finished steps that a checkpoint holds.
+
+    Raises:
+        CheckpointError: neither the manifest nor the name says it.
+    """
+    name = locations.split(where)[1]
+    try:
+        return int(manifest_in(locations.open_store(where), "")["step"])
+    except (KeyError, TypeError, ValueError):
+        pass
+    label = durable_folders.parse_folder_name(name)
+    if label is None:
+        raise CheckpointError(
+            f"{where} has no {durable_folders.MANIFEST}, and its name doesn't say which step it holds"
+        )
+    return label.version.step
+
+
+def manifest_in(store: DurableStore, folder: str) -> dict[str, Any]:
+    """The manifest in a folder; empty if there is none, or if it can't be read."""
+    name = f"{folder}/{durable_folders.MANIFEST}" if folder else durable_folders.MANIFEST
+    try:
+        manifest = json.loads(store.read(name, durable_folders.MOST_MANIFEST_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def gang_of_manifest(store: DurableStore, folder: str) -> str:
+    """The gang that the manifest in a folder names; empty if there is none, or if it can't be read."""
+    return str(manifest_in(store, folder).get("gang", ""))
+
+
+def _complete(store: DurableStore) -> Iterator[_Candidate]:
+    for found in store.folders():
+        if found.completed_ns is None:
+            continue
+        is_foreign = found.uid not in (None, 0, os.geteuid())
+        gang = found.label.gang or ("" if is_foreign else gang_of_manifest(store, found.name))
+        yield _Candidate(found, gang, is_foreign)

@@ -1,0 +1,24 @@
+"""How many bytes of its part a node has written, counted by the threads that write them."""
+
+import threading
+
+
+class WrittenBytes:
+    """Bytes that were given to storage, and how many there will be.
+
+    `done`: bytes that have left this process. `total`: all bytes of the files that were begun; 0: none was begun.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.done = self.total = 0
+
+    def begin(self, size: int) -> None:
+        """A file of `size` bytes is begun."""
+        with self._lock:
+            self.total += size
+
+    def add(self, size: int) -> None:
+        """Bytes of a file were written."""
+        with self._lock:
+            self.done += size
