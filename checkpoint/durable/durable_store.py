@@ -11,7 +11,7 @@ differs between a POSIX file system and a store of objects stands behind these m
   checkpoint.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,8 +78,11 @@ class DurableStore(Protocol):
     def prepare(self) -> None:
         """Make the place, if it is not there and can be made."""
 
-    def entries(self, folder: str = "") -> Sequence[Entry]:
+    def names(self, folder: str = "") -> Collection[str]:
         """The names directly in a folder; empty: in the store. Raises FileNotFoundError where folders can be absent."""
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
+        """The same with what is known of each, which costs a parallel file system more."""
 
     def folders(self) -> Iterator[FoundFolder]:
         """All folders with the name of a checkpoint."""

@@ -75,8 +75,12 @@ class ObjectStore:
     def prepare(self) -> None:
         """A bucket is not made: its owner and its place are for the site to choose."""
 
-    def entries(self, folder: str = "") -> list[Entry]:
+    def names(self, folder: str = "") -> list[str]:
         """The names below a prefix; none if there is no such prefix."""
+        return [entry.name for entry in self.entries(folder)]
+
+    def entries(self, folder: str = "") -> list[Entry]:
+        """The same with their sizes, which come at no cost."""
         return [
             Entry(found["name"].rstrip("/").rpartition("/")[2], int(found.get("size") or 0), found["type"] == "file")
             for found in self._list(folder)
@@ -121,7 +125,7 @@ class ObjectStore:
         """Remove all objects below a prefix, the metadata first."""
         with suppress(OSError):
             self.remove(f"{name}/{durable_folders.METADATA}")
-            self.remove(*(f"{name}/{entry.name}" for entry in self.entries(name)))
+            self.remove(*(f"{name}/{file}" for file in self.names(name)))
 
     def remove_empty_folder(self, name: str) -> None:
         """A prefix without objects is none."""

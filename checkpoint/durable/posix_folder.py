@@ -49,8 +49,12 @@ class PosixFolder:
         """Make the folder."""
         self.path.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
 
-    def entries(self, folder: str = "") -> list[Entry]:
+    def names(self, folder: str = "") -> list[str]:
         """The names in a folder."""
+        return os.listdir(self.path / folder)
+
+    def entries(self, folder: str = "") -> list[Entry]:
+        """The names in a folder, with what each is."""
         found = []
         with os.scandir(self.path / folder) as scan:
             for entry in scan:
@@ -61,7 +65,7 @@ class PosixFolder:
 
     def folders(self) -> Iterator[FoundFolder]:
         """All folders with the name of a checkpoint."""
-        for name in os.listdir(self.path):
+        for name in self.names():
             label = durable_folders.parse_folder_name(name)
             if label is None:
                 continue

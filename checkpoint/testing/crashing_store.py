@@ -4,7 +4,7 @@ This is what `kill -9` leaves: a file that was begun has some of its bytes or no
 anything.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from typing import TypeVar
 
@@ -51,8 +51,12 @@ class CrashingStore:
         """An operation."""
         self.do("prepare", self._store.prepare)
 
-    def entries(self, folder: str = "") -> Sequence[Entry]:
+    def names(self, folder: str = "") -> Collection[str]:
         """Reads change nothing; a dead process does not read."""
+        return self._alive(lambda: self._store.names(folder))
+
+    def entries(self, folder: str = "") -> Sequence[Entry]:
+        """A read."""
         return self._alive(lambda: self._store.entries(folder))
 
     def folders(self) -> Iterator[FoundFolder]:
@@ -84,8 +88,8 @@ class CrashingStore:
         """An operation. Torn, one of the files is removed."""
 
         def half() -> None:
-            for entry in list(self._store.entries(name))[:1]:
-                self._store.remove(f"{name}/{entry.name}")
+            for file in sorted(self._store.names(name))[:1]:
+                self._store.remove(f"{name}/{file}")
 
         self.do("remove_folder", lambda: self._store.remove_folder(name), half)
 

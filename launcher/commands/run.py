@@ -51,7 +51,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--run-dir", type=Path, help="folder for the logs; default: a temporary folder, kept on failure"
     )
     parser.add_argument("--hang-after", type=float, default=60.0, metavar="S", help="as in job.toml; default 60")
-    parser.add_argument("--durable-dir", type=Path, help="folder for durable checkpoints")
+    parser.add_argument("--durable-dir", default="", help="folder for durable checkpoints")
     parser.add_argument("words", nargs="+", metavar="command", help="the command of each rank; after --")
 
 
@@ -104,6 +104,10 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
     return exit_code(view)
 
 
+def _durable_dir(given: str) -> str:
+    return str(Path(given).resolve()) if given and "://" not in given else given
+
+
 def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
     given = {
         "name": "local",
@@ -112,7 +116,7 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
         "ranks_per_node": options.ranks_per_node,
         "command": options.words,
         "run_dir": str(run_dir.absolute()),
-        "durable_dir": str(options.durable_dir.resolve()) if options.durable_dir else "",
+        "durable_dir": _durable_dir(options.durable_dir),
         "requeue": False,
         "gather_timeout": 60,
         "hang_after": options.hang_after,

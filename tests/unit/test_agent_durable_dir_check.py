@@ -89,3 +89,12 @@ def test_the_token_of_another_user_is_not_compared(tmp_path: Path) -> None:
 
 def test_each_user_has_a_token_of_their_own(tmp_path: Path) -> None:
     assert token_file(str(tmp_path)) != token_file(str(tmp_path), uid=4711)
+
+
+def test_a_store_of_objects_is_looked_at_on_each_node() -> None:
+    url = "muster-none://bucket/x"
+    assert create_token(url) == ""
+    assert find_problem(url, "") == (
+        f"durable_dir = {url!r} is in a store of objects: it needs checkpoint.trust_durable_store = true"
+    )
+    assert find_problem(url, "", trusts_store=True).startswith(f"durable_dir = {url!r} ")

@@ -2,9 +2,10 @@
 
 import errno
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.checkpoint.durable import posix_folder
+from muster.checkpoint.durable.durable_store import Entry
 from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import layout
-from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.flush import flush_publish
+from muster.checkpoint.store.flush.flush_part import FlushPart
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
@@ -153,3 +157,21 @@ def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeyp
     with shard_of(content) as (shard, _):
         write_rank_file(PosixFolder(tmp_path), "file", shard, lambda: None, WrittenBytes())
     assert (tmp_path / "file").read_bytes() == bytes(range(256)) * 100 + b"an object"
+
+
+def test_a_leader_waits_as_long_as_files_grow(tmp_path: Path) -> None:
+    """It looks at the sizes when its time is over, and gives up when nothing has changed since it last did."""
+    store = PosixFolder(tmp_path)
+    part = FlushPart(Version(1, 1), 1, store, "g1", "a test", True, ".flush-g1-1", threading.Event())
+    store.make_folder(part.working_folder)
+    looks = []
+
+    class Growing(PosixFolder):
+        def entries(self, folder: str = "") -> list[Entry]:
+            looks.append(folder)
+            return [Entry("__1_0.distcp", min(len(looks), 3), True)]
+
+    growing = replace(part, store=Growing(tmp_path))
+    with pytest.raises(FlushError, match=r"of ranks \[0, 1\] nothing more came to .* for -1 s"):
+        flush_publish._wait_for_notes(growing, 2, timeout_s=-1.0)
+    assert looks == [part.working_folder] * 4

@@ -56,3 +56,23 @@ def test_anything_else_is_refused_with_what_would_be_right(every: str) -> None:
 def test_durable_checkpoints_are_written_from_memory_to_a_folder(text: str) -> None:
     with pytest.raises(WrongInput, match=r"checkpoint\.durable_every needs durable_dir"):
         parse(text + 'durable_every = "auto"', "job.toml")
+
+
+URL = TOP.replace('"/d"', '"s3://bucket/jobs/"')
+
+
+def test_a_store_of_objects_may_be_named_by_its_url_where_it_is_trusted() -> None:
+    spec = parse(URL + "trust_durable_store = true", "job.toml").to_proto("/w")
+    assert (spec.durable_dir, spec.trust_durable_store) == ("s3://bucket/jobs", True)
+    with pytest.raises(WrongInput, match=r"does not say who has written a checkpoint.*trust_durable_store = true"):
+        parse(URL, "job.toml")
+    with pytest.raises(WrongInput, match=r"trust_durable_store is for a durable_dir that is a URL"):
+        parse(TOP + "trust_durable_store = true", "job.toml")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///jobs", "file:///shared/x", "s3://user:secret@bucket/x", "S3://bucket", "s3://b/x?y=1"]
+)
+def test_a_url_that_names_no_bucket_or_a_secret_is_refused(url: str) -> None:
+    with pytest.raises(WrongInput, match=r"must be an absolute path, or a URL of a store of objects"):
+        parse(TOP.replace('"/d"', f'"{url}"') + "trust_durable_store = true", "job.toml")

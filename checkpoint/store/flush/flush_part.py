@@ -126,7 +126,7 @@ def note_name(rank: int) -> str:
 
 def _is_there(store: DurableStore, folder: str) -> bool:
     try:
-        return bool(store.entries(folder))
+        return bool(store.names(folder))
     except FileNotFoundError:
         return False
 

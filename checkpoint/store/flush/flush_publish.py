@@ -9,7 +9,6 @@ import json
 import time
 from contextlib import suppress
 
-from muster.checkpoint.durable.durable_store import Entry
 from muster.checkpoint.durable.newest import manifest_in
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
@@ -17,10 +16,10 @@ from muster.checkpoint.store.flush.flush_part import FAILURE_MARK, FlushPart, de
 from muster.checkpoint.store.flush.rank_file import RankFileNote, contiguous_bytes
 from muster.checkpoint.store.memory.shards import Shard
 
-PARTS_TIMEOUT_S = 3600.0
+PARTS_TIMEOUT_S = 6 * 3600.0
 """Seconds for which the flush leader waits while it sees nothing change in the folder. The coordinator hears how many
-bytes each node has written, and gives a flush up far earlier (flush_progress.py); this is for a gang that has lost its
-coordinator. Uploads to a store of objects are not seen before they are complete."""
+bytes each node has written, and gives a flush up far earlier; this is for a gang that has lost its coordinator. Uploads
+to a store of objects are not seen before they are complete."""
 
 _MOST_NOTE_BYTES = 1 << 30
 """Far more than the note of a rank with a million items has."""
@@ -61,15 +60,12 @@ def publish(part: FlushPart, rank_0_shard: Shard, timeout_s: float = PARTS_TIMEO
 
 
 def _wait_for_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[RankFileNote]:
-    before: list[Entry] | None = None
-    deadline = 0.0
+    before: dict[str, int] = {}
+    deadline = time.monotonic() + timeout_s
     notes: dict[int, RankFileNote] = {}
     while True:
         part.raise_if_superseded()
-        entries = sorted(part.store.entries(part.working_folder), key=lambda entry: entry.name)
-        if entries != before:
-            before, deadline = entries, time.monotonic() + timeout_s
-        names = {entry.name for entry in entries}
+        names = set(part.store.names(part.working_folder))
         for rank in range(world_size):
             if rank not in notes and note_name(rank) in names:
                 fields = json.loads(part.store.read(part.file(note_name(rank)), _MOST_NOTE_BYTES))
@@ -79,6 +75,10 @@ def _wait_for_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[
         if FAILURE_MARK in names:
             raise FlushError(f"a node could not write its part of {part.version}: its own agent says why")
         if time.monotonic() > deadline:
+            sizes = {entry.name: entry.size for entry in part.store.entries(part.working_folder)}
+            if sizes != before:
+                before, deadline = sizes, time.monotonic() + timeout_s
+                continue
             absent = [rank for rank in range(world_size) if rank not in notes]
             raise FlushError(f"of ranks {absent} nothing more came to {part.store.where} for {timeout_s:.0f} s")
         part.superseded.wait(part.store.poll_s)
@@ -114,11 +114,11 @@ def _complete(part: FlushPart, manifest: durable_folders.Manifest) -> None:
 def _remove_leftovers(part: FlushPart) -> None:
     """Remove the folders that earlier flushes of this gang left when their agents died, as far as possible."""
     with suppress(OSError):
-        for entry in part.store.entries():
-            parsed = part.store.parse_leftover(entry.name)
+        for name in part.store.names():
+            parsed = part.store.parse_leftover(name)
             if parsed is None:
                 continue
             label, serial = parsed
             is_own = label.gang == part.gang_id and label.version <= part.version and serial < part.serial
-            if is_own and part.store.is_open(entry.name, entry.name):
-                part.store.remove_folder(entry.name)
+            if is_own and part.store.is_open(name, name):
+                part.store.remove_folder(name)

@@ -68,8 +68,7 @@ def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = 
 def _wait_for_all(exchange: VersionExchange, timeout_s: float) -> Version:
     deadline = time.monotonic() + timeout_s
     while True:
-        names = (entry.name for entry in exchange.store.entries(exchange.folder))
-        declared = dict(_parse_declaration(name) for name in names)
+        declared = dict(map(_parse_declaration, exchange.store.names(exchange.folder)))
         if exchange.nodes <= declared.keys():
             return max(declared[node] for node in exchange.nodes)
         if time.monotonic() > deadline:
@@ -88,7 +87,7 @@ def remove_declarations(store: DurableStore, gang_id: str, serial: int) -> None:
     """Remove the declarations for this flush of the gang and for all flushes before it, as far as possible."""
     prefix = declarations_folder(gang_id, 0).removesuffix("0")
     with suppress(OSError):
-        for entry in store.entries():
-            number = entry.name.removeprefix(prefix)
-            if number != entry.name and number.isdigit() and int(number) <= serial:
-                store.remove_folder(entry.name)
+        for name in store.names():
+            number = name.removeprefix(prefix)
+            if number != name and number.isdigit() and int(number) <= serial:
+                store.remove_folder(name)
