@@ -21,10 +21,10 @@ from torch import nn
 
 from muster.checkpoint.training.publication import plan_publication
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
-from muster.checkpoint.training.replicas import find_replicas
 from muster.checkpoint.training.shard_plan import ShardPlan
 from muster.checkpoint.training.snapshot import SnapshotWriter
-from muster.checkpoint.training.training_state import STRUCTURE, StateLeaf, TrainingState
+from muster.checkpoint.training.states.replicas import find_replicas
+from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState
 
 PAIRS = 5
 _TENSOR_BYTES = 256 << 20

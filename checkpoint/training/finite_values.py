@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from muster.checkpoint.training.shard_plan import local_tensor
+from muster.checkpoint.training.states.inner_tensors import local_tensor
 
 
 def not_finite(values: Mapping[str, Any]) -> str:

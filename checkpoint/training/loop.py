@@ -10,7 +10,7 @@ Outside Muster the same lines run: no snapshot is taken, and `restore` starts fr
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from muster.checkpoint.durable import locations
 from muster.checkpoint.durable.newest import newest_checkpoint
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import resume
+from muster.checkpoint.training import agreed_states, resume
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
@@ -29,11 +29,11 @@ from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
-from muster.checkpoint.training.replicas import find_replicas
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
-from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
+from muster.checkpoint.training.states.replicas import find_replicas
+from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
 from muster.checkpoint.training.wait_budget import WaitBudget
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,9 @@ class Checkpoint:
             least.
         per_rank: names of the states that differ from rank to rank. None: all states but models, optimizers,
             schedulers, gradient scalers and samplers that count steps.
+        differs_in: names under which ranks hold different tensors, such as experts, each with the group of ranks in
+            which they differ: {"model.layers.*.experts": expert_group}. None in place of a group: all ranks. The
+            optimizer's states follow their parameters.
         wait_share: the share of the training time that may be spent waiting for commits, at most 1 s at a time. When
             it is used up, a step that is due before the last kept step is decided is not kept.
         link: the connection to the agent. Default: the connection that the environment names, if any.
@@ -71,6 +74,7 @@ class Checkpoint:
         *,
         every: int | Literal["auto"] = 1,
         per_rank: Collection[str] | None = None,
+        differs_in: Mapping[str, Any] | None = None,
         wait_share: float = 0.05,
         link: AgentConnection | None = None,
         host_time: Callable[[], float] = time.monotonic,
@@ -82,13 +86,15 @@ class Checkpoint:
             raise CheckpointError(f"wait_share={wait_share}: a share of the time, 0 (never wait) to 1")
         self._due = DueSteps(None if every == AUTO else int(every), _join_group)
         self._wait_budget = WaitBudget(wait_share)
-        self._states = TrainingState(states, per_rank)
+        self._states = TrainingState(states, per_rank, differs_in)
         self._connection = link or AgentConnection.from_environment()
         if self._connection is not None:
             self._connection.first_due = self._due.first_due
         self._snapshot_writer: SnapshotWriter | None = None
         self._borrowed_pages = BorrowedPages()
         self._plan: ShardPlan | None = None
+        self._structure: Any = None
+        self._has_compared_replicas = False
         self._min_object_bytes: dict[str, int] = {}
         self._planned_stop: PlannedStop | None = None
         self._phases: list[str] = []
@@ -148,6 +154,7 @@ class Checkpoint:
         else:
             assert self._connection is not None
             step = resume.from_shards(self._states, AgentShards(self._connection), rank)
+        self._has_compared_replicas = True
         if step != start.step:
             raise CheckpointError(f"the agent gave step {step} for step {start.step}")
         return step
@@ -292,18 +299,30 @@ class Checkpoint:
         assert self._connection is not None
         # Reported before the copy: the gang runs from its first step on, and planning takes time.
         self._report_finished(n)
+        if self._plan is None:
+            agreed_states.agree_on_optimizers(self._states)
         began = time.monotonic()
         captured = self._states.capture(rank_and_world_size()[0], n)
         capture_s = time.monotonic() - began
         # A collective call when names or shapes change, so nothing before this depends on the rank's own slots.
-        if self._plan is None or self._plan.signature != signature(captured.leaves):
+        found = signature(captured.leaves)
+        if self._plan is None or self._plan.signature != found:
             structure = StateLeaf(tuple(STRUCTURE.split(".")), None)
-            self._make_plan(captured, plan_publication([*captured.leaves, structure]))
+            self._compare_replicas(n, captured)
+            publication = plan_publication([*captured.leaves, structure])
+            self._structure = agreed_states.published_structure(self._states, captured)
+            self._make_plan(captured, publication)
             wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
         filled = self._fill_slot(n, captured, wait_s, capture_s)
         if not filled:
             self._connection.report_progress(n, skipped=True)
         return filled
+
+    def _compare_replicas(self, n: int, captured: CapturedState) -> None:
+        """Compare replicas once in a run: later they are compared by all their bytes."""
+        if not self._has_compared_replicas:
+            agreed_states.refuse_unequal_replicas(self._states, captured.leaves, n)
+        self._has_compared_replicas = True
 
     def _fill_slot(self, n: int, captured: CapturedState, wait_s: float, capture_s: float) -> bool:
         """Write the captured state into a slot; returns False if no slot is free.
@@ -344,7 +363,7 @@ class Checkpoint:
         """Plan the shard, and request slots for it."""
         assert self._connection is not None
         replicas = find_replicas(self._states, captured.leaves, publication.world_size)
-        self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas)
+        self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas, self._structure)
         self._close_snapshot_writer()
         shared_bytes = self._plan.compared_bytes if self._plan.replica_group else 0
         refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset, shared_bytes)

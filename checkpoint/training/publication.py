@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import state_tree
-from muster.checkpoint.training.training_state import StateLeaf
+from muster.checkpoint.training.states import state_tree
+from muster.checkpoint.training.states.inner_tensors import stand_in
+from muster.checkpoint.training.states.training_state import StateLeaf
 
 _FORMAT_VERSION = "1.0.0"
 
@@ -97,7 +98,7 @@ def plan_publication(leaves: list[StateLeaf]) -> Publication:
 
 def _describe(value: Any) -> Any:
     # A planner only needs to know that an object is no tensor.
-    return value.detach() if isinstance(value, torch.Tensor) else None
+    return stand_in(value) if isinstance(value, torch.Tensor) else None
 
 
 def _merge(

@@ -27,10 +27,15 @@ from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
 from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
-from muster.checkpoint.training.memory_copy import copy_tensors, is_plain
+from muster.checkpoint.training.memory_copy import TensorCopy, copy_tensors, is_plain
+from muster.checkpoint.training.own_structure import own_structure
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.resharding.shard_reader import ShardReader
-from muster.checkpoint.training.training_state import STEP, STRUCTURE, TrainingState
+from muster.checkpoint.training.states import state_tree
+from muster.checkpoint.training.states.differing_names import kept_name, plain_name, why_missing
+from muster.checkpoint.training.states.inner_tensors import Recipe, put_together, taken_apart
+from muster.checkpoint.training.states.stored_subclasses import read_subclasses
+from muster.checkpoint.training.states.training_state import STEP, STRUCTURE, TrainingState
 
 
 def from_shard(states: TrainingState, shard: memoryview, rank: int, borrowed: BorrowedPages) -> int:
@@ -40,34 +45,49 @@ def from_shard(states: TrainingState, shard: memoryview, rank: int, borrowed: Bo
         The number of finished steps.
     """
     directory = pickle.loads(layout.read_leaf_directory(shard))
-    tensors, dtensor_layouts, objects = directory["tensors"], directory["spread"], directory["objects"]
-    meshes, present, values, copies = _device_meshes(states), _model_tensors(states), {}, []
-    for name, (start, dtype, shape) in tensors.items():
-        count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
-        values[name] = source = borrowed.tensor(shard[start : start + count], dtype, shape)
+    dtensor_layouts, objects = directory["spread"], directory["objects"]
+    tensors = {name: (None, [place]) for name, place in directory["tensors"].items()} | directory["subclasses"]
+    meshes, present = _device_meshes(states), _model_tensors(states)
+    values: dict[str, torch.Tensor] = {}
+    made: dict[Any, torch.Tensor] = {}
+    copies: list[TensorCopy] = []
+    for name, (recipe, places) in tensors.items():
+        sources = [_borrowed(borrowed, shard, *place) for place in places]
         # A model copies the tensor that it is given, but not onto itself. Other objects keep it.
-        is_copied = _is_model(states, name) and name not in dtensor_layouts
-        if is_copied and name in present and _is_alike(present[name], source):
-            values[name] = present[name]
-            copies.append((values[name], source))
+        if not _is_model(states, name):
+            one_in_memory = (_owner(name), places[0][0])
+            if one_in_memory not in made:
+                made[one_in_memory] = put_together(recipe, iter(sources))
+            values[name] = made[one_in_memory]
+        elif name not in dtensor_layouts and (targets := _alike(present.get(plain_name(name)), sources, recipe)):
+            values[name] = present[plain_name(name)]
+            copies += zip(targets, sources, strict=True)
+        else:
+            values[name] = put_together(recipe, iter(sources))
     copy_tensors(copies)
 
-    def value_of(name: str) -> Any:
+    part_of = states.parts(directory["structure"])
+
+    def load(name: str) -> Any:
+        return torch_items.load_object(layout.read_object(shard, objects[name]))
+
+    def value_of(plain: str) -> Any:
+        name = kept_name(plain, part_of(plain))
         if name not in tensors:
-            return torch_items.load_object(layout.read_object(shard, objects[name]))
+            return load(name)
         value = values[name]
         return _as_dtensor(value, dtensor_layouts[name], meshes) if name in dtensor_layouts else value
 
     def per_rank_value_of(name: str) -> Any:
         key = f"ranks.{rank}.{name}"
-        return value_of(key) if key in objects else None
+        return load(key) if key in objects else None
 
-    states.restore(value_of(STRUCTURE), value_of, per_rank_value_of)
-    return int(value_of(STEP))
+    states.restore(directory["structure"], value_of, per_rank_value_of)
+    return int(load(STEP))
 
 
 def _is_model(states: TrainingState, name: str) -> bool:
-    return isinstance(states.shared.get(name.split(".", 1)[0]), torch.nn.Module)
+    return isinstance(states.shared.get(_owner(name)), torch.nn.Module)
 
 
 def _model_tensors(states: TrainingState) -> dict[str, torch.Tensor]:
@@ -79,9 +99,34 @@ def _model_tensors(states: TrainingState) -> dict[str, torch.Tensor]:
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
-def _is_alike(present: torch.Tensor, kept: torch.Tensor) -> bool:
-    """Whether the bytes of the kept tensor are those that the present one needs."""
-    return is_plain(present) and present.dtype == kept.dtype and present.shape == kept.shape
+def _borrowed(
+    borrowed: BorrowedPages, shard: memoryview, start: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """A plain tensor that is its bytes in the shard."""
+    count = torch.Size(shape).numel() * dtype.itemsize
+    return borrowed.tensor(shard[start : start + count], dtype, shape)
+
+
+def _alike(present: torch.Tensor | None, kept: list[torch.Tensor], recipe: Recipe | None) -> list[torch.Tensor]:
+    """The plain tensors of the present one, if the bytes of the kept ones are what they need; none otherwise."""
+    if present is None:
+        return []
+    parts, present_recipe = taken_apart(present)
+    if present_recipe != recipe or len(parts) != len(kept):
+        return []
+    pairs = zip(parts, kept, strict=True)
+    alike = all(is_plain(one) and (one.dtype, one.shape) == (other.dtype, other.shape) for one, other in pairs)
+    return parts if alike else []
+
+
+def _owner(name: str) -> str:
+    """The state that a leaf belongs to, by its plain or its kept name."""
+    return plain_name(name).split(".", 1)[0]
+
+
+def _leaf_names(structure: Any) -> list[str]:
+    """The names of all leaves of a state, given its structure."""
+    return [name for _, name in state_tree.leaves(structure)]
 
 
 def _device_meshes(states: TrainingState) -> list[Any]:
@@ -96,12 +141,15 @@ def _device_meshes(states: TrainingState) -> list[Any]:
 def _as_dtensor(value: torch.Tensor, dtensor_layout: tuple[Any, ...], meshes: list[Any]) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
-    placements, shape, stride, mesh_shape, names = dtensor_layout
+    placements, shape, stride, mesh_shape, names, ranks = dtensor_layout
     for mesh in meshes:
-        if (tuple(mesh.shape), mesh.mesh_dim_names) == (mesh_shape, names):
+        found = tuple(mesh.shape), mesh.mesh_dim_names, tuple(mesh.mesh.flatten().tolist())
+        if found == (mesh_shape, names, ranks):
             value = value.to(mesh.device_type)
             return DTensor.from_local(value, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
-    raise CheckpointError(f"no model uses the device mesh of the kept state: shape {mesh_shape}, names {names}")
+    raise CheckpointError(
+        f"no model uses the device mesh of the kept state: shape {mesh_shape}, names {names}, ranks {ranks[:8]}"
+    )
 
 
 def from_shards(states: TrainingState, shards: AgentShards, rank: int) -> int:
@@ -194,47 +242,67 @@ def _load_items(
 ) -> dict[str, Any]:
     """Load the items of a checkpoint that may have another world size, and return them by name. `check_file` is told
     the name of each file before it is read."""
-    present = {leaf.name: leaf.value for leaf in states.capture(rank, 0).leaves}
-    rank_prefix = f"ranks.{rank}." if f"ranks.{rank}.generators" in metadata.state_dict_metadata else "ranks.0."
-    wanted = {
-        name: _target(name, entry, present, states)
-        for name, entry in metadata.state_dict_metadata.items()
-        if not name.startswith("ranks.") or name.startswith(rank_prefix)
-    }
+    entries = metadata.state_dict_metadata
+    structure = own_structure(states, _structure(states, reader, metadata, check_file))
+    parameters, part_of = states.parameters_by_leaf(structure), states.parts(structure)
+    names = {name for key in states.shared for name in _leaf_names(structure.get(key, {}))}
+    kept = {name: kept_name(name, part_of(name)) for name in names}
+    for name in sorted(names):
+        if kept[name] not in entries:
+            raise CheckpointError(why_missing(name, part_of(name), entries))
+    rank_prefix = f"ranks.{rank}." if f"ranks.{rank}.generators" in entries else "ranks.0."
+    wanted: dict[str, Any] = {name: None for name in entries if name == STEP or name.startswith(rank_prefix)}
+    present = {plain_name(leaf.name): leaf.value for leaf in states.capture(rank, 0).leaves}
+    targets = {kept[n]: _target(n, entries[kept[n]], present, states, parameters.get(n)) for n in names}
+    subclasses = {n: targets[n] for n in targets if n in structure.get("muster", {}).get("subclasses", {})}
+    wanted |= {name: target for name, target in targets.items() if name not in subclasses}
     _read(reader, metadata, wanted, check_file)
+    wanted |= read_subclasses(reader, metadata, subclasses, check_file) if subclasses else {}
 
     def per_rank_value_of(name: str) -> Any:
-        # Two ranks must not draw the same numbers, so a rank never loads the generators of another rank.
-        if name == "generators" and rank_prefix != f"ranks.{rank}.":
-            return None
+        if rank_prefix != f"ranks.{rank}.":
+            if isinstance(states.per_rank.get(name), torch.nn.Module | torch.optim.Optimizer):
+                raise CheckpointError(f"the checkpoint holds no {name} of rank {rank}, and those of other ranks differ")
+            if name == "generators":  # two ranks must not draw the same numbers
+                return None
         return wanted.get(rank_prefix + name)
 
-    structure = wanted[STRUCTURE] if STRUCTURE in wanted else _foreign_structure(metadata, states)
-    states.restore(structure, wanted.__getitem__, per_rank_value_of)
+    states.restore(structure, lambda name: wanted[kept[name]], per_rank_value_of)
     return wanted
 
 
-def _target(name: str, entry: Any, present: dict[str, Any], states: TrainingState) -> Any:
-    """The tensor to read an item into: the model's own tensor, or a new one. None for an object."""
+def _structure(
+    states: TrainingState, reader: StorageReader, metadata: Metadata, check_file: Callable[[str], None]
+) -> dict[str, Any]:
+    """The structure of all states in a checkpoint."""
+    if STRUCTURE not in metadata.state_dict_metadata:
+        return _foreign_structure(metadata, states)
+    found: dict[str, Any] = {STRUCTURE: None}
+    _read(reader, metadata, found, check_file)
+    structure: dict[str, Any] = found[STRUCTURE]
+    return structure
+
+
+def _target(
+    name: str, entry: Any, present: dict[str, Any], states: TrainingState, parameter: torch.Tensor | None
+) -> Any:
+    """The tensor to read an item into: the model's own tensor, or a new one. None for an object.
+
+    `parameter`: that to which this tensor of an optimizer's state belongs.
+    """
     if not isinstance(entry, TensorStorageMetadata):
         return None
-    current = present.get(name)
+    current = present.get(name) if parameter is None else states.state_of_parameter(name, parameter)
     if isinstance(current, torch.Tensor) and current.shape == entry.size and current.dtype == entry.properties.dtype:
-        return current.detach() if _is_model(states, name) else torch.empty_like(current.detach())
-    parameter = _parameter_of(name, states)
+        return current.detach() if _is_model(states, name) else _empty_like(current.detach())
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach(), dtype=entry.properties.dtype)
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def _parameter_of(name: str, states: TrainingState) -> torch.Tensor | None:
-    """The parameter that a tensor of an optimizer's state belongs to; None for other tensors."""
-    owner, *path = name.split(".")
-    optimizer = states.shared.get(owner)
-    if not isinstance(optimizer, torch.optim.Optimizer) or len(path) < 3 or path[0] != "state" or not path[1].isdigit():
-        return None
-    flat = [p for group in optimizer.param_groups for p in group["params"]]
-    return flat[int(path[1])] if int(path[1]) < len(flat) else None
+def _empty_like(value: torch.Tensor) -> torch.Tensor:
+    """A new tensor like this one. What is of a subclass is not read into, so it does: few subclasses can make one."""
+    return value if taken_apart(value)[1] is not None else torch.empty_like(value)
 
 
 def _read(reader: StorageReader, metadata: Metadata, wanted: dict[str, Any], check_file: Callable[[str], None]) -> None:

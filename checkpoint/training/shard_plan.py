@@ -5,18 +5,20 @@ tensors' raw bytes to their places and writes the objects, which have room to gr
 """
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import state_tree, torch_items
+from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.publication import Publication
-from muster.checkpoint.training.replicas import Replicas
-from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf
+from muster.checkpoint.training.states import state_tree
+from muster.checkpoint.training.states.inner_tensors import Recipe, taken_apart
+from muster.checkpoint.training.states.replicas import Replicas
+from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf
 
 _MIN_OBJECT_BYTES = 256
 """The least room for an object: small objects such as step counters grow without a new plan."""
@@ -33,10 +35,9 @@ class TensorLocation:
     offset: int
     template: torch_items.TensorTemplate
 
-    @property
-    def data_offset(self) -> int:
-        """Where the raw bytes begin."""
-        return self.offset + len(self.template.prefix)
+    def data(self) -> Iterator[tuple[int, int]]:
+        """Where the raw bytes of each plain tensor begin, and how many they are."""
+        return ((self.offset + start, length) for start, length in self.template.data)
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,48 @@ class ObjectLocation:
     capacity: int
 
 
-TensorKind = tuple[torch.dtype, torch.Size, int]
-"""A tensor's dtype, its (local) shape, and the number of the first leaf that shares its memory."""
+PlainKind = tuple[torch.dtype, tuple[int, ...]]
+"""A plain tensor's dtype and shape."""
+
+
+class TensorKind(NamedTuple):
+    """What a plan depends on of a tensor: dtype and shape of the plain tensors that it consists of, how they are put
+    together (None: it is a plain one), and the number of the first leaf that shares its memory."""
+
+    plain: tuple[PlainKind, ...]
+    recipe: Recipe | None
+    first: int
+
 
 Signature = list[tuple[state_tree.Path, TensorKind | None]]
 """The path of every leaf; the kind of tensors, None for objects."""
 
 
 def signature(leaves: list[StateLeaf]) -> Signature:
-    """What a plan depends on: paths, dtypes, shapes, and which tensors share memory (tied weights)."""
-    first_leaf: dict[tuple[int, torch.dtype, torch.Size, tuple[int, ...]], int] = {}
+    """What a plan depends on: paths, dtypes, shapes, and which tensors share memory (tied weights).
+
+    Raises:
+        CheckpointError: a tensor can't be kept.
+    """
+    first_leaf: dict[Any, int] = {}
     found: Signature = []
     for number, leaf in enumerate(leaves):
         kind: TensorKind | None = None
         if isinstance(leaf.value, torch.Tensor):
-            value = local_tensor(leaf.value)
-            key = (value.data_ptr() or -number, value.dtype, value.shape, value.stride())
-            kind = (value.dtype, value.shape, first_leaf.setdefault(key, number))
+            parts, recipe = taken_apart(leaf.value, leaf.name)
+            key = tuple(_memory(part) or (number, "none") for part in parts)
+            plain = tuple((part.dtype, tuple(part.shape)) for part in parts)
+            kind = TensorKind(plain, recipe, first_leaf.setdefault(key, number))
         found.append((leaf.path, kind))
     return found
 
 
-def local_tensor(value: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor: the local shard of a DTensor, any other tensor itself."""
-    return value.to_local() if hasattr(value, "to_local") else value
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Equal for tensors that are one in memory, and so have equal values; None for a tensor without bytes."""
+    if not tensor.numel():
+        return None
+    views = (tensor.is_conj(), tensor.is_neg())
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), views)
 
 
 class ShardPlan:
@@ -81,6 +100,7 @@ class ShardPlan:
         publication: what this rank publishes of the state.
         min_object_bytes: the least room for an object by its name, for objects that have outgrown an earlier plan.
         replicas: the part of the state that is compared with that of other ranks. It lies at the begin of the slot.
+        published_structure: the structure that a durable checkpoint holds. None: that of this rank's state.
     """
 
     def __init__(
@@ -89,10 +109,12 @@ class ShardPlan:
         publication: Publication,
         min_object_bytes: Mapping[str, int],
         replicas: Replicas,
+        published_structure: Any = None,
     ) -> None:
         self.signature = signature(captured.leaves)
         self.publication = publication
-        self.constants = {STRUCTURE: torch_items.dump_object(state_tree.structure(captured.shared))}
+        self._structure = state_tree.structure(captured.shared)
+        self.constants = {STRUCTURE: torch_items.dump_object(published_structure or self._structure)}
         leaves = captured.leaves
         self.tensors: dict[str, TensorLocation] = {}
         self.objects: dict[str, ObjectLocation] = {}
@@ -113,18 +135,15 @@ class ShardPlan:
     def _place_tensors(self, leaves: list[StateLeaf], end: int, is_placed: Callable[[str], bool]) -> int:
         """Place the tensors that `is_placed` chooses by name, from offset `end` on. Returns where they end."""
         for number, (path, kind) in enumerate(self.signature):
-            if kind is None or not is_placed(leaves[kind[2]].name):  # leaves that share memory have one place
+            if kind is None or not is_placed(leaves[kind.first].name):  # leaves that share memory have one place
                 continue
             name = state_tree.name(path)
-            dtype, shape, first = kind
-            if leaves[number].value.layout != torch.strided:
-                raise CheckpointError(f"{name} is no strided tensor: only those can be kept")
-            if first == number:
-                location = TensorLocation(end, torch_items.tensor_template(dtype, tuple(shape)))
+            if kind.first == number:
+                location = TensorLocation(end, _template(name, kind))
                 self.tensors[name] = location
                 end = layout.align_up(end + location.template.item_bytes)
             else:
-                self.tensors[name] = self.tensors[leaves[first].name]
+                self.tensors[name] = self.tensors[leaves[kind.first].name]
         return end
 
     def _place_objects(self, leaves: list[StateLeaf], min_object_bytes: Mapping[str, int]) -> int:
@@ -151,26 +170,28 @@ class ShardPlan:
 
     def _leaf_directory(self, leaves: list[StateLeaf]) -> bytes:
         """Where every leaf is in the slot, for a restore from the slot itself."""
-        tensors = {
-            leaf.name: (
-                self.tensors[leaf.name].data_offset,
-                local_tensor(leaf.value).dtype,
-                tuple(local_tensor(leaf.value).shape),
-            )
-            for leaf in leaves
-            if leaf.name in self.tensors
+        tensors, subclasses = {}, {}
+        for leaf, (_, kind) in zip(leaves, self.signature, strict=True):
+            if kind is not None:
+                starts = (start for start, _ in self.tensors[leaf.name].data())
+                places = [(start, *of) for start, of in zip(starts, kind.plain, strict=True)]
+                if kind.recipe is None:
+                    (tensors[leaf.name],) = places
+                else:
+                    subclasses[leaf.name] = (kind.recipe, places)
+        ranks_of: dict[Any, tuple[int, ...]] = {}  # pickle writes a tuple that comes again once
+        spread = {
+            leaf.name: _dtensor_layout(leaf.value, ranks_of) for leaf in leaves if hasattr(leaf.value, "placements")
         }
-        spread = {leaf.name: _dtensor_layout(leaf.value) for leaf in leaves if hasattr(leaf.value, "placements")}
         objects = {name: location.offset for name, location in self.objects.items()}
-        return pickle.dumps({"tensors": tensors, "spread": spread, "objects": objects}, 4)
+        directory = {"tensors": tensors, "subclasses": subclasses, "spread": spread, "objects": objects}
+        return pickle.dumps({**directory, "structure": self._structure}, 4)
 
     def write_constant_parts(self, slot: memoryview) -> None:
         """Write all bytes that are equal in every snapshot of this plan."""
         for location in self.tensors.values():
-            prefix, suffix = location.template.prefix, location.template.suffix
-            slot[location.offset : location.data_offset] = prefix
-            data_end = location.data_offset + location.template.data_bytes
-            slot[data_end : data_end + len(suffix)] = suffix
+            for start, data in location.template.fixed:
+                slot[location.offset + start : location.offset + start + len(data)] = data
         for name, data in self.constants.items():
             layout.write_object(slot, self.objects[name].offset, data)
         end = self.header_offset
@@ -204,7 +225,18 @@ class ShardPlan:
                 layout.write_object(slot, location.offset, data)
 
 
-def _dtensor_layout(value: Any) -> tuple[Any, ...]:
-    """How a DTensor lies over its mesh: placements, shape, stride, and the mesh's shape and dimension names."""
+def _template(name: str, kind: TensorKind) -> torch_items.TensorTemplate:
+    if kind.recipe is None:
+        return torch_items.tensor_template(*kind.plain[0])
+    try:
+        pickle.dumps(kind.recipe)
+        return torch_items.item_template(kind.recipe, kind.plain)
+    except (CheckpointError, pickle.PicklingError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{name} is a {kind.recipe.kind.__name__}, which can't be kept: {error}") from error
+
+
+def _dtensor_layout(value: Any, ranks_of: dict[Any, tuple[int, ...]]) -> tuple[Any, ...]:
+    """How a DTensor lies over its mesh: placements, shape, stride, and the mesh's shape, dimension names and ranks."""
     mesh = value.device_mesh
-    return (tuple(value.placements), tuple(value.shape), value.stride(), tuple(mesh.shape), mesh.mesh_dim_names)
+    ranks = ranks_of.setdefault(mesh, tuple(mesh.mesh.flatten().tolist()))
+    return (tuple(value.placements), tuple(value.shape), value.stride(), tuple(mesh.shape), mesh.mesh_dim_names, ranks)

@@ -2,11 +2,12 @@
 
 import torch
 
-from muster.checkpoint.training import state_tree
-from muster.checkpoint.training.memory_copy import copy_tensors
+from muster.checkpoint.training.memory_copy import TensorCopy, copy_tensors
 from muster.checkpoint.training.pinned_memory import PinnedMemory
-from muster.checkpoint.training.shard_plan import ShardPlan, local_tensor
-from muster.checkpoint.training.training_state import StateLeaf
+from muster.checkpoint.training.shard_plan import ShardPlan
+from muster.checkpoint.training.states import state_tree
+from muster.checkpoint.training.states.inner_tensors import taken_apart
+from muster.checkpoint.training.states.training_state import StateLeaf
 
 
 class SnapshotWriter:
@@ -25,16 +26,17 @@ class SnapshotWriter:
         self._memory = PinnedMemory(wholes)
         self._views = [self._tensor_views(whole) for whole in wholes]
 
-    def _tensor_views(self, whole: torch.Tensor) -> list[torch.Tensor | None]:
-        """A tensor over each leaf's place; None for objects and for tensors that share memory with an earlier leaf."""
-        views: list[torch.Tensor | None] = []
+    def _tensor_views(self, whole: torch.Tensor) -> list[list[torch.Tensor]]:
+        """For each leaf a tensor over each place of its bytes; none for objects and for tensors that share memory with
+        an earlier leaf."""
+        views: list[list[torch.Tensor]] = []
         for number, (path, kind) in enumerate(self.plan.signature):
-            if kind is None or kind[2] != number:
-                views.append(None)
+            if kind is None or kind.first != number:
+                views.append([])
                 continue
-            location = self.plan.tensors[state_tree.name(path)]
-            raw = whole[location.data_offset : location.data_offset + location.template.data_bytes]
-            views.append(raw.view(kind[0]).view(kind[1]))
+            data = self.plan.tensors[state_tree.name(path)].data()
+            raw = [whole[start : start + length] for start, length in data]
+            views.append([part.view(dtype).view(shape) for part, (dtype, shape) in zip(raw, kind.plain, strict=True)])
         return views
 
     def write(self, slot: int, leaves: list[StateLeaf]) -> None:
@@ -46,12 +48,15 @@ class SnapshotWriter:
         if slot not in self._prepared_slots:
             self.plan.write_constant_parts(self._slots[slot])
             self._prepared_slots.add(slot)
-        places = zip(leaves, self._views[slot], strict=True)
+        copies: list[TensorCopy] = []
         with torch.no_grad():
-            self._copy([(view, local_tensor(leaf.value)) for leaf, view in places if view is not None])
+            for leaf, views in zip(leaves, self._views[slot], strict=True):
+                if views:
+                    copies += zip(views, taken_apart(leaf.value)[0], strict=True)
+            self._copy(copies)
         self.plan.write_objects(self._slots[slot], leaves)
 
-    def _copy(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _copy(self, copies: list[TensorCopy]) -> None:
         """Copy tensors to their views. Those of a GPU are copied one after the other without waiting for each, those in
         host memory meanwhile."""
         gpus = {tensor.device for _, tensor in copies if tensor.is_cuda}

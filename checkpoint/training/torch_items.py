@@ -1,9 +1,11 @@
 """The bytes of one item of a torch.distributed.checkpoint file.
 
-A tensor's item is what torch.save writes: a zip file whose one large record is the raw data. Only this record changes
-from snapshot to snapshot. So torch writes the rest once, with checksums off (an option of torch; torch.load never
-checks them). An object's item has torch.save's older format, a series of pickles. torch.load ignores all bytes after
-the last pickle, this format needs no directory at its end, and it takes a microsecond to make.
+A tensor's item is what torch.save writes: a zip file whose one large record is the raw data. A tensor of a subclass has
+such a record for each of its inner tensors. Only these records change from snapshot to snapshot. So torch writes the
+rest once, with checksums off (an option of torch; torch.load never checks them).
+
+An object's item has torch.save's older format, a series of pickles. torch.load ignores all bytes after the last pickle,
+this format needs no directory at its end, and it takes a microsecond to make.
 """
 
 import io
@@ -18,40 +20,88 @@ from typing import Any, NamedTuple
 
 import torch
 
+from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.training.states.inner_tensors import Recipe, put_together
+
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """The header of a zip record, with the lengths of its name and of its extra field."""
+
+_MOST_PARTS = 255
+"""As many tensors can be told from each other by one byte."""
 
 _LAST_PICKLE = pickle.dumps([], 2)
 
 
 class TensorTemplate(NamedTuple):
-    """The bytes around a tensor's raw data."""
+    """An item without its raw data.
 
-    prefix: bytes
-    data_bytes: int
-    suffix: bytes
+    `fixed`: the bytes around the data, each with its offset in the item.
+    `data`: offset and length of the data of each plain tensor.
+    """
 
-    @property
-    def item_bytes(self) -> int:
-        """Size of the whole item."""
-        return len(self.prefix) + self.data_bytes + len(self.suffix)
+    fixed: tuple[tuple[int, bytes], ...]
+    data: tuple[tuple[int, int], ...]
+    item_bytes: int
 
 
 @lru_cache(maxsize=4096)
 def tensor_template(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorTemplate:
     """The item of a contiguous tensor without its data."""
-    data_bytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-    # A view of zero bytes: not every dtype can be filled, and every replica must write equal bytes.
-    blank = torch.zeros(data_bytes, dtype=torch.uint8).view(dtype).view(shape)
+    return item_template(None, ((dtype, shape),))
+
+
+def item_template(recipe: Recipe | None, kinds: tuple[tuple[torch.dtype, tuple[int, ...]], ...]) -> TensorTemplate:
+    """The item of a tensor without its data.
+
+    Args:
+        recipe: how the tensor is put together of plain ones, 255 at most; None: it is a plain one.
+        kinds: dtype and shape of each plain tensor.
+
+    Raises:
+        CheckpointError: torch.save does not write the plain tensors as they are.
+    """
+    if len(kinds) > _MOST_PARTS:
+        raise CheckpointError(
+            f"a tensor consists of {len(kinds)} plain ones: {_MOST_PARTS} is the most that can be kept"
+        )
+    # The data of each tensor is its number, in each byte: so its record is found. A view of bytes, because not every
+    # dtype can be filled, and because every replica must write equal bytes.
+    blanks = [_blank(number, *kind) for number, kind in enumerate(kinds, 1)]
     file = io.BytesIO()
     with _checksums_off():
-        torch.save(blank, file)
+        torch.save(put_together(recipe, iter(blanks)), file)
+    written = file.getvalue()
+    places: dict[int, tuple[int, int]] = {}
     with zipfile.ZipFile(file) as archive:
-        record = next(i for i in archive.infolist() if i.filename.endswith("/data/0"))
-    written = file.getbuffer()
-    _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(written, record.header_offset)
-    start = record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-    return TensorTemplate(bytes(written[:start]), data_bytes, bytes(written[start + data_bytes :]))
+        for record in archive.infolist():
+            if "/data/" not in record.filename or not record.file_size:
+                continue
+            _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(written, record.header_offset)
+            start = record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+            places[written[start]] = (start, record.file_size)
+    data = [places.get(number, (len(written), 0)) for number in range(1, len(blanks) + 1)]
+    if [length for _, length in data] != [blank.nbytes for blank in blanks]:
+        raise CheckpointError(f"a {_kind(recipe)} is not saved as its inner tensors are: it can't be kept")
+    return TensorTemplate(_around(written, sorted(data)), tuple(data), len(written))
+
+
+def _blank(number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    data_bytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    return torch.full((data_bytes,), number, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def _around(written: bytes, data: list[tuple[int, int]]) -> tuple[tuple[int, bytes], ...]:
+    """What is written around the data."""
+    fixed, end = [], 0
+    for start, length in [*data, (len(written), 0)]:
+        if start > end:
+            fixed.append((end, written[end:start]))
+        end = start + length
+    return tuple(fixed)
+
+
+def _kind(recipe: Recipe | None) -> str:
+    return "tensor" if recipe is None else recipe.kind.__name__
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from muster.checkpoint.store.memory.shards import ShardStore
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import ReplicaReceiver
 from muster.checkpoint.store.streams.piece_fetch import fetch_pieces
-from muster.checkpoint.store.streams.transport import Holder
+from muster.checkpoint.store.streams.transport import Arrivals, Holder
 from muster.checkpoint.testing.no_transport import NoTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
@@ -34,7 +34,12 @@ class _Stranger(NoTransport):
         self._stream = stream
 
     async def fetch(
-        self, holders: Sequence[Holder], pieces: Sequence[Piece], wanted: Sequence[int], memory: SealedMemory
+        self,
+        holders: Sequence[Holder],
+        pieces: Sequence[Piece],
+        wanted: Sequence[int],
+        memory: SealedMemory,
+        arrivals: Arrivals | None = None,
     ) -> None:
         def connect(host: str, port: int, certificate: str) -> socket.socket:
             ours, theirs = socket.socketpair()
@@ -43,7 +48,7 @@ class _Stranger(NoTransport):
             theirs.detach()
             return ours
 
-        await fetch_pieces(holders, pieces, wanted, memory, 1, connect)
+        await fetch_pieces(holders, pieces, wanted, memory, 1, connect, arrivals)
 
 
 def check(data: bytes) -> None:

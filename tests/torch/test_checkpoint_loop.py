@@ -464,9 +464,13 @@ def test_an_item_is_what_torch_load_reads(dtype: Any, shape: tuple[int, ...]) ->
     raw = torch.randint(0, 2, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8)
     value = raw.view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)
     template = torch_items.tensor_template(dtype, shape)
-    body = bytes(raw.flatten().tolist())
-    loaded = torch.load(io.BytesIO(template.prefix + body + template.suffix), weights_only=True)
+    item = bytearray(template.item_bytes)
+    for start, fixed in template.fixed:
+        item[start : start + len(fixed)] = fixed
+    ((start, length),) = template.data
+    item[start : start + length] = bytes(raw.flatten().tolist())
+    loaded = torch.load(io.BytesIO(item), weights_only=True)
     assert loaded.dtype == dtype
     assert loaded.shape == value.shape
     assert loaded.view(torch.uint8).tolist() == value.view(torch.uint8).tolist() if shape else True
-    assert len(template.prefix) % layout.ITEM_ALIGNMENT_BYTES == 0
+    assert start % layout.ITEM_ALIGNMENT_BYTES == 0 or not length

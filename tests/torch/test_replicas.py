@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from muster.checkpoint.training import agreed_states  # noqa: E402
 from muster.checkpoint.training.finite_values import not_finite  # noqa: E402
-from muster.checkpoint.training.replicas import Replicas, find_replicas  # noqa: E402
-from muster.checkpoint.training.training_state import TrainingState  # noqa: E402
+from muster.checkpoint.training.states.replicas import Replicas, find_replicas  # noqa: E402
+from muster.checkpoint.training.states.training_state import TrainingState  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -70,6 +71,22 @@ def test_other_ranks_and_another_layout_are_another_group() -> None:
     groups = {Replicas(frozenset({"a"}), ranks).group(layout) for ranks in ((0, 1), (0, 2)) for layout in ("x", "y")}
     assert len(groups) == 4
     assert Replicas().group("x") == 0
+
+
+def test_replicas_that_are_none_are_found_by_some_of_their_bytes() -> None:
+    def samples(seed: int) -> Any:
+        torch.manual_seed(seed)
+        net = Tied()
+        net.norm.running_mean += seed  # buffers may differ
+        kept = TrainingState({"model": net, "optimizer": stepped(net)})
+        return agreed_states.samples(kept, kept.capture(0, 1).leaves)
+
+    assert agreed_states.first_unequal([samples(1), samples(1), {}]) is None
+    found = agreed_states.first_unequal([samples(1), samples(1), samples(2)])
+    assert found is not None
+    assert found[:3] == ("model.head.weight", 0, 2)
+    (name, *_), *_ = one = samples(1)
+    assert agreed_states.first_unequal([{(name,): one[(name,)]}, {(name, "S(0)", 1): b"another shard"}]) is None
 
 
 def test_what_is_not_finite_is_named_with_its_value() -> None:

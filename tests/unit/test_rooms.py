@@ -64,11 +64,13 @@ ROOMS: dict[str, set[str]] = {
     },
     "checkpoint/training/rank_signals": set(),
     "checkpoint/training/resharding": {"checkpoint/format"},
+    "checkpoint/training/states": {"checkpoint/format"},
     "checkpoint/training": {
         "checkpoint/format",
         "checkpoint/durable",
         "checkpoint/training/rank_signals",
         "checkpoint/training/resharding",
+        "checkpoint/training/states",
     },
     "checkpoint/data": {"checkpoint/format", "checkpoint/training"},
     "checkpoint/adapters": {"checkpoint/training"},

@@ -4,6 +4,8 @@ Data-parallel replicas apply equal gradients to equal parameters, so both stay e
 
 - Buffers. The running statistics of a BatchNorm layer differ from rank to rank at the end of each step.
 - Parameters that DistributedDataParallel was told to ignore.
+- The states of a ZeroRedundancyOptimizer: each rank has those of other parameters.
+- Tensors of which the user says that they differ.
 - DTensors. A shard has no replica, or not in all ranks.
 - Python objects, such as the parameter groups of an optimizer, and everything that is kept per rank.
 
@@ -20,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from muster.checkpoint.training.training_state import StateLeaf, TrainingState
+from muster.checkpoint.training.states.optimizer_states import ParameterNames, is_sharded, parameters_of
+from muster.checkpoint.training.states.training_state import StateLeaf, TrainingState
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ def find_replicas(states: TrainingState, leaves: list[StateLeaf], world_size: in
             parameters = dict(_replicated_parameters(model, states.shared[key]))
             compared |= {id(parameter) for parameter in parameters.values()}
             names |= {f"{key}.{name}" for name in parameters}
-    for key, optimizer in states.shared.items():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            names |= _state_names(key, optimizer, compared, leaves)
+    labels = states.parameter_names()
+    for key, optimizer in states.optimizers().items():
+        if not is_sharded(optimizer):
+            names |= _state_names(key, optimizer, compared, labels, leaves)
     tensors = {leaf.name for leaf in leaves if _is_plain_tensor(leaf.value)}
     return Replicas(frozenset(names & tensors), ranks)
 
@@ -75,12 +79,16 @@ def _replicated_parameters(wrapped: Any, model: torch.nn.Module) -> Iterator[tup
             yield name, parameter
 
 
-def _state_names(key: str, optimizer: torch.optim.Optimizer, compared: set[int], leaves: list[StateLeaf]) -> set[str]:
+def _state_names(
+    key: str, optimizer: torch.optim.Optimizer, compared: set[int], labels: ParameterNames, leaves: list[StateLeaf]
+) -> set[str]:
     """The names of the optimizer's states that belong to the parameters in `compared`."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {str(number) for number, parameter in enumerate(parameters) if id(parameter) in compared}
+    wanted: set[str] = set()
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        if id(parameter) in compared:
+            wanted |= {str(number), labels[id(parameter)]}
     states = (leaf for leaf in leaves if leaf.path[:2] == (key, "state") and len(leaf.path) > 2)
-    return {leaf.name for leaf in states if str(leaf.path[2]) in numbers}
+    return {leaf.name for leaf in states if str(leaf.path[2]) in wanted}
 
 
 def _is_plain_tensor(value: Any) -> bool:

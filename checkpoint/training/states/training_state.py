@@ -1,9 +1,9 @@
 """What a checkpoint holds: the user's objects by name, and which of them all ranks share.
 
 Models, optimizers, schedulers and gradient scalers hold the same state in every replica, or a shard each as DTensors.
-So do samplers that count finished steps. All these are shared and kept under their own names. All other objects, for
-example a data loader, and the random generators differ from rank to rank. They are kept per rank under `ranks.R`,
-each as one object.
+So do samplers that count finished steps. All these are shared and kept under their own names; names under which ranks
+hold different tensors are declared (differing_names.py). All other objects, for example a data loader, and the random
+generators differ from rank to rank. They are kept per rank under `ranks.R`, each as one object.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,9 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import random_generators, state_tree
+from muster.checkpoint.training.states import optimizer_states, random_generators, state_tree
+from muster.checkpoint.training.states.differing_names import PREFIX, DifferingNames, Part
+from muster.checkpoint.training.states.optimizer_states import ParameterNames
 
-RESERVED = ("ranks", "muster")
+RESERVED = ("ranks", "muster", PREFIX)
 STEP = "muster.step"
 STRUCTURE = "muster.structure"
 
@@ -80,18 +82,24 @@ class TrainingState:
         objects: by their names in the checkpoint.
         per_rank: names of the objects whose state differs from rank to rank. None: all but models, optimizers,
             schedulers, gradient scalers and samplers that count steps.
+        differs_in: names of shared tensors that differ between the ranks of a group (see DifferingNames).
 
     Raises:
-        CheckpointError: a name is reserved, or an object has no state.
+        CheckpointError: a name is reserved, or an object has no state, or one that can't be kept.
     """
 
-    def __init__(self, objects: Mapping[str, Any], per_rank: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        per_rank: Collection[str] | None = None,
+        differs_in: Mapping[str, Any] | None = None,
+    ) -> None:
         kept = random_generators.KeptGenerator
         objects = {key: kept(value) if kept.fits(value) else value for key, value in objects.items()}
         for key, value in objects.items():
             if key in RESERVED or "." in key:
                 raise CheckpointError(
-                    f"{key!r} can't name a state: {' and '.join(RESERVED)} are reserved, and a name has no dots"
+                    f"{key!r} can't name a state: {', '.join(RESERVED)} are reserved, and a name has no dots"
                 )
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 kind = type(value).__name__
@@ -104,15 +112,63 @@ class TrainingState:
         self.wrapped = dict(objects)
         self.shared: dict[str, Any] = {k: unwrapped(v) for k, v in objects.items() if k not in per_rank_names}
         self.per_rank: dict[str, Any] = {k: unwrapped(v) for k, v in objects.items() if k in per_rank_names}
+        self.by_name: frozenset[str] = frozenset()
+        """The optimizers whose states are kept by the names of parameters: ranks optimize different ones."""
+        self._differing = DifferingNames(differs_in or {}, self.shared)
+
+    def models(self) -> dict[str, torch.nn.Module]:
+        """The models that all ranks share, by name."""
+        return {key: value for key, value in self.shared.items() if isinstance(value, torch.nn.Module)}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers that all ranks share, by name."""
+        return {key: value for key, value in self.shared.items() if isinstance(value, torch.optim.Optimizer)}
+
+    def parameter_names(self) -> dict[int, str]:
+        """The names of the models' parameters, by id()."""
+        return optimizer_states.parameter_names(self.models())
+
+    def parameters_by_leaf(self, structure: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The parameter to which each leaf of the optimizers' states belongs. `structure`: of all shared states."""
+        names, found = self.parameter_names(), dict[str, torch.Tensor]()
+        for key, optimizer in self.optimizers().items():
+            found |= optimizer_states.parameters_by_leaf(optimizer, structure.get(key), names)
+        return found
+
+    def state_of_parameter(self, name: str, parameter: torch.Tensor) -> Any:
+        """The present value of a leaf of an optimizer's state; None if there is none."""
+        owner, _, path = name.partition(".")
+        return optimizer_states.owner(self.shared[owner]).state.get(parameter, {}).get(path.rpartition(".")[2])
+
+    def parts(self, structure: Mapping[str, Any]) -> Callable[[str], Part | None]:
+        """A function of the plain name of a shared leaf: which part of it this rank holds, None if the name means the
+        same on all ranks. States of an optimizer follow their parameters. `structure`: of all shared states."""
+        if not self._differing:
+            return lambda name: None
+        of_model = {
+            id(p): f"{key}.{name}" for key, model in self.models().items() for name, p in model.named_parameters()
+        }
+        leaves = {leaf: of_model.get(id(parameter)) for leaf, parameter in self.parameters_by_leaf(structure).items()}
+        return lambda name: self._differing.part_of(name, leaves.get(name))
 
     def capture(self, rank: int, step: int) -> "CapturedState":
         """Every leaf of the present state: the shared leaves first, then those of this rank."""
-        shared = {key: value.state_dict() for key, value in self.shared.items()}
-        found = [StateLeaf(path, value) for path, value in state_tree.leaves(shared)]
+        names = self.parameter_names() if self.by_name else None
+        shared = {key: self._state_of(key, value, names) for key, value in self.shared.items()}
+        part_of = self.parts(state_tree.structure(shared) if self._differing else {})
+        found = [
+            StateLeaf(path if (part := part_of(state_tree.name(path))) is None else (PREFIX, part.label, *path), value)
+            for path, value in state_tree.leaves(shared)
+        ]
         found.append(StateLeaf(("muster", "step"), step))
         found += [StateLeaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.per_rank.items()]
         found.append(StateLeaf(("ranks", str(rank), "generators"), random_generators.capture()))
         return CapturedState(found, shared)
+
+    def _state_of(self, key: str, value: Any, names: ParameterNames | None) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            return optimizer_states.state_of(value, names if key in self.by_name else None)
+        return value.state_dict()
 
     def restore(self, structure: Any, value_of: Callable[[str], Any], per_rank_value_of: Callable[[str], Any]) -> None:
         """Load a state.
@@ -129,7 +185,11 @@ class TrainingState:
         for key, target in self.shared.items():
             if key not in structure:
                 raise CheckpointError(f"the checkpoint holds {sorted(structure)}, and no {key}")
-            _load(target, state_tree.fill(structure[key], value_of))
+            state = state_tree.fill(structure[key], value_of)
+            if isinstance(target, torch.optim.Optimizer):
+                optimizer_states.load(target, state, self.parameter_names())
+            else:
+                _load(target, state)
         for key, target in self.per_rank.items():
             state = per_rank_value_of(key)
             if state is not None:
@@ -169,20 +229,4 @@ def _load(target: Any, state: Any) -> None:
         with_metadata._metadata = present._metadata
         target.load_state_dict(with_metadata)
         return
-    if not isinstance(target, torch.optim.Optimizer):
-        target.load_state_dict(state)
-        return
     target.load_state_dict(state)
-    _restore_dtypes(target, state)
-
-
-def _restore_dtypes(optimizer: Any, state: Any) -> None:
-    """Undo the optimizer's cast of its state to the parameters' dtype: the loaded state keeps the dtypes it had."""
-    packed = optimizer.state_dict()
-    flat = [p for group in optimizer.param_groups for p in group["params"]]
-    numbers = [n for group in packed["param_groups"] for n in group["params"]]
-    for number, parameter in zip(numbers, flat, strict=True):
-        for key, saved in state["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter].get(key)
-            if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != saved.dtype:
-                optimizer.state[parameter][key] = saved.to(device=loaded.device)
