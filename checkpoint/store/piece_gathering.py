@@ -47,9 +47,9 @@ class WantedShard:
     rank: int
     version: Version
     sources: Sequence[Source]
-    others: Sequence[Source]
     calls: AsyncExitStack
     failures: dict[str, str]
+    others: Sequence[Source] = ()
     pieces: tuple[Piece, ...] = ()
     intact: tuple[Shard, set[int]] | None = None
     answers: Answers | None = None

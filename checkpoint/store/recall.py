@@ -157,7 +157,7 @@ class Recall:
         async with AsyncExitStack() as calls:
             hold = calls.enter_context(ExitStack())
             here = self._on_this_node(wrote, version, digest, sources, failures)
-            wanted = WantedShard(rank, version, elsewhere, self._other_sources(wrote, plan), calls, failures)
+            wanted = WantedShard(rank, version, elsewhere, calls, failures)
             if here is not None:
                 hold.enter_context(here.held())
                 progress.note_size(here.bytes)
@@ -173,6 +173,7 @@ class Recall:
             else:
                 await gathering.find_pieces(wanted)
                 progress.note_size(size_of(wanted.pieces))
+            wanted.others = self._other_sources(wrote, plan)
             wanted.memory = await self._allocate(wanted, hold)
             try:
                 await gathering.gather(wanted)
@@ -216,15 +217,18 @@ class Recall:
 
         Data-parallel replicas are most often so far apart, whatever lies inside them.
         """
-        by_rank = {s.rank: s for s in plan.sources if s.tier != TIER_DURABLE and s.node != self._node}
+        by_rank: dict[int, RestoreSource] = {}
+        for source in plan.sources:
+            if source.tier != TIER_DURABLE and source.node != self._node:
+                by_rank.setdefault(source.rank, source)
         mine = {s.node for s in plan.sources if s.rank == rank}
         count = 1 + max((s.rank for s in plan.sources), default=0)
         found: dict[str, Source] = {}
         for parts in (2, 4, 8, count):
             for part in range(1, parts):
-                source = by_rank.get((rank + part * count // parts) % count)
-                if source is not None and source.node not in mine and len(found) < MOST_OTHERS:
-                    found.setdefault(source.node, Source(source.node, source.rank, source.digest))
+                other = by_rank.get((rank + part * count // parts) % count)
+                if other is not None and other.node not in mine and len(found) < MOST_OTHERS:
+                    found.setdefault(other.node, Source(other.node, other.rank, other.digest))
         return list(found.values())
 
     async def add_slot_shard(

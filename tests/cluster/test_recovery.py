@@ -112,6 +112,7 @@ def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outag
         job = training.submit()
         training.wait_step(20)
         dead, unfit = power_loss_is_a_swap(training), a_fatal_xid_is_a_swap(training)
+        events_tell_where_states_came_from(training, job)
         held = lambda: healthy.sh(CONTROLLER, f"squeue -h -j {job} -o %N | xargs -r scontrol show hostnames").split()  # noqa: E731
         wait_until(lambda: unfit not in held() and dead not in held(), 60, f"{dead} and {unfit} have left the job")
         trains_without_a_coordinator(training)
@@ -138,6 +139,14 @@ def power_loss_is_a_swap(training: Training) -> str:
     wait_until(lambda: times_downed(cluster, dead) > downed_before, 60, f"{dead} is set DOWN")
     assert "muster:" in slurm_node(cluster, dead)
     return dead
+
+
+def events_tell_where_states_came_from(training: Training, job: int) -> None:
+    """Of the two swaps: two ranks had their own memory, and one got its state from another node."""
+    text = training.cluster.exec(LOGIN, "muster", "events", str(job), user="alice").stdout
+    restored = [line for line in text.splitlines() if " has its state of step " in line]
+    assert len(restored) == 2, text
+    assert all("were in the ranks' own memory" in line and " came from " in line for line in restored)
 
 
 def a_fatal_xid_is_a_swap(training: Training) -> str:

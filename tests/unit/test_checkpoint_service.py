@@ -595,6 +595,25 @@ async def test_shards_without_a_replica_after_a_swap_are_replicated_before_the_n
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(3, 4)}
 
 
+async def test_states_committed_without_a_buddy_have_replicas_soon_after_a_node_has_joined(gang: Gang) -> None:
+    alone = {0: "n0", 1: "n0"}
+    await gang.add("n0")
+    await gang.run(alone)
+    await gang.step(1, sharded(1))
+    await gang.committed(Version(1, 1))
+    assert held(gang, "n0") == {(OWN, 0, 1, 1), (OWN, 1, 1, 1)}, "one node has no buddy"
+    await gang.add("joined")
+    await gang.run({0: "n0", 1: "joined"}, gang.plan(Version(1, 1)))
+    for rank in gang.ranks.values():
+        rank.connection.report_progress(2)  # no snapshot follows
+    await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "joined") and (BUDDY, 1, 1, 1) in held(gang, "n0"))
+    await gang.lose("n0")
+    starts = await gang.run({0: "joined", 1: "joined"}, gang.plan(Version(1, 1)), size=0)
+    for rank, start in starts.items():
+        assert start.shard is not None
+        assert contents(start.shard)["shared"].startswith(sharded(1)(rank))
+
+
 async def test_a_node_replicates_the_restored_version_after_the_first_step_of_its_ranks(gang: Gang) -> None:
     await gang.add(*FOUR.values(), "x1", "x3")
     await gang.run(FOUR, size=1 << 20)
