@@ -203,6 +203,11 @@ def length_placeholder(number: int) -> int:
     return _PLACEHOLDER_TAG << 32 | 2 * number + 1
 
 
+def number_of_placeholder(placeholder: int) -> int:
+    """The number of the item whose offset or length a placeholder stands for."""
+    return (placeholder & 0xFFFFFFFF) // 2
+
+
 def fill_placeholders(durable: bytes, places: dict[int, tuple[int, int]]) -> bytes:
     """The metadata with every placeholder replaced.
 

@@ -131,14 +131,11 @@ class ShardReads:
     def _own_shard(self, rank: int) -> Shard | None:
         """The shard of an old rank in this node's memory, if it is the one that the plan names."""
         shard = self._shard_store.find(rank, self.version)
-        digests = {source.digest for source in self._sources(rank)}
-        return shard if shard is not None and shard.digest.hex() in digests else None
+        return shard if shard is not None and shard.digest.hex() == self._digest(rank) else None
 
-    def _sources(self, rank: int) -> list[Source]:
-        """Who has the old rank's shard. The plan names the digest once, and further holders without it."""
-        named = [source for source in self._plan.sources if source.rank == rank]
-        digest = next((source.digest for source in named if source.digest), "")
-        return [Source(source.node, rank, digest) for source in named]
+    def _digest(self, rank: int) -> str:
+        """The digest of an old rank's shard, in hex: of the first source that names it. All sources hold the same."""
+        return next((s.digest for s in self._plan.sources if s.rank == rank and s.digest), "")
 
     def _use(self, old: OldShard, own: Shard) -> None:
         """Read from a shard of this node: in place, or copied if some of its pieces are in other shards."""
@@ -188,7 +185,8 @@ class ShardReads:
         Raises:
             FetchFailed: they don't give some piece.
         """
-        elsewhere = [source for source in self._sources(old.rank) if source.node != self._node]
+        nodes = [s.node for s in self._plan.sources if s.rank == old.rank and s.node != self._node]
+        elsewhere = [Source(node, old.rank, self._digest(old.rank)) for node in nodes]
         async with self._fetches, AsyncExitStack() as calls:
             answers = await self._holders.ask(elsewhere, self.version, calls)
             if not answers.offers:

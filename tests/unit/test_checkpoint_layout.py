@@ -27,6 +27,12 @@ def shard(size: int = 1000, footer: Footer | None = None) -> memoryview:
     return view
 
 
+@pytest.mark.parametrize("number", [0, 1, 70_000])
+def test_a_placeholder_tells_its_number(number: int) -> None:
+    placeholders = layout.offset_placeholder(number), layout.length_placeholder(number)
+    assert [layout.number_of_placeholder(placeholder) for placeholder in placeholders] == [number, number]
+
+
 def test_a_footer_is_read_back() -> None:
     assert layout.read_footer(shard()) == Footer(256, 512, 10, 20, 30)
 

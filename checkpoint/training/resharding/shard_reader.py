@@ -2,7 +2,7 @@
 
 The metadata is the one that a flush of these shards would write. It says which old rank's file would hold an item; here
 that rank's shard holds it, at the place that its leaf directory names. So only the bytes of the parts that this rank
-needs are asked for, and no item is unpacked.
+needs are asked for. Objects, and tensors that torch can't divide, are read as whole items, where the index names them.
 """
 
 import io
@@ -67,6 +67,8 @@ class ShardReader(StorageReader):  # type: ignore[misc]  # torch is not there fo
         self._copy_tensors = copy_tensors
         self._metadata = Metadata({})
         self._directories: dict[int, dict[str, Any]] = {}
+        self._published: dict[int, dict[int, layout.PublishedItem]] = {}
+        """By old rank, and by the number in the metadata: where whole items are."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """There is one checkpoint only."""
@@ -108,13 +110,17 @@ class ShardReader(StorageReader):  # type: ignore[misc]  # torch is not there fo
         for item in plan.items:
             items[rank_of_file(self._metadata.storage_data[item.storage_index].relative_path)].append(item)
         self._shards.bring_headers(items)
-        self._directories = {rank: pickle.loads(layout.read_leaf_directory(self._shards.view(rank))) for rank in items}
+        for rank in items.keys() - self._directories.keys():
+            shard = self._shards.view(rank)
+            self._directories[rank] = pickle.loads(layout.read_leaf_directory(shard))
+            self._published[rank] = {item.number: item for item in layout.read_index(shard).published}
         self._shards.bring({rank: [*self._spans(rank, its_items)] for rank, its_items in items.items()})
         copies: list[TensorCopy] = []
         for rank, its_items in items.items():
             for item in its_items:
                 if item.type == LoadItemType.BYTE_IO:
-                    planner.load_bytes(item, io.BytesIO(self._object(rank, item)))
+                    item_bytes = layout.published_bytes(self._shards.view(rank), self._whole(rank, item))
+                    planner.load_bytes(item, io.BytesIO(item_bytes))
                     continue
                 part = self._tensor(rank, item).part(self._shards.view(rank), item.storage_offsets, item.lengths)
                 copies.append((planner.resolve_tensor(item).detach(), part))
@@ -126,9 +132,11 @@ class ShardReader(StorageReader):  # type: ignore[misc]  # torch is not there fo
     def _tensor(self, rank: int, item: ReadItem) -> _KeptTensor:
         return _KeptTensor(*self._directories[rank]["tensors"][item.storage_index.fqn])
 
-    def _object(self, rank: int, item: ReadItem) -> memoryview:
-        offset = self._directories[rank]["objects"][item.storage_index.fqn]
-        return layout.read_object(self._shards.view(rank), offset)
+    def _whole(self, rank: int, item: ReadItem) -> layout.PublishedItem:
+        """Where an item is that is read as a whole: an object, or a tensor that torch can't divide."""
+        return self._published[rank][
+            layout.number_of_placeholder(self._metadata.storage_data[item.storage_index].offset)
+        ]
 
     def _spans(self, rank: int, items: list[ReadItem]) -> Iterable[ByteSpan]:
         """The bytes that these items of an old rank need. Only an object's own first bytes tell its length, so all
@@ -136,7 +144,11 @@ class ShardReader(StorageReader):  # type: ignore[misc]  # torch is not there fo
         has_objects = False
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
-                has_objects = True
+                whole = self._whole(rank, item)
+                if whole.length is None:
+                    has_objects = True
+                else:
+                    yield whole.offset, whole.offset + whole.length
             elif (span := self._tensor(rank, item).span_of(item.storage_offsets, item.lengths)) is not None:
                 yield span
         if has_objects:
