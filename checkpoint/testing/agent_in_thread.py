@@ -51,8 +51,10 @@ class AgentInThread:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(_TIMEOUT_S)
 
-    def connect(self) -> AgentConnection:
-        """Fence, restore the newest shard, and connect the rank of the next generation."""
+    def connect(self, further_rank: int = 0) -> AgentConnection:
+        """Fence, restore the newest shard, and connect the rank of the next generation. `further_rank`: serve this rank
+        from now on, which has kept no state yet; 0: none."""
+        self.rank = further_rank or self.rank
         self.call(self.checkpoint_service.fence, self.generation)
         self.generation += 1
         order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation)
@@ -62,7 +64,8 @@ class AgentInThread:
         if shards:
             newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
             order.restore.version.CopyFrom(newest.version)
-            order.restore.sources.add(rank=self.rank, tier=newest.tier, node=self.node, digest=newest.digest)
+            order.restore.sources.add(rank=newest.rank, tier=newest.tier, node=self.node, digest=newest.digest)
+            order.restore.written_ranks = 1
         self.call(self.checkpoint_service.apply_order, order)
         end = self.call(self.checkpoint_service.rank_socket, self.rank, self.generation)
         self.connections.append(AgentConnection(end.detach(), self.rank, self.generation))

@@ -40,6 +40,8 @@ class Machine:
     """Signals whose end the present node daemon has reported."""
     check_outcome: str = "passed"
     """What a node check finds."""
+    has_imported: bool = True
+    """Zygotes of a new agent have imported what ranks need."""
 
 
 class Process:

@@ -32,6 +32,8 @@ _SIGTERM_TIMEOUT_S = 8.0
 """Seconds after SIGTERM for which an agent waits for the coordinator before it shuts down by itself."""
 CHECK_DEADLINE_S = 60.0
 """Seconds after which an agent gives up the check of its node."""
+_ZYGOTES = 16
+"""Zygotes that are ready on a node: as many as any node has ranks, or more."""
 _ORPHAN_LIFETIME_S = 0.05
 """Seconds. A rank outlives its agent by this time at most."""
 
@@ -259,6 +261,7 @@ class Agent(Process):
             order_serial=self._carried_out_serial,
             stacks_generation=self.stacks_generation,
             node_check=self.node_check,
+            warm=_ZYGOTES if self.machine.has_imported else 0,
             pool=tuple(answer for answer in self.pool_answers.values() if answer),
             disagreement=self.memory.disagreement,
         )

@@ -89,7 +89,10 @@ def test_a_sharded_job_without_a_spare_goes_on_with_fewer_ranks_from_memory(heal
 
 
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
-    """One job gets the node, in a pool job. The other one, which is elastic too, continues with fewer replicas."""
+    """One job gets the node, in a pool job. The other one, which is elastic too, continues with fewer replicas.
+
+    Then the nodes that both have lost are repaired. The node of the pool gives way, and the other job grows back.
+    """
     specs = [
         TrainingSpec(name, nodes=3, spares=0, arguments=SLOW_STEPS, settings=("elastic = true",))
         for name in ("one", "two")
@@ -115,6 +118,19 @@ def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> Non
         assert loser.view["recoveries"][-1]["action"] == "fewer replicas"
         assert [len(t.view["ranks"]) for t in (winner, loser)] == [3, 2]
         assert "2 ranks, starting after step" in loser.log(loser.generation, 0)
+        for training in both:
+            training.wait_step(int(training.view["step"]) + 20)
+        lost = {t: t.view["recoveries"][-1]["nodes_out"] for t in both}
+        before = {t: t.generation for t in both}
+        healthy.repair(*(node for nodes in lost.values() for node in nodes))
+        for training, action in ((winner, "pool node gives way"), (loser, "more replicas")):
+            back = training.wait_recovered(before[training] + 1)
+            assert (back["action"], back["nodes_in"]) == (action, lost[training])
+            assert back["step_restored"] == back["step_before"], "no step is repeated"
+            assert len(training.view["ranks"]) == 3
+            assert "Restarts=0" in healthy.sh(CONTROLLER, f"scontrol show job {training.job}")
+        assert "3 ranks, starting after step" in loser.log(loser.generation, 0)
+        wait_until(lambda: not healthy.sh(CONTROLLER, f"squeue -h -w {last}"), 30, "the node of the pool is free again")
         for training in both:
             training.wait_step(int(training.view["step"]) + 20)
         for training in both:

@@ -9,7 +9,7 @@ import pytest
 
 from muster.simulator import parallel, seeds
 
-SEEDS = 2150
+SEEDS = 2200
 EVENTS, FAULTS = 400, 3
 """On average, a seed."""
 MIN_COUNT = 50

@@ -21,7 +21,7 @@ from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
-from muster.checkpoint.training import torch_items  # noqa: E402
+from muster.checkpoint.training import loop, torch_items  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
 
@@ -133,6 +133,33 @@ def test_a_restored_run_has_the_same_bits(agent: AgentInThread) -> None:
     assert again.everything() == straight.everything()
     assert again.model.embed.weight is again.model.head.weight
     again.checkpoint.close()
+
+
+def test_a_further_rank_starts_from_the_shared_state_and_from_no_other_ranks_own(
+    agent: AgentInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job grows from one rank to two: both must draw other numbers."""
+    job = Job(agent.connect())
+    job.checkpoint.restore()
+    for n in range(1, 4):
+        job.train(n)
+        job.checkpoint.step(n)
+        agent.await_committed(n)
+    job.checkpoint.close()
+
+    monkeypatch.setattr(loop, "rank_and_world_size", lambda: (1, 2))
+    further = Job(agent.connect(further_rank=1), seed=99)
+    generators = torch.get_rng_state(), random.getstate()
+    assert further.checkpoint.restore() == 3
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert random.getstate() == generators[1]
+    assert further.cursor.seen == []
+    assert further.scheduler.state_dict() == job.scheduler.state_dict()
+    for mine, theirs in zip(further.model.parameters(), job.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert further.optimizer.state[mine]["step"] == 3
+        assert torch.equal(further.optimizer.state[mine]["exp_avg"], job.optimizer.state[theirs]["exp_avg"])
+    further.checkpoint.close()
 
 
 def test_generators_that_a_script_has_made_go_on(agent: AgentInThread) -> None:

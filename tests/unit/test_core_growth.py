@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.planned_growth import PAUSE_S
+from muster.daemon.coordinator.core.recovery.planned_growth import PAUSE_S, WARM_UP_S
 from muster.daemon.coordinator.core.recovery.wanted_nodes import RETRY_S
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus
@@ -127,10 +127,30 @@ def test_an_agent_that_attaches_late_is_grown_onto_without_a_request() -> None:
     trains(world, 1)
     assert len(world.gang.seats) == 2
     world.world.jobs.unstartable_nodes.clear()
-    status = AgentStatus(fenced_generation=world.gang.fenced_generation)
+    status = AgentStatus(fenced_generation=world.gang.fenced_generation, warm=1)
     world.post_event(events.AgentAttached("g", "n2", 1, 0, "n2-late", "n2:9", False, "", status))
     world.run_until(lambda: grown(world) == [3], 2.0)
     assert requests(world) == []
+
+
+def test_the_ranks_do_not_stop_before_the_new_node_is_ready_to_start_its_own() -> None:
+    world = shrunk()
+    world.machines["n2"].has_imported = False
+    repaired(world, "n2")
+    world.run_until(lambda: len(world.gang.present()) == 4)
+    world.run_for(WARM_UP_S / 2)
+    assert grown(world) == []
+    world.machines["n2"].has_imported = True
+    world.agent("n2").status_changed()
+    world.run_until(lambda: grown(world) == [4], 2.0)
+
+
+def test_a_job_whose_ranks_are_no_python_grows_too() -> None:
+    world = shrunk()
+    world.machines["n2"].has_imported = False
+    repaired(world, "n2")
+    trains(world, 3, WARM_UP_S + SOON_S)
+    assert grown(world) == [4]
 
 
 def test_a_second_growth_waits() -> None:
@@ -174,6 +194,19 @@ def test_a_node_that_is_lost_while_the_ranks_stop_changes_nothing_for_the_others
     recovery = world.gang.recoveries[-1]
     assert (recovery.action, recovery.step_restored) == ("restart in place", recovery.step_before)
     assert recovery.cause.endswith("but no spare is left for that")
+
+
+def test_a_growth_that_came_to_nothing_is_not_tried_again_at_once() -> None:
+    world = shrunk(step_s=1.0)
+    repaired(world, "n2")
+    world.run_until(lambda: world.gang.swap is not None)
+    world.signal("n2")
+    trains(world, 3)
+    repaired(world, "n2")
+    world.run_for(PAUSE_S / 2)
+    assert (grown(world), world.gang.generation) == ([4], 3)
+    trains(world, 4, PAUSE_S)
+    assert (grown(world), len(carriers(world))) == ([4, 4], 4)
 
 
 # -- when it does not grow --

@@ -25,10 +25,12 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 PAUSE_S = 300.0
-"""Seconds from the start of a generation that grew, or that a node of the pool gave way to, until the next such plan:
+"""Seconds between two plans to grow, or to leave a node of the pool for one that is back, whatever came of the first:
 each stops all ranks for some seconds."""
 TOGETHER_S = 30.0
 """Seconds that a first node waits for others that are lacking, too: nodes are often repaired together."""
+WARM_UP_S = 60.0
+"""Seconds that the imports of a spare may take. A job whose ranks are no Python reports none."""
 LOOK_INTERVAL_S = 1.0
 """Seconds between two looks at a gang that lacks nodes: its agents report more often, and each look is at all nodes."""
 GROWTH, GIVES_WAY = "more replicas", "pool node gives way"
@@ -53,9 +55,10 @@ def _plan(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if not wanted_nodes.may_change(gang_turn) or not planned_swap.may_plan(gang_turn):
         return
-    last = max((one.started_at for one in gang.recoveries if one.action in (GROWTH, GIVES_WAY)), default=None)
-    if last is not None and gang_turn.now < last + PAUSE_S:
-        gang_turn.turn.tick_at(last + PAUSE_S)
+    if gang.last_growth_at and gang_turn.now < gang.last_growth_at + PAUSE_S:
+        gang_turn.turn.tick_at(gang.last_growth_at + PAUSE_S)
+        return
+    if _spares_warm_up(gang_turn):
         return
     if len(gang.seats) < gang.spec.nodes:
         _plan_growth(gang_turn)
@@ -64,6 +67,17 @@ def _plan(gang_turn: GangTurn) -> None:
         gang_turn.turn.record(
             facts.SwapPlanned(gang.id, pool[0], gang.generation, words, gives_way_to=own[0]),
         )
+
+
+def _spares_warm_up(gang_turn: GangTurn) -> bool:
+    """A spare that has just come still imports what its ranks need. Training goes on meanwhile: the ranks stop for a
+    second then, and not for as long as the imports take."""
+    seen, ranks, now = gang_turn.observed, gang_turn.gang.spec.ranks_per_node, gang_turn.now
+    cold = [node for node in _ready(gang_turn) if seen.status(node).warm < ranks]
+    until = [at for node in cold if (at := seen.agents[node].attached_at + WARM_UP_S) > now]
+    if until:
+        gang_turn.turn.tick_at(min(until))
+    return bool(until)
 
 
 def _plan_growth(gang_turn: GangTurn) -> None:

@@ -341,6 +341,8 @@ class Gang:
     """Why this recovery requests no more of them."""
     last_request_at: float = 0.0
     """When a node was last requested, of the pool or a repaired one (seconds); 0: never."""
+    last_growth_at: float = 0.0
+    """When it was last planned that ranks go on on more nodes, or that a node of the pool gives way (seconds)."""
     requests_in_vain: int = 0
     """Requests in a row, made while the gang trained, from which no node has come."""
     phase_after_drain: Phase | None = None

@@ -287,9 +287,10 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.order_serial += 1
         case facts.SwapPlanned():
             gang.swap = Swap(fact.node, fact.reason, at, fact.requested_by, fact.gives_way_to)
+            gang.last_growth_at = at if fact.gives_way_to else gang.last_growth_at
             gang.order_serial += 1
         case facts.GrowthPlanned():
-            gang.swap = Swap("", fact.reason, at, nodes=fact.nodes)
+            gang.swap, gang.last_growth_at = Swap("", fact.reason, at, nodes=fact.nodes), at
             gang.order_serial += 1
         case facts.JobRestarted():
             _restart_job(gang, fact)
