@@ -211,7 +211,7 @@ class CheckpointService:
 
     def restore_progress(self) -> RestoreProgress | None:
         """How far the restore of this node's ranks is; None: they get nothing from memory."""
-        return self._recall.progress.status()
+        return (self._shard_reads if self._shard_reads.written_ranks else self._recall).progress.status()
 
     def reserved_bytes(self) -> int:
         """The bytes of memory that this node keeps ready for ranks that may come."""
@@ -405,6 +405,7 @@ class CheckpointService:
     def _on_read(self, rank: int, generation: int, read: rank_pb2.RankRead) -> None:
         if read.done:
             self._shard_reads.done(rank)
+            self._on_change()
         else:
             self._spawn(generation, self._answer_read(rank, generation, read))
 
@@ -413,6 +414,7 @@ class CheckpointService:
         try:
             spans = [(span.offset, span.offset + span.length) for span in read.ranges]
             memory = await self._shard_reads.read(read.rank, read.header, spans)
+            self._on_change()
             answer.bytes = memory.size
             with _closing(memory.open_read_only()) as fd:
                 self._send(rank, generation, rank_pb2.AgentRankMessage(read=answer), fd)

@@ -8,14 +8,18 @@ node. A piece whose bytes do not match its digest is asked of the next holder.
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.pieces import Piece, size_of
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.old_shard import ByteSpan, OldShard
 from muster.checkpoint.store.replication.dial import Dial
+from muster.checkpoint.store.restore_progress import NodeRestore
 from muster.checkpoint.store.shard_holders import ShardHolders, Source
+from muster.checkpoint.store.streams.arrivals import NotedArrivals
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import Order, RestorePlan
@@ -58,6 +62,7 @@ class ShardReads:
         self._reading: set[int] = set()
         """Ranks of this node that have not said yet that they are done."""
         self._fetches = asyncio.Semaphore(SHARDS_AT_ONCE)
+        self.progress = NodeRestore()
 
     def begin(self, order: Order, ranks: Iterable[int]) -> None:
         """Serve the ranks of this node from the plan of an order. What an earlier generation has read is let go."""
@@ -65,6 +70,7 @@ class ShardReads:
         self._plan = order.restore
         self._peer_addresses = {member.node: member.peer_address for member in order.members}
         self._reading = set(ranks)
+        self.progress = NodeRestore(order.generation, len(self._reading) if self.written_ranks else 0)
 
     @property
     def written_ranks(self) -> int:
@@ -78,6 +84,8 @@ class ShardReads:
 
     def done(self, rank: int) -> None:
         """A rank reads no more. When all ranks of this node are done, the memory is let go."""
+        if rank in self._reading:
+            self.progress.note_rank_done()
         self._reading.discard(rank)
         if not self._reading:
             self._let_go()
@@ -177,7 +185,11 @@ class ShardReads:
             old.use_own_memory(self._name(old), own.pieces)
             old.require_memory(numbers)
         found = await self._run_in_thread.in_parts(take, len(numbers), PART_PIECES)
-        return [n for part in found for n in part]
+        intact = [n for part in found for n in part]
+        size = size_of([own.pieces[n] for n in intact])
+        self.progress.note_size(size)
+        (self.progress.note_own if old.shard is own else self.progress.note_copied)(size)
+        return intact
 
     async def _fetch(self, old: OldShard, numbers: list[int] | None) -> None:
         """Fetch pieces from the other nodes that the plan names. None: the footer's piece alone.
@@ -198,5 +210,11 @@ class ShardReads:
             wanted = [old.footer_number] if numbers is None else numbers
             old.require_memory(wanted)
             assert old.memory is not None
-            await self._transport.fetch([holder for *_, holder in answers.offers], pieces, wanted, old.memory)
+            self.progress.note_size(size_of([pieces[n] for n in wanted]))
+            note = partial(self._note_fetched, pieces)
+            holders = [holder for *_, holder in answers.offers]
+            await self._transport.fetch(holders, pieces, wanted, old.memory, NotedArrivals(note))
             old.verified.update(wanted)
+
+    def _note_fetched(self, pieces: Sequence[Piece], number: int, node: str) -> None:
+        self.progress.note_fetched(pieces[number].length, node)

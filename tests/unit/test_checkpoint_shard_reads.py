@@ -137,6 +137,19 @@ async def test_shards_in_this_nodes_memory_need_no_network(gang: Gang) -> None:
     assert gang.received() == before
 
 
+async def test_the_progress_says_what_came_from_where(gang: Gang) -> None:
+    shards, _ = await gang.reshard("n1", "n1")
+    service = gang.nodes["n1"].checkpoint_service
+    assert await read(shards, 1, 0, PIECE) == tensors(1)[:PIECE]
+    await read(shards, 3, 0, 10)
+    progress = service.restore_progress()
+    assert progress is not None
+    assert progress.own_bytes >= PIECE
+    assert sum(progress.fetched_bytes.values()) >= PIECE
+    assert progress.bytes == progress.own_bytes + progress.copied_bytes + sum(progress.fetched_bytes.values())
+    assert (progress.ranks, progress.ranks_done) == (2, 0)
+
+
 async def test_a_corrupt_piece_of_this_nodes_slot_comes_from_another_node(gang: Gang) -> None:
     (shards,) = await gang.reshard("n1")
     assert await read(shards, 1, 0, 10) == tensors(1)[:10]
