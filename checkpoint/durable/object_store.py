@@ -237,9 +237,13 @@ class ObjectFile:
 
     def finish(self) -> None:
         """Upload the last part, then have the store join all of them."""
-        with self._store.errors(self._name, writes=True):
-            self._file.close()
-            self._file.commit()
+        try:
+            with self._store.errors(self._name, writes=True):
+                self._file.close()
+                self._file.commit()
+        except OSError:
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Have the store forget the parts, if it answers. It does so by itself where the bucket has a rule for that."""
