@@ -158,7 +158,7 @@ async def test_a_store_that_does_not_answer_is_given_up_and_holds_nothing(gang: 
     proxy.fault = lambda method, path: "hang" if "__1_0.distcp" in path else ""
     order = flush_order(gang, Version(1, 1))
     work = [asyncio.create_task(n.checkpoint_service.flush(order, WHERE)) for n in gang.nodes.values()]
-    await until(lambda: any(fault == "hang" for *_, fault in proxy.requests))
+    await until(lambda: any(fault == "hang" for *_, fault in proxy.requests), 100.0)
     for step in (2,):
         await keep(gang, step)  # training goes on
     for task in work:
