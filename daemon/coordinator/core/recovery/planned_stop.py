@@ -70,8 +70,8 @@ def due_at(gang_turn: GangTurn) -> float | None:
     limit_at = _limit_at(gang_turn)
     if limit_at is None:
         return None
-    return limit_at - min(gang_turn.gang.spec.stop_before_s, gang_turn.observed.limit_s / 4)  # most of a short job is
-    # left for training
+    most_s = gang_turn.observed.limit_s / 4  # most of a short job is left for training
+    return limit_at - min(gang_turn.gang.spec.stop_before_s, most_s)
 
 
 def _limit_at(gang_turn: GangTurn) -> float | None:
