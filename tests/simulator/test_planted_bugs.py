@@ -16,6 +16,7 @@ MORE_SEEDS = {
     "detached-counts-as-fenced": 600,  # an agent is detached at the moment of a fence, and its ranks live on
     "exit-with-the-requeue-flag": 600,  # the batch script ends while Slurm has not answered
     "hang-after-any-idleness": 600,  # few seeds measure idleness, and a hang ends soon after it began
+    "stay-small": 900,  # a gang that could grow must be left alone for half a minute
     "name-a-rank-too-soon": 1200,  # one rank alone is silent, and comes back between the two times
     "blame-nodes-for-storage": 1500,  # ranks on many nodes can't be killed, and stay so for long
 }
