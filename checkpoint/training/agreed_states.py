@@ -140,7 +140,8 @@ def _sample(value: torch.Tensor) -> bytes:
     digest = hashlib.blake2b(digest_size=8)
     for part in taken_apart(value.detach())[0]:
         flat = part.detach().reshape(-1)
-        chosen = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].resolve_conj().resolve_neg().cpu().contiguous()
+        some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].resolve_conj().resolve_neg()
+        chosen = torch.empty(some.numel(), dtype=some.dtype).copy_(some)  # a view of one element may have any stride
         digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
         digest.update(bytes(chosen.view(torch.uint8).tolist()))
     return digest.digest()

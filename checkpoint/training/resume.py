@@ -124,11 +124,6 @@ def _owner(name: str) -> str:
     return plain_name(name).split(".", 1)[0]
 
 
-def _leaf_names(structure: Any) -> list[str]:
-    """The names of all leaves of a state, given its structure."""
-    return [name for _, name in state_tree.leaves(structure)]
-
-
 def _device_meshes(states: TrainingState) -> list[Any]:
     """The device meshes of the models. A shard can be laid over one of these only."""
     found = []
@@ -245,7 +240,7 @@ def _load_items(
     entries = metadata.state_dict_metadata
     structure = own_structure(states, _structure(states, reader, metadata, check_file))
     parameters, part_of = states.parameters_by_leaf(structure), states.parts(structure)
-    names = {name for key in states.shared for name in _leaf_names(structure.get(key, {}))}
+    names = {name for key in states.shared for name in state_tree.names(structure.get(key, {}))}
     kept = {name: kept_name(name, part_of(name)) for name in names}
     for name in sorted(names):
         if kept[name] not in entries:

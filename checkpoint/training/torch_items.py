@@ -79,7 +79,7 @@ def item_template(recipe: Recipe | None, kinds: tuple[tuple[torch.dtype, tuple[i
             _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(written, record.header_offset)
             start = record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
             places[written[start]] = (start, record.file_size)
-    data = [places.get(number, (len(written), 0)) for number in range(1, len(blanks) + 1)]
+    data = [places.get(number, (0, 0)) for number in range(1, len(blanks) + 1)]
     if [length for _, length in data] != [blank.nbytes for blank in blanks]:
         raise CheckpointError(f"a {_kind(recipe)} is not saved as its inner tensors are: it can't be kept")
     return TensorTemplate(_around(written, sorted(data)), tuple(data), len(written))

@@ -100,7 +100,7 @@ def parameters_by_leaf(
     for labelled in (structure["state"], groups if isinstance(groups, Mapping) else {}):
         for label, inner in labelled.items():
             if label in labels:
-                found |= {leaf: labels[label] for _, leaf in state_tree.leaves(inner)}
+                found |= dict.fromkeys(state_tree.names(inner), labels[label])
     return found
 
 

@@ -41,6 +41,15 @@ def structure(state: Any, path: Path = ()) -> Any:
     return name(path)
 
 
+def names(structure: Any) -> Iterator[str]:
+    """The names of all leaves, given the structure of a state. Each list in it is an inner node."""
+    if isinstance(structure, dict | list):
+        for inner in structure.values() if isinstance(structure, dict) else structure:
+            yield from names(inner)
+    else:
+        yield structure
+
+
 def fill(structure: Any, value_of: Callable[[str], Any]) -> Any:
     """The state whose structure is given: the reverse of `structure`.
 
