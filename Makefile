@@ -88,7 +88,7 @@ $(ADAPTERS)/.ready: pyproject.toml constraints.txt
 	$(ADAPTERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[adapters]' pytest pytest-asyncio
 	@touch $@
 
-adapters-test: $(ADAPTERS)/.ready ## train with PyTorch Lightning, transformers and Accelerate themselves
+adapters-test: $(ADAPTERS)/.ready ## train with PyTorch Lightning, transformers, Accelerate and optimizers of 8 bits themselves
 	@$(ADAPTERS)/bin/python -Im pytest -p no:cacheprovider tests/adapters -m long
 
 # They need another python-dateutil than the rest.
