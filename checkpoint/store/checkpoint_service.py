@@ -37,12 +37,12 @@ from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
 from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_sockets import RankSockets
-from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
-from muster.checkpoint.store.shard_reads import ShardReads
+from muster.checkpoint.store.restore.recall import Recall
+from muster.checkpoint.store.restore.shard_reads import ShardReads
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.test_checkpoint_service import BUDDY, FOUR, OWN, Gang, held, own, replica, running_gang, sharded, until
 
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store import piece_gathering
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
+from muster.checkpoint.store.restore import piece_gathering
 from muster.checkpoint.store.streams import piece_fetch
 from muster.checkpoint.training.agent_connection import StartPoint
 from muster.v1.agent_pb2 import CorruptCopy, RestoreProgress

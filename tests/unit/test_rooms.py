@@ -52,6 +52,13 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/durable",
         "checkpoint/store/memory",
     },
+    "checkpoint/store/restore": {
+        "daemon/host",
+        "checkpoint/format",
+        "checkpoint/store/memory",
+        "checkpoint/store/streams",
+        "checkpoint/store/replication",
+    },
     "checkpoint/store": {
         "daemon/host",
         "checkpoint/format",
@@ -61,6 +68,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/store/replication",
         "checkpoint/store/commit",
         "checkpoint/store/flush",
+        "checkpoint/store/restore",
     },
     "checkpoint/training/rank_signals": set(),
     "checkpoint/training/resharding": {"checkpoint/format"},

@@ -15,10 +15,10 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, size_of
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.old_shard import ByteSpan, OldShard
 from muster.checkpoint.store.replication.dial import Dial
-from muster.checkpoint.store.restore_progress import NodeRestore
-from muster.checkpoint.store.shard_holders import ShardHolders, Source
+from muster.checkpoint.store.restore.old_shard import ByteSpan, OldShard
+from muster.checkpoint.store.restore.restore_progress import NodeRestore
+from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.arrivals import NotedArrivals
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads

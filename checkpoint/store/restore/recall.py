@@ -22,10 +22,10 @@ from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, 
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
-from muster.checkpoint.store.piece_gathering import PART_PIECES, PieceGathering, WantedShard
 from muster.checkpoint.store.replication.dial import Dial
-from muster.checkpoint.store.restore_progress import NodeRestore
-from muster.checkpoint.store.shard_holders import ShardHolders, Source
+from muster.checkpoint.store.restore.piece_gathering import PART_PIECES, PieceGathering, WantedShard
+from muster.checkpoint.store.restore.restore_progress import NodeRestore
+from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource

@@ -17,8 +17,8 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.restore_progress import NodeRestore
-from muster.checkpoint.store.shard_holders import Answers, ShardHolders, Source, usable_for
+from muster.checkpoint.store.restore.restore_progress import NodeRestore
+from muster.checkpoint.store.restore.shard_holders import Answers, ShardHolders, Source, usable_for
 from muster.checkpoint.store.streams.arrivals import NotedArrivals
 from muster.checkpoint.store.streams.piece_fetch import BATCH_PIECES
 from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceTransport
