@@ -65,7 +65,7 @@ class AgentInThread:
             newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
             order.restore.version.CopyFrom(newest.version)
             order.restore.sources.add(rank=newest.rank, tier=newest.tier, node=self.node, digest=newest.digest)
-            order.restore.written_ranks = 1
+            order.restore.written_ranks = newest.rank + 1
         self.call(self.checkpoint_service.apply_order, order)
         end = self.call(self.checkpoint_service.rank_socket, self.rank, self.generation)
         self.connections.append(AgentConnection(end.detach(), self.rank, self.generation))
