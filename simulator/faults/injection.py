@@ -188,7 +188,7 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
         (service.preempt_job, 2.0): 0.15,  # the next run finds the memory that its nodes have kept
         (service.cancel_gang, 5.0): 0.005,
     },
-    Phase.DRAINING: {(service.fail_durable_storage, 0.0): 0.04},
+    Phase.DRAINING: {(service.fail_durable_storage, 0.0): 0.07},
     Phase.REQUEUED: {(service.start_other_job, 0.1): 0.15},
     Phase.FAILED: {(service.slurm_unresponsive, 0.0): 0.5},
 }
@@ -196,7 +196,7 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
 share of seeds in which it is armed. At most one is armed for a phase, so the shares of a phase are at most 1."""
 MORE_FAULTS: dict[tuple[Fault, float], float] = {
     (process.hang_rank, 6.0): 0.12,
-    (service.preempt_job, 6.0): 0.09,
+    (service.preempt_job, 6.0): 0.14,
     (hardware.unfit_then_failure, 5.0): 0.04,
     (process.crash_ranks_on_node, 5.0): 0.02,
     (service.fail_batch_script, 3.0): 0.04,

@@ -9,7 +9,7 @@ import pytest
 
 from muster.simulator import parallel, seeds
 
-SEEDS = 2200
+SEEDS = 2500
 EVENTS, FAULTS = 400, 3
 """On average, a seed."""
 MIN_COUNT = 50
