@@ -29,8 +29,8 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "shrink-without-a-shard": PlantedBug(
         "A sharded gang goes on with fewer ranks although a part of its state is lost.",
         module=f"{_ROOM}.restore_plan",
-        code="    return gang_turn.gang.ranks_of(version) if is_resharded(gang_turn, count, version) else count",
-        bug="    return count",
+        code="    return written if is_resharded(gang_turn, count, version) else min(count, written)",
+        bug="    return min(count, written)",
     ),
     "forget-the-replica": PlantedBug(
         "The state of a lost node counts as lost although its buddy holds the replica.",
@@ -107,8 +107,8 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "grow-from-nothing": PlantedBug(
         "A gang that grows wants shards of ranks that did not exist, and so loses all its steps.",
         module=f"{_ROOM}.restore_plan",
-        code="    return min(count, gang_turn.gang.ranks_of(version))",
-        bug="    return count",
+        code="    return written if is_resharded(gang_turn, count, version) else min(count, written)",
+        bug="    return written if is_resharded(gang_turn, count, version) else count",
     ),
     "stay-small": PlantedBug(
         "A gang trains on with fewer ranks although a spare is ready.",

@@ -16,7 +16,11 @@ MORE_SEEDS = {
     "detached-counts-as-fenced": 600,  # an agent is detached at the moment of a fence, and its ranks live on
     "exit-with-the-requeue-flag": 600,  # the batch script ends while Slurm has not answered
     "hang-after-any-idleness": 600,  # few seeds measure idleness, and a hang ends soon after it began
+    "shrink-without-a-shard": 900,  # a sharded gang must shrink, and another copy must be lost as well
     "stay-small": 900,  # a gang that could grow must be left alone for half a minute
+    "trust-the-coordinator-alone": 600,  # a node is cut off from the coordinator alone, and for long enough
+    "blame-a-second-node-for-a-slow-rank": 1200,  # a rank is slow on two nodes in turn
+    "restore-what-replicas-disagree-on": 1200,  # a bit flips shortly before the leader of the commits is lost
     "name-a-rank-too-soon": 1200,  # one rank alone is silent, and comes back between the two times
     "blame-nodes-for-storage": 1500,  # ranks on many nodes can't be killed, and stay so for long
 }
