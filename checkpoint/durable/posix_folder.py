@@ -70,13 +70,13 @@ class PosixFolder:
             if label is None:
                 continue
             path = self.path / name
+            metadata, completed_ns = path / durable_folders.METADATA, None
             try:
                 of_name, of_folder = path.lstat(), path.stat()
-            except FileNotFoundError:
+                if metadata.is_file():
+                    completed_ns = metadata.stat().st_mtime_ns
+            except OSError:  # it was removed meanwhile, or it is another user's own affair
                 continue
-            metadata, completed_ns = path / durable_folders.METADATA, None
-            if metadata.is_file():
-                completed_ns = metadata.stat().st_mtime_ns
             yield FoundFolder(name, label, completed_ns, of_folder.st_uid, stat.S_ISLNK(of_name.st_mode))
 
     def make_folder(self, name: str) -> None:

@@ -17,6 +17,9 @@ import torch
 
 from muster.checkpoint.format import touched_memory
 
+SMALL_BYTES = 64 << 10
+"""Tensors of at most so many bytes are copied at once: an optimizer's counters would else keep a whole slot mapped,
+also where all large tensors go to a GPU."""
 CHUNK_BYTES = 4 << 20
 """Bytes that are copied at a time, in some milliseconds: the process can map no other memory meanwhile."""
 
@@ -40,7 +43,10 @@ class BorrowedPages:
         """A tensor of the bytes `data`, which lie in a private mapping. Its storage holds no byte around them."""
         if not len(data):
             return torch.empty(tuple(shape), dtype=dtype)
-        self._borrowed.append(weakref.ref(data))
+        if len(data) <= SMALL_BYTES:
+            data = memoryview(bytearray(data))
+        else:
+            self._borrowed.append(weakref.ref(data))
         storage = torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
         return torch.empty(0, dtype=dtype).set_(storage, 0, torch.Size(shape))
 
@@ -55,17 +61,19 @@ class BorrowedPages:
             return
         self._thread.join()
         self._thread = None
+        self._left += [data for reference in self._borrowed if (data := reference()) is not None]
         for data in self._left:
             # To write what is there makes the kernel copy the pages. No other thread may write at this moment.
             torch.frombuffer(data, dtype=torch.uint8).bitwise_or_(0)
         self._left.clear()
+        self._borrowed.clear()
 
     def _copy(self) -> None:
-        for reference in self._borrowed:
-            data = reference()
+        while self._borrowed:
+            data = self._borrowed[-1]()
             if data is not None and not self._is_copied(data):
                 self._left.append(data)
-        self._borrowed.clear()
+            self._borrowed.pop()
 
     def _is_copied(self, data: memoryview) -> bool:
         begin = ctypes.addressof(ctypes.c_char.from_buffer(data))

@@ -403,6 +403,8 @@ def _resolve_on_rank_0(path: str) -> str | None:
             found = [_resolve(path)]
         except CheckpointError as error:
             found = [error]
+        except OSError as error:  # the other ranks wait
+            found = [CheckpointError(f"{path} can't be read: {error}")]
     dist.broadcast_object_list(found)
     if isinstance(found[0], CheckpointError):
         raise found[0]

@@ -34,6 +34,7 @@ from muster.checkpoint.training.resharding.shard_reader import ShardReader
 from muster.checkpoint.training.states import state_tree
 from muster.checkpoint.training.states.differing_names import kept_name, plain_name, why_missing
 from muster.checkpoint.training.states.inner_tensors import Recipe, put_together, taken_apart
+from muster.checkpoint.training.states.random_generators import KeptGenerator
 from muster.checkpoint.training.states.stored_subclasses import read_subclasses
 from muster.checkpoint.training.states.training_state import STEP, STRUCTURE, TrainingState
 
@@ -258,8 +259,8 @@ def _load_items(
         if rank_prefix != f"ranks.{rank}.":
             if isinstance(states.per_rank.get(name), torch.nn.Module | torch.optim.Optimizer):
                 raise CheckpointError(f"the checkpoint holds no {name} of rank {rank}, and those of other ranks differ")
-            if name == "generators":  # two ranks must not draw the same numbers
-                return None
+            if name == "generators" or isinstance(states.per_rank.get(name), KeptGenerator):
+                return None  # two ranks must not draw the same numbers
         return wanted.get(rank_prefix + name)
 
     states.restore(structure, lambda name: wanted[kept[name]], per_rank_value_of)

@@ -71,9 +71,15 @@ def test_what_nobody_uses_is_not_copied(slot: int) -> None:
 
 
 def test_a_tensor_saves_no_bytes_around_it(slot: int) -> None:
-    tensor = BorrowedPages().tensor(private_mapping(slot)[400:480], torch.float32, (4, 5))
-    assert tensor.untyped_storage().nbytes() == 80
+    tensor = BorrowedPages().tensor(private_mapping(slot)[400:100_400], torch.float32, (25_000,))
+    assert tensor.untyped_storage().nbytes() == 100_000
     assert not tensor._is_view()
+
+
+def test_a_small_tensor_keeps_no_slot_mapped(slot: int) -> None:
+    tensor = BorrowedPages().tensor(private_mapping(slot)[40:48], torch.int32, (2,))
+    overwrite(slot)
+    assert tensor.tolist() == [10, 11]
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])

@@ -166,8 +166,7 @@ class PieceGathering:
         if wanted.intact is not None:
             shard, intact = wanted.intact
             for n in sorted(intact & set(absent)):
-                if numbers.pop(shard.pieces[n].digest, None):
-                    places[n] = (shard, n, shard.piece(n))
+                places.update({m: (shard, n, shard.piece(n)) for m in numbers.pop(shard.pieces[n].digest, ())})
         for shard in self._shard_store.all():
             for number, piece in enumerate(shard.pieces):
                 for n in numbers.pop(piece.digest, ()):

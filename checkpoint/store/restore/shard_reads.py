@@ -22,7 +22,7 @@ from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.arrivals import NotedArrivals
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import Order, RestorePlan
+from muster.v1.agent_pb2 import TIER_OWN, Order, RestorePlan
 
 PART_PIECES = 8
 """Pieces that a thread verifies or copies at least: 32 MiB."""
@@ -213,8 +213,12 @@ class ShardReads:
             self.progress.note_size(size_of([pieces[n] for n in wanted]))
             note = partial(self._note_fetched, pieces)
             holders = [holder for *_, holder in answers.offers]
-            await self._transport.fetch(holders, pieces, wanted, old.memory, NotedArrivals(note))
-            old.verified.update(wanted)
+            arrivals = NotedArrivals(note)
+            try:
+                await self._transport.fetch(holders, pieces, wanted, old.memory, arrivals)
+            finally:
+                old.verified.update(arrivals.numbers)
+                self._shard_store.note_damaged(old.rank, self.version, TIER_OWN, arrivals.by_node)
 
     def _note_fetched(self, pieces: Sequence[Piece], number: int, node: str) -> None:
         self.progress.note_fetched(pieces[number].length, node)

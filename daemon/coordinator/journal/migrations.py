@@ -29,7 +29,8 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 8: no new fact. Snapshots of 7 may lack `in_vain`, or were copied from an older format.",
     "-- 9: no new fact. Snapshots of 8 hold the whole spec of each gang, its environment included.",
     "-- 10: SwapPlanned, StragglerDetected, NodeDrainRequested, NodeDrainEnded, PrecursorEnded, ReplicasDisagreed, "
-    "NotFiniteReported, NodeChecked, FabricNoted, GangShrunk, CorruptCopyFound, StateRestored; exclusions with "
+    "NotFiniteReported, NodeChecked, FabricNoted, GangShrunk, CorruptCopyFound, StateRestored, "
+    "GrowthPlanned; exclusions with "
     "reasons, failures, precursors; calls that resume a node; the axes of a gang, the network of its nodes, groups "
     "that are wider than asked.",
 )

@@ -382,9 +382,7 @@ Global___ExclusionView: _TypeAlias = ExclusionView  # noqa: Y015
 
 @_typing.final
 class RestoreView(_message.Message):
-    """What is kept of a gang, how often, what that costs, and what a fault loses.
-    The restore of the running generation from memory, until its first step.
-    """
+    """The restore of the running generation from memory, until its first step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -465,6 +463,8 @@ Global___RestoreShare: _TypeAlias = RestoreShare  # noqa: Y015
 
 @_typing.final
 class CheckpointView(_message.Message):
+    """What is kept of a gang, how often, what that costs, and what a fault loses."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MTBF_S_FIELD_NUMBER: _builtins.int

@@ -131,7 +131,9 @@ def start_due_flush(gang_turn: GangTurn) -> None:
     if not words or gang.phase is not Phase.RUNNING or (gang.flush and not is_over(gang)):
         return
     version = _newest_version(gang_turn)
-    if version is None or (gang.durable_version is not None and version <= gang.durable_version):
+    if version is None or not gang.spec.durable_dir:
+        return
+    if gang.durable_version is not None and version <= gang.durable_version:
         return
     due_at = _due_at(gang_turn, version)
     if gang_turn.now < due_at:

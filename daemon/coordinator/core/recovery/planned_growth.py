@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.daemon.coordinator.core.detection import failure_detector
-from muster.daemon.coordinator.core.recovery import planned_swap, wanted_nodes
+from muster.daemon.coordinator.core.recovery import flushing, planned_swap, wanted_nodes
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.communication import wider_than_asked
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.durable_state import Gang, Swap
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
@@ -55,6 +55,8 @@ def _plan(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if not wanted_nodes.may_change(gang_turn) or not planned_swap.may_plan(gang_turn):
         return
+    if gang.flush is not None and not flushing.is_over(gang):
+        return  # it holds a slot of each rank, so that the step after which the ranks stop may not be kept
     if gang.last_growth_at and gang_turn.now < gang.last_growth_at + PAUSE_S:
         gang_turn.turn.tick_at(gang.last_growth_at + PAUSE_S)
         return
@@ -109,7 +111,7 @@ def fence_stopped(gang_turn: GangTurn) -> None:
     assert swap is not None
     before = [seat.node for seat in gang_turn.gang.seats]
     kept = "" if len(_grown(gang_turn, before, swap.nodes)) > len(before) else ", but no spare is left for that"
-    words = f"the gang {swap.reason}, after step {gang_turn.observed.step_number}{kept}"
+    words = f"{_words_of(swap)}, after step {gang_turn.observed.step_number}{kept}"
     failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
 
 
@@ -117,10 +119,16 @@ def grown_seats(gang_turn: GangTurn, seats: list[str]) -> list[str]:
     """The seats of the next generation, which would be `seats` without a growth: more of them if the generation before
     was ended for that and for nothing else."""
     gang = gang_turn.gang
-    planned = gang.swap.nodes if gang.swap is not None else 0
-    if not planned or gang.recoveries[-1].nodes_out:
+    recovery = gang.recoveries[-1] if gang.recoveries else None
+    if gang.swap is None or not gang.swap.nodes or recovery is None or recovery.nodes_out:
         return seats
-    return _grown(gang_turn, seats, planned)
+    if not recovery.cause.startswith(_words_of(gang.swap)):
+        return seats  # a rank has crashed, or the ranks hang
+    return _grown(gang_turn, seats, gang.swap.nodes)
+
+
+def _words_of(swap: Swap) -> str:
+    return f"the gang {swap.reason}"
 
 
 def seated_last(gang_turn: GangTurn) -> dict[str, int]:

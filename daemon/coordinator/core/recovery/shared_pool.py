@@ -24,15 +24,15 @@ def await_nodes(gang_turn: GangTurn) -> bool:
         return False
     until = gang.pool_requested_at + terms.wait_s if gang.pool_requested_at else gang_turn.now + terms.wait_s
     if gang_turn.now >= until:
-        for request in _unanswered_requests(gang):
+        for request in _unanswered_pool_requests(gang):
             close(gang_turn, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
         return False
     gang_turn.turn.tick_at(until)
     room = gang.spec.pool_nodes - len(_pool_members(gang))
     if room < missing and gang.spec.fewest == gang.spec.nodes:
         return False  # too few nodes would come
-    more = 0 if gang.pool_refused else min(room, missing) - len(_unanswered_requests(gang))
-    return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_requests(gang))
+    more = 0 if gang.pool_refused else min(room, missing) - len(_unanswered_pool_requests(gang))
+    return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_pool_requests(gang))
 
 
 def request_beforehand(gang_turn: GangTurn) -> None:
@@ -41,15 +41,14 @@ def request_beforehand(gang_turn: GangTurn) -> None:
     gang, limits = gang_turn.gang, gang_turn.turn.limits
     room = gang.spec.pool_nodes - len(_pool_members(gang))
     may = bool(limits.pool.options) and not limits.observe and room > 0 and not gang.pool_refused
-    if may and not _unanswered_requests(gang):
+    if may and not _unanswered_pool_requests(gang):
         _request(gang_turn, 1)
 
 
 def request_in_training(gang_turn: GangTurn, count: int, until: float) -> None:
     """Request up to `count` nodes of the pool, as far as the job may have so many, until then (seconds)."""
     gang, limits = gang_turn.gang, gang_turn.turn.limits
-    coming = sum(not request.wanted_node for request in _unanswered_requests(gang))
-    room = gang.spec.pool_nodes - len(_pool_members(gang)) - coming
+    room = gang.spec.pool_nodes - len(_pool_members(gang)) - len(_unanswered_pool_requests(gang))
     if limits.pool.options and room > 0:
         _request(gang_turn, min(count, room), until)
 
@@ -63,9 +62,9 @@ def request_repaired(gang_turn: GangTurn, node: str, until: float) -> None:
         gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, asked, options, node, until))
 
 
-def _unanswered_requests(gang: Gang) -> list[PoolRequest]:
-    """Requests from which no node has joined yet."""
-    return [request for request in gang.pool.values() if not request.node]
+def _unanswered_pool_requests(gang: Gang) -> list[PoolRequest]:
+    """Requests from which no node has joined yet, but for those of repaired nodes by their names."""
+    return [request for request in gang.pool.values() if not request.node and not request.wanted_node]
 
 
 def _pool_members(gang: Gang) -> list[Member]:
@@ -143,7 +142,7 @@ def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:
         (a for a in gang_turn.observed.status(request.requesting_node).pool if a.serial == request.serial), None
     )
     if answer is not None and answer.error:
-        close(gang_turn, request, answer.error, refused=True)
+        close(gang_turn, request, answer.error, refused=not request.wanted_node)
     elif answer is not None:
         gang_turn.turn.record(facts.PoolJobQueued(gang_turn.gang.id, request.serial, answer.job))
     elif asker is None or asker.removed:

@@ -212,7 +212,8 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
         groups = ()  # fewer replicas, and replicas alone can be fewer
     fewest = min(len(before), gang.spec.fewest)
     price = second_moves.price(gang_turn) if groups and not set(before).issubset(usable) else None
-    last_choices = {**planned_growth.seated_last(gang_turn), **last_choices}
+    # A pool node without ranks comes after the job's own spares, and before any that is hardly fit.
+    last_choices = {**planned_growth.seated_last(gang_turn), **{node: 1 + last for node, last in last_choices.items()}}
     refilled = placement.refill_seats(fabric, before, usable, fewest, last_choices, groups, price)
     return refilled and planned_growth.grown_seats(gang_turn, refilled)
 
