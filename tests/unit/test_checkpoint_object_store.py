@@ -2,7 +2,10 @@
 
 import errno
 import json
+import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +17,26 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush.retention import Retention, remove_old
 
-fsspec = pytest.importorskip("fsspec")
+local = pytest.importorskip("fsspec.implementations.local")
 GANG = "tiny-u1000-5c0ffee5d0d0"
 
 
+class WholeFiles(local.LocalFileSystem):  # type: ignore[misc]
+    """Files that are visible once they are complete, as the objects of S3 are. A small one is written in one call."""
+
+    cachable = False
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **more: Any) -> None:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            file.write(value)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file.name, path)
+
+
 def local_objects(folder: Path) -> ObjectStore:
-    """A store whose objects are files. They are visible once they are complete, as those of S3 are."""
+    """A store whose objects are files."""
     store = ObjectStore(f"file://{folder}")
-    store._files = fsspec.filesystem("file", auto_mkdir=True)
+    store._files = WholeFiles(auto_mkdir=True)
     store.poll_s = 0.001
     return store
 
