@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from muster.checkpoint.training.agent_connection import AgentConnection, Snapsho
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
 from muster.checkpoint.training.finite_values import not_finite
+from muster.checkpoint.training.late_copies import LateCopies
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
@@ -61,6 +63,9 @@ class Checkpoint:
             optimizer's states follow their parameters.
         wait_share: the share of the training time that may be spent waiting for commits, at most 1 s at a time. When
             it is used up, a step that is due before the last kept step is decided is not kept.
+        overlap: parameters and the states of optimizers are copied beside the next forward and backward pass, and no
+            later than the optimizer's next step, which waits for it. For scripts in which nothing else changes them.
+            The last step and a planned stop are copied at once.
         link: the connection to the agent. Default: the connection that the environment names, if any.
         host_time: the present moment in seconds, by which the steps of models on CPUs are measured.
         states: objects with state_dict() and load_state_dict(), by name. The random generators are kept without a name.
@@ -76,6 +81,7 @@ class Checkpoint:
         per_rank: Collection[str] | None = None,
         differs_in: Mapping[str, Any] | None = None,
         wait_share: float = 0.05,
+        overlap: bool = False,
         link: AgentConnection | None = None,
         host_time: Callable[[], float] = time.monotonic,
         **states: Any,
@@ -91,6 +97,7 @@ class Checkpoint:
         if self._connection is not None:
             self._connection.first_due = self._due.first_due
         self._snapshot_writer: SnapshotWriter | None = None
+        self._late_copies = LateCopies(self._states.optimizers().values()) if overlap and self._connection else None
         self._borrowed_pages = BorrowedPages()
         self._plan: ShardPlan | None = None
         self._structure: Any = None
@@ -188,6 +195,8 @@ class Checkpoint:
         self._finished_steps = n
         if self._connection is None:
             return True
+        if self._late_copies is not None:
+            self._late_copies.wait()  # no optimizer has made a step since
         self._connection.read_pending()
         self._due.advise(*self._connection.advised_interval)
         due = self._due.is_due(n)  # without an agent, too: the other ranks may wait for rank 0's answer
@@ -196,7 +205,7 @@ class Checkpoint:
         self._end_timed_step(n)
         stop = self._is_stop_due(n)
         if final or stop or due:
-            if self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0):
+            if self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0, may_be_late=not (final or stop)):
                 self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         else:
             self._report_finished(n)
@@ -244,6 +253,8 @@ class Checkpoint:
         """Close the connection to the agent. The agent keeps the state that it has."""
         if self._timer is not None:
             self._timer.close()
+        if self._late_copies is not None:
+            self._late_copies.close()
         self._close_snapshot_writer()
         if self._connection is not None:
             self._connection.close()
@@ -290,11 +301,12 @@ class Checkpoint:
             self._reported_not_finite = True
             self._connection.report_not_finite(n, words)
 
-    def _snapshot(self, n: int, wait_s: float) -> bool:
+    def _snapshot(self, n: int, wait_s: float, *, may_be_late: bool) -> bool:
         """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time.
         Returns whether it was taken.
 
         `wait_s`: wait so many seconds for any slot; 0: the step is kept only if it is the one that all ranks keep next.
+        `may_be_late`: what only optimizers change may be copied after this has returned.
         """
         assert self._connection is not None
         # Reported before the copy: the gang runs from its first step on, and planning takes time.
@@ -313,7 +325,7 @@ class Checkpoint:
             self._structure = agreed_states.published_structure(self._states, captured)
             self._make_plan(captured, publication)
             wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
-        filled = self._fill_slot(n, captured, wait_s, capture_s)
+        filled = self._fill_slot(n, captured, wait_s, capture_s, may_be_late=may_be_late)
         if not filled:
             self._connection.report_progress(n, skipped=True)
         return filled
@@ -324,10 +336,13 @@ class Checkpoint:
             agreed_states.refuse_unequal_replicas(self._states, captured.leaves, n)
         self._has_compared_replicas = True
 
-    def _fill_slot(self, n: int, captured: CapturedState, wait_s: float, capture_s: float) -> bool:
+    def _fill_slot(
+        self, n: int, captured: CapturedState, wait_s: float, capture_s: float, *, may_be_late: bool
+    ) -> bool:
         """Write the captured state into a slot; returns False if no slot is free.
 
-        `capture_s`: seconds that it took to capture the state. With the copy they are what the snapshot costs.
+        `capture_s`: seconds that it took to capture the state. With the copy, and with the wait for an earlier late
+        copy, they are what the snapshot costs. `may_be_late`: what only optimizers change may be copied after this.
         """
         assert self._connection is not None
         while self._snapshot_writer is not None:
@@ -336,8 +351,9 @@ class Checkpoint:
                 return False
             began = time.monotonic()
             self._borrowed_pages.wait()
+            late = self._late_copies if may_be_late and self._late_copies and self._late_copies.usable else None
             try:
-                self._snapshot_writer.write(slot, captured.leaves)
+                rest = self._snapshot_writer.write(slot, captured.leaves, late.leaves if late else frozenset())
             except ObjectOutgrown as outgrown:
                 name, size = outgrown.args
                 self._min_object_bytes[name] = 2 * size
@@ -345,10 +361,23 @@ class Checkpoint:
                 self._make_plan(captured, self._snapshot_writer.plan.publication)
                 wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
                 continue
-            cost = SnapshotCost(capture_s + time.monotonic() - began, self._due.every, auto=self._due.is_auto)
-            self._connection.report_filled(slot, n, cost)
+            waited_s = self._late_copies.take_waited_s() if self._late_copies else 0.0
+            stall_s = capture_s + waited_s + time.monotonic() - began
+            report = partial(self._report_copied, slot, n, SnapshotCost(stall_s, self._due.every, self._due.is_auto))
+            if late and rest:
+                late.start(rest, self._snapshot_writer.copy, report)
+            else:
+                report(True)
             return True
         return False
+
+    def _report_copied(self, slot: int, n: int, cost: SnapshotCost, is_intact: bool) -> None:
+        """Tell the agent that a slot is filled, or that its copy came to nothing."""
+        assert self._connection is not None
+        if is_intact:
+            self._connection.report_filled(slot, n, cost)
+        else:
+            self._connection.report_progress(n, skipped=True)
 
     def _scheduled_slot(self, n: int) -> int | None:
         """The slot for step `n`. Waits for a commit decision as long as the wait budget allows."""
@@ -364,6 +393,8 @@ class Checkpoint:
         assert self._connection is not None
         replicas = find_replicas(self._states, captured.leaves, publication.world_size)
         self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas, self._structure)
+        if self._late_copies is not None:
+            self._late_copies.begin_plan(captured.leaves)
         self._close_snapshot_writer()
         shared_bytes = self._plan.compared_bytes if self._plan.replica_group else 0
         refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset, shared_bytes)

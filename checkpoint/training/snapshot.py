@@ -39,8 +39,16 @@ class SnapshotWriter:
             views.append([part.view(dtype).view(shape) for part, (dtype, shape) in zip(raw, kind.plain, strict=True)])
         return views
 
-    def write(self, slot: int, leaves: list[StateLeaf]) -> None:
-        """Copy a state of this plan into a free slot. The copy is complete when this returns.
+    def write(self, slot: int, leaves: list[StateLeaf], late: frozenset[int] = frozenset()) -> list[TensorCopy]:
+        """Copy a state of this plan into a free slot.
+
+        Args:
+            slot: its number.
+            leaves: the state.
+            late: numbers of the leaves that are copied later.
+
+        Returns:
+            Their copies, for `copy`. The slot is complete when these are made.
 
         Raises:
             ObjectOutgrown: an object needs a larger place. The slot counts as not written.
@@ -48,23 +56,26 @@ class SnapshotWriter:
         if slot not in self._prepared_slots:
             self.plan.write_constant_parts(self._slots[slot])
             self._prepared_slots.add(slot)
-        copies: list[TensorCopy] = []
+        now: list[TensorCopy] = []
+        later: list[TensorCopy] = []
         with torch.no_grad():
-            for leaf, views in zip(leaves, self._views[slot], strict=True):
+            for number, (leaf, views) in enumerate(zip(leaves, self._views[slot], strict=True)):
                 if views:
-                    copies += zip(views, taken_apart(leaf.value)[0], strict=True)
-            self._copy(copies)
+                    (later if number in late else now).extend(zip(views, taken_apart(leaf.value)[0], strict=True))
+        self.copy(now)
         self.plan.write_objects(self._slots[slot], leaves)
+        return later
 
-    def _copy(self, copies: list[TensorCopy]) -> None:
+    def copy(self, copies: list[TensorCopy]) -> None:
         """Copy tensors to their views. Those of a GPU are copied one after the other without waiting for each, those in
         host memory meanwhile."""
         gpus = {tensor.device for _, tensor in copies if tensor.is_cuda}
         pinned = bool(gpus) and self._memory.pin()
-        for view, tensor in copies:
-            if tensor.is_cuda:
-                view.copy_(tensor, non_blocking=pinned)
-        copy_tensors([(view, tensor) for view, tensor in copies if not tensor.is_cuda])
+        with torch.no_grad():
+            for view, tensor in copies:
+                if tensor.is_cuda:
+                    view.copy_(tensor, non_blocking=pinned)
+            copy_tensors([(view, tensor) for view, tensor in copies if not tensor.is_cuda])
         for gpu in gpus:
             torch.cuda.current_stream(gpu).synchronize()
 
