@@ -187,9 +187,9 @@ bench-stragglers: image ## how soon a slow rank is named, whom a clean run names
 
 # For a machine with a GPU. Its own python3 has PyTorch, and Muster with what it needs.
 gpu-test: ## the tests that need an NVIDIA GPU, with the site's own python3
-	@$(PYTHON) -m pytest -p no:cacheprovider tests/gpu tests/torch/test_checkpoint_gang.py -k 'gpu or cuda'
+	@$(PYTHON) -m pytest -p no:cacheprovider tests/gpu tests/torch/test_checkpoint_gang.py tests/torch/test_late_copies.py -k 'gpu or cuda'
 
-bench-gpu: ## what a snapshot and the step timer cost on a GPU, with the site's own python3
+bench-gpu: ## what a snapshot, at once and overlapped, and the step timer cost on a GPU, with the site's own python3
 	@$(PYTHON) -m benchmarks.bench_gpu
 
 bench-trust: setup ## what callers without rights cost

@@ -1,9 +1,11 @@
-"""`make bench-gpu`: what a snapshot and the step timer cost on a GPU.
+"""`make bench-gpu`: what a snapshot, at once and overlapped, and the step timer cost on a GPU.
 
     python -m benchmarks.bench_gpu [--gib N]
 
 The stall is the time for which the training thread is held by a snapshot of tensors on the GPU into a slot in shared
-memory. It is compared with a copy of the same bytes from the GPU to pinned memory, in turn. Needs PyTorch and a GPU.
+memory. It is compared with a copy of the same bytes from the GPU to pinned memory, in turn. An overlapped snapshot is
+made beside matrix products of 200 ms and before the optimizer's step; steps with and without one take turns. Needs
+PyTorch and a GPU.
 The last line is a JSON object; names contain the units.
 """
 
@@ -19,27 +21,71 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from muster.checkpoint.training.late_copies import LateCopies
 from muster.checkpoint.training.publication import plan_publication
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.shard_plan import ShardPlan
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.states.replicas import find_replicas
-from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState
+from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
 
 PAIRS = 5
 _TENSOR_BYTES = 256 << 20
 STEPS_OF_COST = 60
+COMPUTE_S = 0.2
+"""Seconds of a step that snapshots are overlapped with."""
+_WIDTH = 8192
+
+
+def state_on_gpu(gib: float) -> tuple[nn.ParameterList, CapturedState, SnapshotWriter]:
+    """Parameters of so many GiB, their state, and what writes it into a slot."""
+    count = max(1, int(gib * 2**30 / _TENSOR_BYTES))
+    parameters = nn.ParameterList(torch.randn(_TENSOR_BYTES // 4, device="cuda") for _ in range(count))
+    state = TrainingState({"model": parameters}, None)
+    captured = state.capture(0, 1)
+    publication = plan_publication([*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)])
+    plan = ShardPlan(captured, publication, {}, find_replicas(state, captured.leaves, publication.world_size))
+    return parameters, captured, SnapshotWriter(plan, [memoryview(mmap.mmap(-1, plan.bytes))])
+
+
+def overlapped_s(gib: float) -> tuple[list[float], list[float]]:
+    """Seconds of steps without and with an overlapped snapshot, in turn."""
+    parameters, captured, writer = state_on_gpu(gib)
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    late = LateCopies([optimizer])
+    late.begin_plan(captured.leaves)
+    factor = torch.randn(_WIDTH, _WIDTH, device="cuda", dtype=torch.bfloat16)
+    intact: list[bool] = []
+
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            factor @ factor
+
+    multiply(3)
+    products = max(1, round(COMPUTE_S / (_seconds(lambda: multiply(100)) / 100)))
+
+    def step(kept: bool) -> None:
+        if kept:
+            late.start(writer.write(0, captured.leaves, late.leaves), writer.copy, intact.append)
+        multiply(products)
+        optimizer.step()
+
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(PAIRS + 1):
+        for kept, times_s in zip((False, True), found, strict=True):
+            took_s = _seconds(lambda kept=kept: step(kept))  # type: ignore[misc]
+            if number:
+                times_s.append(took_s)
+    late.close()
+    writer.close()
+    assert intact == [True] * (PAIRS + 1)
+    return found
 
 
 def stalls_s(gib: float) -> tuple[list[float], list[float], int]:
     """Seconds of snapshots and of pinned copies, in turn, after one of each to touch the memory. Bytes of the state."""
-    tensors = [torch.randn(_TENSOR_BYTES // 4, device="cuda") for _ in range(max(1, int(gib * 2**30 / _TENSOR_BYTES)))]
-    state = TrainingState({"model": nn.ParameterList(tensors)}, None)
-    captured = state.capture(0, 1)
-    publication = plan_publication([*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)])
-    plan = ShardPlan(captured, publication, {}, find_replicas(state, captured.leaves, publication.world_size))
-    slot = memoryview(mmap.mmap(-1, plan.bytes))
-    writer = SnapshotWriter(plan, [slot])
+    parameters, captured, writer = state_on_gpu(gib)
+    tensors = [parameter.detach() for parameter in parameters]
     pinned = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
 
     def snapshot() -> None:
@@ -64,6 +110,7 @@ def _seconds(work: Callable[[], None]) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
     work()
+    torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
@@ -104,7 +151,10 @@ def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=4.0)
-    snapshots_s, pinned_s, size = stalls_s(parser.parse_args().gib)
+    gib = parser.parse_args().gib
+    snapshots_s, pinned_s, size = stalls_s(gib)
+    torch.cuda.empty_cache()
+    plain_s, overlapping_s = map(statistics.median, overlapped_s(gib))
     plain_us, extra_us = timer_cost_us()
     snapshot_s, copy_s = statistics.median(snapshots_s), statistics.median(pinned_s)
     figures = {
@@ -115,6 +165,8 @@ def main() -> None:
         "pinned_copy_s": round(copy_s, 4),
         "pinned_gb_s": round(size / copy_s / 1e9, 2),
         "stall_over_pinned_copy": round(snapshot_s / copy_s, 2),
+        "overlapped_step_s": round(overlapping_s, 4),
+        "overlapped_step_longer_percent": round((overlapping_s / plain_s - 1) * 100, 2),
         "step_us": round(plain_us, 1),
         "timer_us": round(extra_us, 2),
     }

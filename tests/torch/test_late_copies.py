@@ -50,18 +50,19 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 class Job:
-    def __init__(self, agent: AgentInThread, optimizer: Callable[..., Any] = torch.optim.AdamW, **options: Any) -> None:
+    def __init__(
+        self, agent: AgentInThread, optimizer: Callable[..., Any] = torch.optim.AdamW, device: str = "cpu"
+    ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.device = device
+        self.model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).to(device)
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
-        self.checkpoint = Checkpoint(
-            model=self.model, optimizer=self.optimizer, link=agent.connect(), overlap=True, **options
-        )
+        self.checkpoint = Checkpoint(model=self.model, optimizer=self.optimizer, link=agent.connect(), overlap=True)
         self.done = self.checkpoint.restore()
 
     def backward(self) -> None:
         self.optimizer.zero_grad()
-        self.model(torch.randn(4, 8)).square().sum().backward()
+        self.model(torch.randn(4, 8, device=self.device)).square().sum().backward()
 
     def train(self) -> None:
         self.backward()
@@ -79,19 +80,23 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
-def test_a_restored_state_is_that_of_its_step(agent: AgentInThread, optimizer: Callable[..., Any]) -> None:
-    job = Job(agent, optimizer)
+def test_a_restored_state_is_that_of_its_step(agent: AgentInThread, optimizer: Callable[..., Any], device: str) -> None:
+    job = Job(agent, optimizer, device)
     states = {}
     for _ in range(5):
         job.train()
         states[job.done] = job.state()
         job.checkpoint.step(job.done)
-        job.model(torch.randn(4, 8))  # changes the running mean, which is no parameter
+        job.model(torch.randn(4, 8, device=device))  # changes the running mean, which is no parameter
         if job.done > 1:  # the first snapshot is reported with the next step
             agent.await_committed(job.done)
     job.checkpoint.close()
-    again = Job(agent, optimizer)
+    again = Job(agent, optimizer, device)
     assert again.done == 5
     assert is_same(again.state(), states[again.done])
     again.checkpoint.close()
