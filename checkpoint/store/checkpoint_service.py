@@ -42,6 +42,7 @@ from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
 from muster.checkpoint.store.restore.recall import Recall
+from muster.checkpoint.store.restore.shard_holders import ShardHolders
 from muster.checkpoint.store.restore.shard_reads import ShardReads
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
@@ -127,8 +128,9 @@ class CheckpointService:
         # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
         self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads, on_change)
-        self._recall = Recall(gang_id, node, store, self._slots, dial, transport, run_in_thread, on_change)
-        self._shard_reads = ShardReads(gang_id, node, store, dial, transport, run_in_thread)
+        holders = ShardHolders(gang_id, node, dial, commit.address_of)
+        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change)
+        self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
         self._progress: dict[int, int] = {}

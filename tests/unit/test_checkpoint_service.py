@@ -905,13 +905,13 @@ async def test_a_changed_piece_of_a_replica_is_not_sent(gang: Gang) -> None:
     assert (found.rank, found.tier, found.pieces, found.from_node) == (1, OWN, 1, "")
 
 
-async def test_a_durable_folder_of_the_same_version_can_replace_a_shard(gang: Gang) -> None:
+async def test_a_plan_without_a_version_names_a_durable_folder(gang: Gang) -> None:
     await gang.add("n0")
-    plan = agent_pb2.RestorePlan(version=Version(3, 8).to_wire(), durable_path="/d/step_00000008_g3_g1")
-    plan.sources.add(rank=0, node="n0", tier=OWN)
+    plan = agent_pb2.RestorePlan(durable_path="/d/step_00000008_g3_g1")
     starts = await gang.run({0: "n0"}, plan, size=0)
     assert starts[0] == StartPoint(durable_path="/d/step_00000008_g3_g1")
-    plan.durable_path = "/d/step_00000008_g3_other"
+    plan.version.CopyFrom(Version(3, 8).to_wire())
+    plan.sources.add(rank=0, node="n0", tier=OWN)
     with pytest.raises(RestoreError, match="its memory holds no such shard"):
         await gang.run({0: "n0"}, plan, size=0)
 

@@ -174,6 +174,29 @@ async def test_a_piece_that_is_corrupt_in_all_copies_is_refused(gang: Gang, read
         await read(shards, 1, 0, PIECE)
 
 
+@pytest.mark.parametrize("damages", [1, 2])
+async def test_pieces_that_arrive_damaged_from_the_last_holder_are_asked_for_again(gang: Gang, damages: int) -> None:
+    await gang.lose("n2")
+    (shards,) = await gang.reshard("n0")  # n3 has the only copy of rank 2's shard
+    await asyncio.to_thread(shards.bring_headers, [2])
+    gang.nodes["n0"].transport.damages = damages
+    assert await read(shards, 2, 0, SHARED) == tensors(2)
+    (found,) = gang.nodes["n0"].checkpoint_service.corrupt_copies()
+    assert (found.rank, found.pieces, found.from_node) == (2, 1, "n3")
+    progress = gang.nodes["n0"].checkpoint_service.restore_progress()
+    assert progress is not None
+    assert sum(progress.fetched_bytes.values()) == progress.bytes, "nothing comes twice"
+
+
+async def test_of_a_corrupt_slot_only_the_changed_piece_comes_from_elsewhere(gang: Gang) -> None:
+    gang.break_slot("n1", 1, PIECE + 7)
+    (shards,) = await gang.reshard("n1")
+    before = gang.received()["n1"]
+    await read(shards, 1, 0, PIECE)
+    assert await read(shards, 1, PIECE, 2 * PIECE) == tensors(1)[PIECE : 2 * PIECE]
+    assert gang.received()["n1"] - before == PIECE, "the pieces that match are copied"
+
+
 async def test_a_holder_that_is_gone_is_left_out(gang: Gang) -> None:
     plan = gang.plan(KEPT)
     await gang.lose("n2")
@@ -185,7 +208,7 @@ async def test_a_shard_without_a_holder_is_refused(gang: Gang) -> None:
     await gang.lose("n2")
     await gang.lose("n3")  # it held the replica
     (shards,) = await gang.reshard("n0")
-    with pytest.raises(RestoreError, match="no other node holds it"):
+    with pytest.raises(RestoreError, match="no source holds it"):
         await read(shards, 2, 0, PIECE)
 
 

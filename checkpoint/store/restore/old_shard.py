@@ -7,12 +7,12 @@ node's own slot is not copied.
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CorruptShard
-from muster.checkpoint.store.memory.pieces import Piece, digest_of
+from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, available_bytes
 from muster.checkpoint.store.memory.shards import Shard
 
@@ -51,11 +51,8 @@ class OldShard:
         """Make sparse memory for a shard with these pieces, unless there is one already. Nothing is verified then.
 
         Raises:
-            CorruptShard: another holder has described other pieces.
             NoMemoryLeft: nobody knows how much memory is left.
         """
-        if self.pieces and self.pieces != pieces:
-            raise CorruptShard(f"its holders describe rank {self.rank}'s shard differently")
         if self.memory is not None and self.shard is None:
             return
         self.close()
@@ -84,21 +81,6 @@ class OldShard:
         """Where the index, the leaf directory, the metadata and the footer are. The footer's piece is verified."""
         assert self.memory is not None
         return layout.read_footer(self.memory.view).header_offset, self.size
-
-    def copy(self, shard: Shard, numbers: Sequence[int]) -> list[int]:
-        """Copy pieces of a shard of this node into the own memory. A thread may call this.
-
-        Returns:
-            Those that arrived with their digest.
-        """
-        assert self.memory is not None
-        intact = []
-        for piece, number in ((self.pieces[n], n) for n in numbers):
-            target = self.memory.view[piece.offset : piece.offset + piece.length]
-            target[:] = shard.piece(number)
-            if digest_of(target) == piece.digest:
-                intact.append(number)
-        return intact
 
     def require_memory(self, numbers: Collection[int]) -> None:
         """Raises NoMemoryLeft: the node has no memory for these pieces."""

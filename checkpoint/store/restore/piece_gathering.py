@@ -56,6 +56,10 @@ class WantedShard:
     memory: SealedMemory = field(init=False)
     attempts_left: int = DAMAGED_ATTEMPTS
 
+    def reasons(self, error: Exception) -> str:
+        """Why it can't be had: what single nodes have said, and what was raised at last."""
+        return "; ".join([*(f"{node}: {reason}" for node, reason in self.failures.items()), str(error)])
+
 
 class PieceGathering:
     """For all ranks of this node in one generation.
@@ -97,13 +101,13 @@ class PieceGathering:
             raise FetchFailed("no other source holds it" if wanted.failures else "no source holds it")
         wanted.pieces = offers[0][1]
 
-    async def gather(self, wanted: WantedShard) -> None:
-        """Bring all pieces into the memory. All of them are verified when this returns.
+    async def gather(self, wanted: WantedShard, numbers: Iterable[int] | None = None) -> None:
+        """Bring the numbered pieces into the memory; None: all of them. They are verified when this returns.
 
         Raises:
             FetchFailed: some pieces are nowhere. The message says why, node by node.
         """
-        absent = set(range(len(wanted.pieces)))
+        absent = set(range(len(wanted.pieces)) if numbers is None else numbers)
         while absent:
             copied = await self._copy_from_this_node(wanted, absent)
             self._restore.note_copied(sum(wanted.pieces[n].length for n in copied))

@@ -1,9 +1,9 @@
 """Recall: brings the shards that a generation starts from into slots of the nodes that run the ranks.
 
-The sources are this node's memory, the memory of all other nodes that hold the same pieces, and a durable folder of the
-same version. The recall starts for all ranks of this node when the order arrives, while the rank processes still start.
-Every byte is verified before a rank can see it. A rank gets exactly the version of the restore plan, or an error:
-versions are never mixed.
+The sources are this node's memory, and the memory of all other nodes that hold the same pieces. The recall starts for
+all ranks of this node when the order arrives, while the rank processes still start. Every byte is verified before a
+rank can see it. A rank gets exactly the version of the restore plan, or an error: versions are never mixed. A plan
+without a version names a durable folder, which each rank reads by itself.
 """
 
 import asyncio
@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
 
-from muster.checkpoint.format.durable_folders import parse_folder_name
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.rank_shards import source_rank
 from muster.checkpoint.format.versions import Version
@@ -22,13 +20,12 @@ from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, 
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
-from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.restore.piece_gathering import PART_PIECES, PieceGathering, WantedShard
 from muster.checkpoint.store.restore.restore_progress import NodeRestore
 from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource
+from muster.v1.agent_pb2 import TIER_OWN, Order, RestorePlan, RestoreSource
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +47,9 @@ class Recall:
     """The recalls of one generation on this node.
 
     Args:
-        gang_id, node: the gang and the node of this agent.
+        node: of this agent.
         shard_store, slots: where shards are found, and where recalled shards are added.
-        dial: returns a stub for the agent on a node.
+        holders: asks other nodes for shards.
         transport: how pieces travel.
         run_in_thread: runs a function in a thread.
         on_change: called now and then while a recall runs: `progress` has something new.
@@ -60,24 +57,21 @@ class Recall:
 
     def __init__(
         self,
-        gang_id: str,
         node: str,
         shard_store: ShardStore,
         slots: SlotPool,
-        dial: Dial,
+        holders: ShardHolders,
         transport: PieceTransport,
         run_in_thread: WorkerThreads,
         on_change: Callable[[], None],
     ) -> None:
-        self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
         self._slots = slots
+        self._holders = holders
         self._transport = transport
         self._run_in_thread = run_in_thread
         self._on_change = on_change
-        self._peer_addresses: dict[str, str] = {}
-        self._holders = ShardHolders(gang_id, node, dial, lambda node: self._peer_addresses.get(node, ""))
         self.progress = NodeRestore()
         self._reports: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[RecalledState]] = {}
@@ -85,7 +79,6 @@ class Recall:
     def start(self, order: Order, ranks: Sequence[int]) -> None:
         """Start the recalls for the ranks of this node. Recalls of an earlier generation are cancelled."""
         self.cancel()
-        self._peer_addresses = {member.node: member.peer_address for member in order.members}
         self.progress = progress = NodeRestore(order.generation, len(ranks) if order.restore.sources else 0)
         gathering = PieceGathering(self._shard_store, self._holders, self._transport, self._run_in_thread, progress)
         for rank in ranks:
@@ -125,7 +118,7 @@ class Recall:
         self, rank: int, plan: RestorePlan, gathering: PieceGathering, progress: NodeRestore
     ) -> RecalledState:
         version = Version.from_wire(plan.version)
-        if not plan.sources and (plan.durable_path or not plan.HasField("version")):
+        if not plan.HasField("version"):
             return RecalledState(durable_path=plan.durable_path)
         failures: dict[str, str] = {}
         try:
@@ -134,11 +127,8 @@ class Recall:
             return RecalledState(shard)
         except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
             reasons = "; ".join([*(f"{node}: {reason}" for node, reason in failures.items()), str(error)])
-        log.error("rank %d's state at %s can't be had: %s", rank, version, reasons)
-        label = parse_folder_name(PurePath(plan.durable_path).name)
-        if label is not None and (label.version, label.gang) == (version, self._gang_id):
-            return RecalledState(durable_path=plan.durable_path)
-        raise RestoreError(f"rank {rank}'s state at {version} can't be had: {reasons}")
+            log.error("rank %d's state at %s can't be had: %s", rank, version, reasons)
+            raise RestoreError(f"rank {rank}'s state at {version} can't be had: {reasons}") from None
 
     async def _recall_from_memory(
         self,
@@ -151,7 +141,7 @@ class Recall:
     ) -> Shard:
         """The shard in a slot of this node, verified. What goes wrong with single nodes is added to `failures`."""
         wrote = source_rank(rank, plan.written_ranks)
-        sources = [s for s in plan.sources if s.rank == wrote and s.tier != TIER_DURABLE]
+        sources = [s for s in plan.sources if s.rank == wrote]
         digest = next((s.digest for s in sources if s.digest), "")
         elsewhere = [Source(s.node, wrote, digest) for s in sources if s.node != self._node]
         async with AsyncExitStack() as calls:
@@ -219,7 +209,7 @@ class Recall:
         """
         by_rank: dict[int, RestoreSource] = {}
         for source in plan.sources:
-            if source.tier != TIER_DURABLE and source.node != self._node:
+            if source.node != self._node:
                 by_rank.setdefault(source.rank, source)
         mine = {s.node for s in plan.sources if s.rank == rank}
         count = 1 + max((s.rank for s in plan.sources), default=0)

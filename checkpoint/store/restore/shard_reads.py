@@ -8,24 +8,20 @@ node. A piece whose bytes do not match its digest is asked of the next holder.
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import Piece, size_of
+from muster.checkpoint.store.memory.pieces import size_of
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.restore.old_shard import ByteSpan, OldShard
+from muster.checkpoint.store.restore.piece_gathering import PART_PIECES, PieceGathering, WantedShard
 from muster.checkpoint.store.restore.restore_progress import NodeRestore
 from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
-from muster.checkpoint.store.streams.arrivals import NotedArrivals
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import TIER_OWN, Order, RestorePlan
+from muster.v1.agent_pb2 import Order, RestorePlan
 
-PART_PIECES = 8
-"""Pieces that a thread verifies or copies at least: 32 MiB."""
 SHARDS_AT_ONCE = 4
 """Shards of which a node fetches pieces at the same time. Each has several streams."""
 
@@ -36,7 +32,7 @@ class ShardReads:
     Args:
         gang_id, node: the gang and the node of this agent.
         shard_store: this node's shards.
-        dial: returns a stub for the agent on a node.
+        holders: asks other nodes for theirs.
         transport: how pieces travel.
         run_in_thread: runs a function in a thread.
     """
@@ -46,31 +42,34 @@ class ShardReads:
         gang_id: str,
         node: str,
         shard_store: ShardStore,
-        dial: Dial,
+        holders: ShardHolders,
         transport: PieceTransport,
         run_in_thread: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
-        self._holders = ShardHolders(gang_id, node, dial, lambda node: self._peer_addresses.get(node, ""))
+        self._holders = holders
         self._transport = transport
         self._run_in_thread = run_in_thread
         self._plan = RestorePlan()
-        self._peer_addresses: dict[str, str] = {}
         self._old_shards: dict[int, OldShard] = {}
         self._reading: set[int] = set()
         """Ranks of this node that have not said yet that they are done."""
         self._fetches = asyncio.Semaphore(SHARDS_AT_ONCE)
         self.progress = NodeRestore()
+        self._gathering = self._new_gathering()
 
     def begin(self, order: Order, ranks: Iterable[int]) -> None:
         """Serve the ranks of this node from the plan of an order. What an earlier generation has read is let go."""
         self.close()
         self._plan = order.restore
-        self._peer_addresses = {member.node: member.peer_address for member in order.members}
         self._reading = set(ranks)
         self.progress = NodeRestore(order.generation, len(self._reading) if self.written_ranks else 0)
+        self._gathering = self._new_gathering()
+
+    def _new_gathering(self) -> PieceGathering:
+        return PieceGathering(self._shard_store, self._holders, self._transport, self._run_in_thread, self.progress)
 
     @property
     def written_ranks(self) -> int:
@@ -100,6 +99,7 @@ class ShardReads:
         shards, self._old_shards = self._old_shards, {}
         for old in shards.values():
             old.close()
+        self._gathering.forget_arrivals()
 
     async def read(self, rank: int, header: bool, spans: Sequence[ByteSpan]) -> SealedMemory:
         """Memory of an old rank's shard in which these bytes are verified.
@@ -128,7 +128,7 @@ class ShardReads:
         if not old.pieces and own is not None:
             self._use(old, own)
         if not old.pieces:  # nobody here knows the pieces: the first fetch brings the footer alone
-            await self._fetch(old, None)
+            await self._gather(old, None)
         if header:
             await self._bring(old, {old.footer_number})
             spans = [*spans, old.header()]
@@ -155,70 +155,65 @@ class ShardReads:
     def _name(self, old: OldShard) -> str:
         return f"muster-{self._gang_id}-r{old.rank}-old"
 
-    async def _bring(self, old: OldShard, wanted: set[int]) -> None:
+    async def _bring(self, old: OldShard, numbers: set[int]) -> None:
         """Have these pieces verified in the old shard's memory."""
-        # Memory that is read in place is another shard's: only that shard is verified there, and nothing copied to it.
-        while (absent := sorted(wanted - old.verified)) and (own := old.shard or self._own_shard(old.rank)) is not None:
-            with own.held():
-                intact = await self._take(old, own, absent)
-            old.verified.update(intact)
-            if len(intact) == len(absent):
+        absent, own = numbers - old.verified, old.shard
+        if not absent or own is None:
+            await self._gather(old, absent)
+            return
+        with own.held():
+            intact = await self._verify(own, absent)
+            old.verified |= intact
+            if intact == absent:
                 return
-            self._shard_store.quarantine(own, f"{len(absent) - len(intact)} pieces don't match their digest")
-            if old.shard is own:  # what ranks have read already stays readable: it is in memory that they have mapped
-                wanted = wanted | old.verified
-                old.use_own_memory(self._name(old), old.pieces)
-        if absent := sorted(wanted - old.verified):
-            await self._fetch(old, absent)
+            corrupt = len(absent - intact)
+            self._shard_store.quarantine(own, f"{corrupt} pieces don't match their digest", corrupt)
+            # Only this shard was verified in its memory, so nothing is copied to it. What ranks have read already stays
+            # readable: it is in memory that they have mapped.
+            intact, absent = set(old.verified), absent | old.verified
+            old.use_own_memory(self._name(old), old.pieces)
+            await self._gather(old, absent, (own, intact))
 
-    async def _take(self, old: OldShard, own: Shard, numbers: list[int]) -> list[int]:
-        """Verify pieces of a shard of this node, and copy them if the old shard has other memory."""
+    async def _verify(self, own: Shard, numbers: set[int]) -> set[int]:
+        """Verify pieces of a shard of this node where they are; returns the numbers of those that match."""
+        ordered = sorted(numbers)
 
-        def take(part: range) -> list[int]:
-            chosen = [numbers[n] for n in part]
-            if old.shard is not own:
-                return old.copy(own, chosen)
-            corrupt = set(own.corrupt_pieces(chosen))
-            return [n for n in chosen if n not in corrupt]
+        def corrupt(part: range) -> list[int]:
+            return own.corrupt_pieces(ordered[n] for n in part)
 
-        if old.shard is not own:
-            old.use_own_memory(self._name(old), own.pieces)
-            old.require_memory(numbers)
-        found = await self._run_in_thread.in_parts(take, len(numbers), PART_PIECES)
-        intact = [n for part in found for n in part]
+        found = await self._run_in_thread.in_parts(corrupt, len(ordered), PART_PIECES)
+        intact = numbers.difference(*found)
         size = size_of([own.pieces[n] for n in intact])
         self.progress.note_size(size)
-        (self.progress.note_own if old.shard is own else self.progress.note_copied)(size)
+        self.progress.note_own(size)
         return intact
 
-    async def _fetch(self, old: OldShard, numbers: list[int] | None) -> None:
-        """Fetch pieces from the other nodes that the plan names. None: the footer's piece alone.
+    async def _gather(
+        self, old: OldShard, numbers: set[int] | None, intact: tuple[Shard, set[int]] | None = None
+    ) -> None:
+        """Bring pieces into the old shard's own memory. None: the footer's piece alone.
+
+        `intact`: a shard of this node that is used no more, and those of its pieces that still match.
 
         Raises:
-            FetchFailed: they don't give some piece.
+            FetchFailed: some piece is nowhere.
         """
+        if numbers is not None and not numbers:
+            return
         nodes = [s.node for s in self._plan.sources if s.rank == old.rank and s.node != self._node]
-        elsewhere = [Source(node, old.rank, self._digest(old.rank)) for node in nodes]
+        sources = [Source(node, old.rank, self._digest(old.rank)) for node in nodes]
         async with self._fetches, AsyncExitStack() as calls:
-            answers = await self._holders.ask(elsewhere, self.version, calls)
-            if not answers.offers:
-                reasons = "; ".join(f"{node}: {reason}" for node, reason in answers.failures.items())
-                raise FetchFailed(reasons or "no other node holds it")
-            # All have the digest of the plan, which is made of their pieces' digests: the pieces are equal.
-            pieces = answers.offers[0][1]
-            old.use_own_memory(self._name(old), pieces)
-            wanted = [old.footer_number] if numbers is None else numbers
-            old.require_memory(wanted)
-            assert old.memory is not None
-            self.progress.note_size(size_of([pieces[n] for n in wanted]))
-            note = partial(self._note_fetched, pieces)
-            holders = [holder for *_, holder in answers.offers]
-            arrivals = NotedArrivals(note)
+            wanted = WantedShard(old.rank, self.version, sources, calls, {}, pieces=old.pieces, intact=intact)
             try:
-                await self._transport.fetch(holders, pieces, wanted, old.memory, arrivals)
-            finally:
-                old.verified.update(arrivals.numbers)
-                self._shard_store.note_damaged(old.rank, self.version, TIER_OWN, arrivals.by_node)
-
-    def _note_fetched(self, pieces: Sequence[Piece], number: int, node: str) -> None:
-        self.progress.note_fetched(pieces[number].length, node)
+                if not wanted.pieces:
+                    await self._gathering.find_pieces(wanted)
+                old.use_own_memory(self._name(old), wanted.pieces)
+                numbers = {old.footer_number} if numbers is None else numbers
+                old.require_memory(numbers)
+                assert old.memory is not None
+                wanted.memory = old.memory
+                self.progress.note_size(size_of([wanted.pieces[n] for n in numbers]))
+                await self._gathering.gather(wanted, numbers)
+            except FetchFailed as error:
+                raise FetchFailed(wanted.reasons(error)) from None
+            old.verified |= numbers
