@@ -9,6 +9,10 @@ class CorruptShard(CheckpointError):
     """The bytes are no shard, or not the expected shard."""
 
 
+class OtherLayout(CorruptShard):
+    """A shard that another version of Muster has written: this one can't read it."""
+
+
 class UntrustedCheckpoint(CheckpointError):
     """Somebody else can have written the checkpoint, so it is not unpickled."""
 

@@ -22,7 +22,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.errors import CorruptShard, OtherLayout
 
 FOOTER_BYTES = 64
 ITEM_ALIGNMENT_BYTES = 64
@@ -34,7 +34,10 @@ PIECE_BYTES = 4 << 20
 LENGTH_BYTES = 8
 """Bytes before an object that hold its length."""
 
-_MAGIC = b"MUSTERs1"
+_MAGIC_START = b"MUSTERs"
+_MAGIC = _MAGIC_START + b"2"
+"""Its last character is the layout. Raise it with every change after which an older version of Muster would misread a
+shard: memory that is kept over a requeue may be of the version before. 2: the footer has the flag `sharded`."""
 _FOOTER = struct.Struct("<8s4Q2I2Q")
 """The durable metadata has less than 4 GiB, so that the flag has room behind its length."""
 _LENGTH = struct.Struct("<Q")
@@ -124,6 +127,7 @@ def read_footer(shard: memoryview, shard_bytes: int | None = None) -> Footer:
     """The footer of a shard. `shard_bytes`: the size of the whole shard, of which `shard` is the end.
 
     Raises:
+        OtherLayout: another version of Muster has written the shard.
         CorruptShard: these bytes aren't a shard.
     """
     if len(shard) < FOOTER_BYTES:
@@ -131,10 +135,13 @@ def read_footer(shard: memoryview, shard_bytes: int | None = None) -> Footer:
     magic, *numbers = _FOOTER.unpack(shard[len(shard) - FOOTER_BYTES :])
     sharded = bool(numbers.pop(5))
     footer = Footer(*numbers)._replace(sharded=sharded)
-    if magic != _MAGIC:
-        raise CorruptShard(
-            f"the footer begins with {magic!r}, not {_MAGIC!r}: the bytes are no shard, or of another version of Muster"
+    if magic != _MAGIC and magic.startswith(_MAGIC_START):
+        raise OtherLayout(
+            f"written by another version of Muster with layout {magic[-1:].decode(errors='replace')}; "
+            f"this version reads layout {_MAGIC[-1:].decode()}"
         )
+    if magic != _MAGIC:
+        raise CorruptShard(f"the footer begins with {magic!r}, not {_MAGIC!r}: the bytes are no shard")
     size = len(shard) if shard_bytes is None else shard_bytes
     body = footer.index_bytes + footer.directory_bytes + footer.metadata_bytes
     if footer.compared_bytes > footer.objects_offset or not (

@@ -26,6 +26,7 @@ import grpc
 
 from muster.checkpoint.durable.locations import is_url, open_store
 from muster.checkpoint.format.errors import CheckpointError, CorruptShard, FlushError, RestoreError
+from muster.checkpoint.format.layout import read_footer
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
@@ -286,6 +287,7 @@ class CheckpointService:
             descriptor: the shard's memfd. This method owns it.
 
         Raises:
+            OtherLayout: another version of Muster has written the shard.
             CorruptShard: the memfd does not match the description, or the shard belongs to another gang.
         """
         memory = SealedMemory.adopt(descriptor)
@@ -293,6 +295,7 @@ class CheckpointService:
             pieces = shard_offers.pieces_of_offer(offer)
             if offer.gang_id != self._gang_id or memory.size != offer.bytes:
                 raise CorruptShard(f"{memory.size} bytes are described as {offer.bytes} of gang {offer.gang_id}")
+            read_footer(memory.view)
             version = shard_offers.version_of_offer(offer)
             await self._recall.add_slot_shard(offer.rank, version, pieces, offer.digest, memory)
         except BaseException:

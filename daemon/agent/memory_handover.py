@@ -19,7 +19,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.errors import CorruptShard, OtherLayout
 from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS
 from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.replication import shard_offers
@@ -184,8 +184,19 @@ def _verification_timeout_s(memfds: Sequence[int]) -> float:
 async def _verify_all(store: HandoverStore, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
     """Have the checkpoint store verify all shards at once: its threads share the work."""
     tasks = (store.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
-    for offer, error in zip(offers, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    others = [outcome for outcome in outcomes if isinstance(outcome, OtherLayout)]
+    if others:
+        log.error(
+            "%d of %d shards of the previous run are not used: %s. The job goes on from its newest durable checkpoint",
+            len(others),
+            len(offers),
+            others[0],
+        )
+    for offer, error in zip(offers, outcomes, strict=True):
         version = shard_offers.version_of_offer(offer)
+        if isinstance(error, OtherLayout):
+            continue
         if isinstance(error, CorruptShard):
             log.error("rank %d's shard of %s from the previous run is damaged: %s", offer.rank, version, error)
         elif error is not None:

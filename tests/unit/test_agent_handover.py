@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
@@ -163,6 +164,26 @@ async def test_damaged_memory_does_not_count(folder: Path) -> None:
     async with Run(folder, 1) as second:
         assert second.held() == {"n0": [(0, TIER_OWN, 1)], "n1": []}
         assert second.newest(2) is None
+
+
+async def test_memory_that_another_version_of_muster_has_kept_is_refused_once(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "_MAGIC", b"MUSTERs1")  # as the version before an upgrade wrote it
+    async with Run(folder) as first:
+        await first.train(1, 2)
+        await first.deposit()
+    monkeypatch.undo()
+    async with Run(folder, 1) as second:
+        assert second.held() == {"n0": [], "n1": []}
+        assert second.newest(2) is None
+    refused = [r.getMessage() for r in caplog.records if "another version of Muster" in r.getMessage()]
+    expected = (
+        "1 of 1 shards of the previous run are not used: written by another version of Muster with layout 1; this "
+        "version reads layout 2. The job goes on from its newest durable checkpoint"
+    )
+    assert refused == [expected] * 2, "one on each node"
+    assert not [r for r in caplog.records if "damaged" in r.getMessage()]
 
 
 async def test_without_musterd_the_next_run_starts_without_kept_memory(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.format import layout
-from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.errors import CorruptShard, OtherLayout
 from muster.checkpoint.format.layout import Footer, PublishedItem, ShardIndex
 from muster.checkpoint.store.memory.pieces import (
     Piece,
@@ -50,6 +50,13 @@ def test_offsets_outside_the_shard_are_refused(footer: Footer) -> None:
 def test_bytes_without_a_footer_are_no_shard(size: int) -> None:
     with pytest.raises(CorruptShard, match="no shard"):
         layout.read_footer(memoryview(bytes(size)))
+
+
+def test_a_shard_of_another_version_of_muster_is_told_from_other_bytes() -> None:
+    view = shard()
+    view[-64:-56] = b"MUSTERs1"
+    with pytest.raises(OtherLayout, match="another version of Muster with layout 1; this version reads layout 2"):
+        layout.read_footer(view)
 
 
 def test_the_parts_at_the_header_are_found() -> None:
