@@ -3,7 +3,7 @@
     offset          content
     0               tensors, each a finished item of a torch.distributed.checkpoint file
     objects_offset  Python objects: 8 bytes of length, the item, unused bytes
-    header_offset   the index (JSON), the leaf directory (for a restore), the durable metadata (rank 0 only)
+    header_offset   the index (JSON), the leaf directory (for a restore), the durable metadata (rank 0 only), zeros
     size - 64       the footer
 
 Replicas of one model hold equal tensors, so all pieces before `objects_offset` are equal. The first `compared_bytes`
@@ -30,6 +30,10 @@ ITEM_ALIGNMENT_BYTES = 64
 
 PIECE_BYTES = 4 << 20
 """Largest piece, the unit of digests and transfers. A 1 GB shard has about 250 pieces in its offer."""
+
+LEAST_SLOT_UNIT_BYTES, SLOT_UNITS = 64 << 10, 64
+"""The size of a slot is a multiple of a unit: of so many bytes at least, of a piece at most, and else of the largest
+power of two of which the slot has so many. So a slot is 1.6 % larger than its state at most, or 64 KiB."""
 
 LENGTH_BYTES = 8
 """Bytes before an object that hold its length."""
@@ -115,6 +119,17 @@ def _published_item(number: object, offset: object, length: object) -> Published
 def align_up(offset: int) -> int:
     """The next offset at which an item may begin."""
     return -(-offset // ITEM_ALIGNMENT_BYTES) * ITEM_ALIGNMENT_BYTES
+
+
+def slot_bytes(state_bytes: int) -> int:
+    """The size of a slot for a state with its header and footer.
+
+    It is rounded up: the state of a restored run often has some bytes more, such as those of a counter that has grown.
+    It shall fit into the slots that are there.
+    """
+    unit = 1 << max(0, (state_bytes // SLOT_UNITS).bit_length() - 1)
+    unit = min(PIECE_BYTES, max(LEAST_SLOT_UNIT_BYTES, unit))
+    return -(-state_bytes // unit) * unit
 
 
 def write_footer(shard: memoryview, footer: Footer) -> None:

@@ -125,7 +125,7 @@ class ShardPlan:
         self._object_locations = [self.objects.get(leaf.name) for leaf in leaves]
         self._header_parts = (self._index(), self._leaf_directory(leaves), publication.metadata)
         header_end = self.header_offset + sum(map(len, self._header_parts))
-        self.bytes = layout.align_up(header_end) + layout.FOOTER_BYTES
+        self.bytes = layout.slot_bytes(layout.align_up(header_end) + layout.FOOTER_BYTES)
 
     def _compared_layout(self) -> list[tuple[str, int, TensorKind | None]]:
         """Where which tensor of the compared part is. Equal in all ranks whose parts can be compared."""
@@ -188,16 +188,21 @@ class ShardPlan:
         return pickle.dumps({**directory, "structure": self._structure}, 4)
 
     def write_constant_parts(self, slot: memoryview) -> None:
-        """Write all bytes that are equal in every snapshot of this plan."""
+        """Write all bytes that are equal in every snapshot of this plan.
+
+        Also those that mean nothing: the slot may have held a state of another plan, and replicas must be equal.
+        """
         for location in self.tensors.values():
             for start, data in location.template.fixed:
                 slot[location.offset + start : location.offset + start + len(data)] = data
+            _clear(slot, location.offset + location.template.item_bytes)
         for name, data in self.constants.items():
             layout.write_object(slot, self.objects[name].offset, data)
         end = self.header_offset
         for part in self._header_parts:
             slot[end : end + len(part)] = part
             end += len(part)
+        slot[end : len(slot) - layout.FOOTER_BYTES] = bytes(len(slot) - layout.FOOTER_BYTES - end)
         index, directory, metadata = map(len, self._header_parts)
         footer = layout.Footer(
             self.objects_offset,
@@ -223,6 +228,11 @@ class ShardPlan:
                 if len(data) > location.capacity:
                     raise ObjectOutgrown(leaf.name, len(data))
                 layout.write_object(slot, location.offset, data)
+
+
+def _clear(slot: memoryview, end: int) -> None:
+    """Clear what is left between the end of an item and the next place where one may begin."""
+    slot[end : layout.align_up(end)] = bytes(layout.align_up(end) - end)
 
 
 def _template(name: str, kind: TensorKind) -> torch_items.TensorTemplate:

@@ -23,6 +23,11 @@ from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E40
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
 from muster.checkpoint.training import loop, torch_items  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
+from muster.checkpoint.training.publication import plan_publication  # noqa: E402
+from muster.checkpoint.training.shard_plan import ShardPlan  # noqa: E402
+from muster.checkpoint.training.snapshot import SnapshotWriter  # noqa: E402
+from muster.checkpoint.training.states.replicas import find_replicas  # noqa: E402
+from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
 
 pytestmark = [
@@ -133,6 +138,50 @@ def test_a_restored_run_has_the_same_bits(agent: AgentInThread) -> None:
     assert again.everything() == straight.everything()
     assert again.model.embed.weight is again.model.head.weight
     again.checkpoint.close()
+
+
+def test_a_restored_run_writes_to_the_slots_that_are_there(agent: AgentInThread) -> None:
+    """Its state is a little larger, and its model another one: what the old slots held must not be seen."""
+
+    def slots() -> list[Any]:
+        return [shard.memory for shard in agent.checkpoint_service.slot_shards()]
+
+    first = Job(agent.connect())
+    first.checkpoint.restore()
+    first.train(1)
+    first.checkpoint.step(1)
+    agent.await_committed(1)
+    (kept,) = slots()
+    kept_bytes = bytes(kept.view)
+
+    second = Job(agent.connect(), seed=1)
+    assert second.checkpoint.restore() == 1
+    second.cursor.seen += [1000] * 50
+    for step in (2, 3):
+        second.train(step)
+        second.checkpoint.step(step)
+        agent.await_committed(step)
+    assert slots() == [kept], "steps are written to the two slots in turn"
+    view = kept.view
+    footer = layout.read_footer(view)
+    assert bytes(view) != kept_bytes
+    end = footer.header_offset + footer.index_bytes + footer.directory_bytes + footer.metadata_bytes
+    assert not any(view[end : len(view) - layout.FOOTER_BYTES])
+
+
+def test_a_slot_that_held_another_state_gets_all_bytes_of_an_empty_one() -> None:
+    job = Job(None)
+    job.train(1)
+    state = TrainingState({"model": job.model, "optimizer": job.optimizer, "cursor": job.cursor}, None)
+    captured = state.capture(0, 1)
+    publication = plan_publication([*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)])
+    plan = ShardPlan(captured, publication, {}, find_replicas(state, captured.leaves, 1))
+    empty, used = memoryview(bytearray(plan.bytes)), memoryview(bytearray(b"?" * plan.bytes))
+    for slot in (empty, used):
+        writer = SnapshotWriter(plan, [slot])
+        writer.write(0, captured.leaves)
+    assert bytes(used[: plan.objects_offset]) == bytes(empty[: plan.objects_offset])
+    assert bytes(used[plan.header_offset :]) == bytes(empty[plan.header_offset :])
 
 
 def test_a_further_rank_starts_from_the_shared_state_and_from_no_other_ranks_own(

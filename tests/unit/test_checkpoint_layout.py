@@ -52,6 +52,15 @@ def test_bytes_without_a_footer_are_no_shard(size: int) -> None:
         layout.read_footer(memoryview(bytes(size)))
 
 
+@given(st.integers(1, 1 << 40))
+def test_a_slot_is_little_larger_than_its_state(state_bytes: int) -> None:
+    size = layout.slot_bytes(state_bytes)
+    assert 0 <= size - state_bytes < max(64 << 10, state_bytes / 64 + 1)
+    assert size % (64 << 10) == 0
+    assert layout.slot_bytes(size) == size, "states of up to this size have equal slots"
+    assert size - state_bytes < layout.PIECE_BYTES
+
+
 def test_a_shard_of_another_version_of_muster_is_told_from_other_bytes() -> None:
     view = shard()
     view[-64:-56] = b"MUSTERs1"
