@@ -31,7 +31,7 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.flush.retention import Retention
-from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
+from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory, check_room_for_flush
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
@@ -63,8 +63,9 @@ from muster.v1.agent_pb2 import (
 
 log = logging.getLogger(__name__)
 
-FLUSH_THREADS = 2
-"""One writes; one may still hang in the file system on behalf of a flush that was given up."""
+FLUSH_THREADS = 3
+"""One writes; one copies what is still to be written, so that ranks get their slots; one may still hang in the file
+system on behalf of a flush that was given up."""
 
 _NEVER_FENCED = 1 << 62
 """A generation above all others, for tasks that a fence must not cancel."""
@@ -128,7 +129,15 @@ class CheckpointService:
         )
         # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
-        self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, self._flush_threads, on_change)
+        self._flusher = Flusher(
+            gang_id,
+            node,
+            store,
+            lambda: commit.committed,
+            self._flush_threads,
+            on_change,
+            lambda size: check_room_for_flush(size, self._copies),
+        )
         holders = ShardHolders(gang_id, node, dial, commit.address_of)
         self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change)
         self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
@@ -244,7 +253,9 @@ class CheckpointService:
         return any(of == rank and version.generation == generation for of, version in self._digesting)
 
     def stop_ranks(self, reason: str, last_generation: float = inf) -> None:
-        """Ask every rank up to `last_generation` to finish the step, keep the state and exit."""
+        """Ask every rank up to `last_generation` to finish the step, keep the state and exit. A flush lets go of their
+        slots."""
+        self._spawn(_NEVER_FENCED, self._flusher.let_go_before_a_stop())
         self._sockets.stop(reason, last_generation)
 
     async def flush(

@@ -54,7 +54,8 @@ async def flush(gang: Gang, step: int, serial: int, stores: dict[str, DurableSto
 
     async def write(node: str) -> None:
         service = gang.nodes[node].checkpoint_service
-        flusher = Flusher(gang.gang_id, node, service._shard_store, lambda: Version(0, 0), threads, lambda: None)
+        store = service._shard_store
+        flusher = Flusher(gang.gang_id, node, store, lambda: Version(0, 0), threads, lambda: None, lambda _: None)
         try:
             await flusher.flush(order, stores[node], Retention(keep=1))
         except Killed as error:

@@ -2,7 +2,6 @@
 
 import errno
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,9 @@ from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_publish
 from muster.checkpoint.store.flush.flush_part import FlushPart
+from muster.checkpoint.store.flush.give_up import GiveUp
 from muster.checkpoint.store.flush.rank_file import write_rank_file
+from muster.checkpoint.store.flush.rank_source import RankSource
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
@@ -88,7 +89,7 @@ def shard_of(content: Content) -> Iterator[tuple[Shard, list[bytes]]]:
 def test_the_note_says_where_each_item_is(content: Content) -> None:
     with shard_of(content) as (shard, published), tempfile.TemporaryDirectory() as folder:
         counted = WrittenBytes()
-        note = write_rank_file(PosixFolder(Path(folder)), "file", shard, lambda: None, counted)
+        note = write_rank_file(PosixFolder(Path(folder)), "file", RankSource(shard), lambda: None, counted)
         written = Path(folder, "file").read_bytes()
         assert counted.done == counted.total == len(written)
         assert [written[offset : offset + length] for _, offset, length in note.items] == published
@@ -104,7 +105,7 @@ def test_a_flipped_bit_anywhere_is_found(content: Content, data: st.DataObject) 
     with shard_of(content) as (shard, _), tempfile.TemporaryDirectory() as folder:
         shard.memory.view[data.draw(st.integers(0, shard.bytes - 1))] ^= 1 << data.draw(st.integers(0, 7))
         with pytest.raises(CorruptShard):
-            write_rank_file(PosixFolder(Path(folder)), "file", shard, lambda: None, WrittenBytes())
+            write_rank_file(PosixFolder(Path(folder)), "file", RankSource(shard), lambda: None, WrittenBytes())
 
 
 def test_a_flush_can_be_given_up(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_flush_can_be_given_up(tmp_path: Path) -> None:
 
         counted = WrittenBytes()
         with pytest.raises(GivenUp):
-            write_rank_file(PosixFolder(tmp_path), "part", shard, give_up, counted)
+            write_rank_file(PosixFolder(tmp_path), "part", RankSource(shard), give_up, counted)
         assert (tmp_path / "part").stat().st_size == counted.done <= 800
         assert counted.total == 3000
 
@@ -134,7 +135,7 @@ def test_bytes_are_on_disk_but_for_a_bounded_number(tmp_path: Path, monkeypatch:
     )
     content = Content([bytes(6000)], [], shared=False, piece_bytes=400)
     with shard_of(content) as (shard, _):
-        write_rank_file(PosixFolder(tmp_path), "whole", shard, lambda: None, WrittenBytes())
+        write_rank_file(PosixFolder(tmp_path), "whole", RankSource(shard), lambda: None, WrittenBytes())
     begun = [part for part, begins in told if begins]
     assert begun == [(start, 1200) for start in range(0, 6000, 1200)]
     assert [part for part, begins in told if not begins] == begun[: -posix_folder.WRITE_BACKS_UNDER_WAY]
@@ -148,21 +149,21 @@ def test_an_error_of_the_disk_that_is_told_early_ends_the_file(tmp_path: Path, m
     monkeypatch.setattr(posix_folder, "_sync_range", full)
     content = Content([bytes(6000)], [], shared=False, piece_bytes=400)
     with shard_of(content) as (shard, _), pytest.raises(OSError, match="No space left"):
-        write_rank_file(PosixFolder(tmp_path), "whole", shard, lambda: None, WrittenBytes())
+        write_rank_file(PosixFolder(tmp_path), "whole", RankSource(shard), lambda: None, WrittenBytes())
 
 
 def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 4096)
     content = Content([bytes(range(256)) * 100], [b"an object"], shared=True, piece_bytes=5000)
     with shard_of(content) as (shard, _):
-        write_rank_file(PosixFolder(tmp_path), "file", shard, lambda: None, WrittenBytes())
+        write_rank_file(PosixFolder(tmp_path), "file", RankSource(shard), lambda: None, WrittenBytes())
     assert (tmp_path / "file").read_bytes() == bytes(range(256)) * 100 + b"an object"
 
 
 def test_a_leader_waits_as_long_as_files_grow(tmp_path: Path) -> None:
     """It looks at the sizes when its time is over, and gives up when nothing has changed since it last did."""
     store = PosixFolder(tmp_path)
-    part = FlushPart(Version(1, 1), 1, store, "g1", "a test", True, ".flush-g1-1", threading.Event())
+    part = FlushPart(Version(1, 1), 1, store, "g1", "a test", True, ".flush-g1-1", GiveUp())
     store.make_folder(part.working_folder)
     looks = []
 

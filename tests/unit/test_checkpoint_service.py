@@ -25,6 +25,7 @@ from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
+from muster.checkpoint.store.flush.give_up import GiveUp
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.replication import transfer_rates
 from muster.checkpoint.store.streams.stream_sockets import REQUEST, TOKEN_BYTES
@@ -1196,7 +1197,7 @@ async def test_a_node_without_a_part_of_the_newer_flush_gives_the_older_one_up_t
 
 
 async def test_a_writer_whose_flush_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
-    declarations, superseded = flush_version.declarations_folder(GANG, 1), threading.Event()
+    declarations = flush_version.declarations_folder(GANG, 1)
     part = flush_part.FlushPart(
         Version(1, 1),
         1,
@@ -1205,7 +1206,7 @@ async def test_a_writer_whose_flush_leader_has_given_up_leaves_nothing(tmp_path:
         "a test",
         is_leader=False,
         declarations=declarations,
-        superseded=superseded,
+        given_up=GiveUp(),
     )
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
         flush_part.write_part(part, [])

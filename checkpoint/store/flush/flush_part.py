@@ -23,9 +23,10 @@ from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.flush.give_up import GiveUp
 from muster.checkpoint.store.flush.rank_file import write_rank_file
+from muster.checkpoint.store.flush.rank_source import RankSource
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
-from muster.checkpoint.store.memory.shards import Shard
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class FlushPart:
     `is_leader`: whether this node completes the folder.
     `store`: where the checkpoint is written.
     `declarations`: the folder with the declarations of all nodes; it exists until the flush leader ends the flush.
-    `superseded`: set when this flush shall be given up.
+    `given_up`: set when this flush shall be given up.
     `written`: counts what this node has written.
     """
 
@@ -54,7 +55,7 @@ class FlushPart:
     reason: str
     is_leader: bool
     declarations: str
-    superseded: threading.Event
+    given_up: GiveUp
     written: WrittenBytes = field(default_factory=WrittenBytes)
 
     @property
@@ -84,14 +85,14 @@ class FlushPart:
         """Whether the flush leader has given up: the declarations are gone, and the checkpoint is not complete."""
         return not self.is_leader and not _is_there(self.store, self.declarations) and self.is_open()
 
-    def raise_if_superseded(self) -> None:
-        """Raise FlushError if a newer flush was ordered."""
-        if self.superseded.is_set():
-            raise FlushError(f"flush {self.serial} is given up: a newer one was ordered")
+    def raise_if_given_up(self) -> None:
+        """Raise FlushError if this flush shall end, for example because a newer one was ordered."""
+        if self.given_up.is_set():
+            raise FlushError(f"flush {self.serial} is given up: {self.given_up.why}")
 
 
-def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
-    """Verify each of this node's `shards`, and write its file and its note.
+def write_part(part: FlushPart, sources: Sequence[RankSource]) -> None:
+    """Verify each shard of this node's ranks, and write its file and its note.
 
     Raises:
         FlushError: the part failed; this node's files are removed.
@@ -103,7 +104,7 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
     except OSError as error:
         raise FlushError(_describe_failure(part, error)) from error
     try:
-        _write_rank_files(part, list(shards), written)
+        _write_rank_files(part, sources, written)
         if part.is_abandoned():
             raise FlushError(_ABANDONED)
     except (OSError, CorruptShard, FlushError) as error:
@@ -131,27 +132,27 @@ def _is_there(store: DurableStore, folder: str) -> bool:
         return False
 
 
-def _write_rank_files(part: FlushPart, shards: Sequence[Shard], written: list[str]) -> None:
+def _write_rank_files(part: FlushPart, sources: Sequence[RankSource], written: list[str]) -> None:
     """Write the files of all ranks, several at a time. The first failure ends all of them."""
     failed = threading.Event()
 
     def raise_if_given_up() -> None:
-        part.raise_if_superseded()
+        part.raise_if_given_up()
         if failed.is_set():
             raise FlushError("another rank's file of this node can't be written")
 
-    def write(shard: Shard) -> None:
+    def write(source: RankSource) -> None:
         try:
             raise_if_given_up()
-            _write_rank_file(part, shard, written, raise_if_given_up)
+            _write_rank_file(part, source, written, raise_if_given_up)
         except BaseException:
             failed.set()
             raise
 
-    if not shards:
+    if not sources:
         return
-    with ThreadPoolExecutor(min(len(shards), WRITERS), thread_name_prefix="flush") as pool:
-        running = [pool.submit(write, shard) for shard in shards]
+    with ThreadPoolExecutor(min(len(sources), WRITERS), thread_name_prefix="flush") as pool:
+        running = [pool.submit(write, source) for source in sources]
     errors = [error for task in running if (error := task.exception()) is not None]
     if errors:
         raise next((error for error in errors if not isinstance(error, FlushError)), errors[0])
@@ -174,10 +175,12 @@ def describe_error(error: Exception, where: str) -> str:
     return str(error)
 
 
-def _write_rank_file(part: FlushPart, shard: Shard, written: list[str], raise_if_given_up: Callable[[], None]) -> None:
-    name, note_file = part.file(durable_folders.rank_file_name(shard.rank)), part.file(note_name(shard.rank))
+def _write_rank_file(
+    part: FlushPart, source: RankSource, written: list[str], raise_if_given_up: Callable[[], None]
+) -> None:
+    name, note_file = part.file(durable_folders.rank_file_name(source.rank)), part.file(note_name(source.rank))
     written += (name, note_file)
-    note = write_rank_file(part.store, name, shard, raise_if_given_up, part.written)
+    note = write_rank_file(part.store, name, source, raise_if_given_up, part.written)
     # A flush that was given up has released the shard: its rank may have changed the bytes meanwhile.
     raise_if_given_up()
     part.store.write(note_file, json.dumps(asdict(note)).encode())

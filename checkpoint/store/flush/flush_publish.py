@@ -13,8 +13,7 @@ from muster.checkpoint.durable.newest import manifest_in
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.store.flush.flush_part import FAILURE_MARK, FlushPart, describe_error, note_name
-from muster.checkpoint.store.flush.rank_file import RankFileNote, contiguous_bytes
-from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.flush.rank_file import RankFileNote
 
 PARTS_TIMEOUT_S = 6 * 3600.0
 """Seconds for which the flush leader waits while it sees nothing change in the folder. The coordinator hears how many
@@ -25,23 +24,22 @@ _MOST_NOTE_BYTES = 1 << 30
 """Far more than the note of a rank with a million items has."""
 
 
-def publish(part: FlushPart, rank_0_shard: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> str:
+def publish(part: FlushPart, world_size: int, durable_metadata: bytes, timeout_s: float = PARTS_TIMEOUT_S) -> str:
     """Wait for every rank's note, write manifest and metadata, complete the folder.
 
     Args:
         part: the flush leader's part.
-        rank_0_shard: the shard that holds the metadata.
+        world_size: the number of ranks that have written the version.
+        durable_metadata: with placeholders, from rank 0's shard.
         timeout_s: seconds for which nothing may change in the folder.
 
     Returns:
         The name of the final folder.
 
     Raises:
-        FlushError: the flush failed or was superseded. The caller has to remove the working folder.
+        FlushError: the flush failed or was given up. The caller has to remove the working folder.
     """
     try:
-        view = contiguous_bytes(rank_0_shard)
-        world_size, metadata = layout.read_index(view).world_size, layout.read_durable_metadata(view)
         notes = _wait_for_notes(part, world_size, timeout_s)
         places = {number: (offset, length) for note in notes for number, offset, length in note.items}
         manifest = _manifest(part, notes)
@@ -49,9 +47,9 @@ def publish(part: FlushPart, rank_0_shard: Shard, timeout_s: float = PARTS_TIMEO
         part.store.remove(*(part.file(note_name(note.rank)) for note in notes))
         empty = (durable_folders.rank_file_name(note.rank) for note in notes if not note.items)
         part.store.remove(*map(part.file, empty))
-        part.raise_if_superseded()
+        part.raise_if_given_up()
         # Last: in a store of objects this makes it a checkpoint.
-        part.store.write(part.file(durable_folders.METADATA), layout.fill_placeholders(metadata, places))
+        part.store.write(part.file(durable_folders.METADATA), layout.fill_placeholders(durable_metadata, places))
         _complete(part, manifest)
     except (OSError, CorruptShard) as error:
         raise FlushError(describe_error(error, part.store.where)) from error
@@ -64,7 +62,7 @@ def _wait_for_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[
     deadline = time.monotonic() + timeout_s
     notes: dict[int, RankFileNote] = {}
     while True:
-        part.raise_if_superseded()
+        part.raise_if_given_up()
         names = set(part.store.names(part.working_folder))
         for rank in range(world_size):
             if rank not in notes and note_name(rank) in names:
@@ -81,7 +79,7 @@ def _wait_for_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[
                 continue
             absent = [rank for rank in range(world_size) if rank not in notes]
             raise FlushError(f"of ranks {absent} nothing more came to {part.store.where} for {timeout_s:.0f} s")
-        part.superseded.wait(part.store.poll_s)
+        part.given_up.wait(part.store.poll_s)
 
 
 def _manifest(part: FlushPart, notes: list[RankFileNote]) -> durable_folders.Manifest:

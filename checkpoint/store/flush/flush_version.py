@@ -5,11 +5,10 @@ committed newer versions and reused the slots of the named one. So each agent ho
 the order arrives, and declares this version in the durable folder. All agents write the newest declared version.
 
 Every agent has that version. An agent that holds a version has one more slot for each rank, so the gang can commit at
-most one more version until the flush is over. What another agent declares is therefore the version that this agent
-holds, or the version in its other slot.
+most one more version until all agents have declared theirs. What another agent declares is therefore the version that
+this agent holds, or the version in its other slot.
 """
 
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.flush.give_up import GiveUp
 
 DECLARATIONS_TIMEOUT_S = 60.0
 """Seconds that an agent waits for the declarations of all others."""
@@ -33,21 +33,21 @@ class VersionExchange:
 
     `store`, `folder`: where the agents declare their versions.
     `nodes`: all nodes that take part.
-    `superseded`: set when this flush shall be given up.
+    `given_up`: set when this flush shall be given up.
     """
 
     store: DurableStore
     folder: str
     node: str
     nodes: frozenset[str]
-    superseded: threading.Event
+    given_up: GiveUp
 
 
 def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = DECLARATIONS_TIMEOUT_S) -> Version:
     """Declare the version that this node holds, wait for all others, return the newest. Blocks: run it in a thread.
 
     Raises:
-        FlushError: a node has declared nothing in time, or the flush was superseded.
+        FlushError: a node has declared nothing in time, or the flush was given up.
         OSError: the folder can't be written. After any error this node's declaration is removed.
     """
     if exchange.nodes <= {exchange.node}:
@@ -74,8 +74,8 @@ def _wait_for_all(exchange: VersionExchange, timeout_s: float) -> Version:
         if time.monotonic() > deadline:
             silent = ", ".join(sorted(exchange.nodes - declared.keys()))
             raise FlushError(f"{silent} did not say within {timeout_s:.0f} s which version it holds")
-        if exchange.superseded.wait(exchange.store.poll_s):
-            raise FlushError("given up: a newer flush was ordered")
+        if exchange.given_up.wait(exchange.store.poll_s):
+            raise FlushError(f"given up: {exchange.given_up.why}")
 
 
 def _parse_declaration(name: str) -> tuple[str, Version]:

@@ -6,14 +6,15 @@ itself: the older flush stops at its next check and removes its files, and only 
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
+from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.held_shards import HeldShards
 from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_old
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
@@ -28,15 +29,8 @@ are removed in a moment, and the agent may be about to exit."""
 
 
 PROGRESS_S = 2.0
-"""Seconds between two reports of what was written."""
-
-
-@contextmanager
-def _set_at_the_end(event: threading.Event) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        event.set()
+"""Seconds between two reports of what was written, and between two looks whether ranks need their slots. A flush that
+is over within this time copies nothing."""
 
 
 class Flusher:
@@ -48,6 +42,7 @@ class Flusher:
         committed: returns the newest version that this agent knows to be committed.
         run_in_thread: runs a function in a thread.
         on_progress: called from time to time while a flush runs.
+        check_room: raises NoMemoryLeft if there is no room for a copy of so many bytes.
     """
 
     def __init__(
@@ -58,6 +53,7 @@ class Flusher:
         committed: Callable[[], Version],
         run_in_thread: WorkerThreads,
         on_progress: Callable[[], None],
+        check_room: Callable[[int], None],
     ) -> None:
         self._gang_id = gang_id
         self._node = node
@@ -65,8 +61,13 @@ class Flusher:
         self._committed = committed
         self._run_in_thread = run_in_thread
         self._on_progress = on_progress
+        self._check_room = check_room
         self._newest_serial = 0
-        self._superseded = threading.Event()
+        self._given_up = GiveUp()
+        self._held: HeldShards | None = None
+        """What the running flush holds; None: nothing yet, or no flush runs."""
+        self._stop_during = 0
+        """The newest flush when a planned stop was asked for."""
         self._one_at_a_time = asyncio.Lock()
         self._removal: asyncio.Future[None] | None = None
         self._written = WrittenBytes()
@@ -88,7 +89,7 @@ class Flusher:
         file system. What such a thread still writes counts for nothing.
 
         Raises:
-            FlushError: the flush failed or was superseded. None of its files are left.
+            FlushError: the flush failed or was given up. None of its files are left.
         """
         if order.serial < self._newest_serial:
             raise FlushError(
@@ -96,19 +97,26 @@ class Flusher:
             )
         self._newest_serial = order.serial
         self._written = WrittenBytes()
-        self._superseded.set()
-        self._superseded = superseded = threading.Event()
-        reports = asyncio.create_task(self._report_progress())
+        self._given_up.set()
+        self._given_up = given_up = GiveUp()
+        reports = asyncio.create_task(self._watch())
         try:
             async with self._one_at_a_time:
-                return await self._flush(order, store, superseded, retention)
+                return await self._flush(order, store, given_up, retention)
         finally:
             reports.cancel()
             # After a cancellation a thread may still be writing.
-            superseded.set()
+            given_up.set()
+
+    async def let_go_before_a_stop(self) -> None:
+        """Let the ranks have all their slots: they are about to keep the last step before a planned stop. A flush whose
+        bytes can't be copied in time is given up."""
+        self._stop_during = self._newest_serial
+        if self._held is not None:
+            await self._held.let_go_before_a_stop()
 
     async def _flush(
-        self, order: FlushOrder, store: DurableStore, superseded: threading.Event, retention: Retention
+        self, order: FlushOrder, store: DurableStore, given_up: GiveUp, retention: Retention
     ) -> Version | None:
         writers: dict[int, str] = {}
         """The node that writes each rank's file: the first by name of the nodes that hold the rank's shard."""
@@ -119,13 +127,12 @@ class Flusher:
             return None
         declarations = flush_version.declarations_folder(self._gang_id, order.serial)
         nodes = frozenset(writers.values())
-        exchange = flush_version.VersionExchange(store, declarations, self._node, nodes, superseded)
+        exchange = flush_version.VersionExchange(store, declarations, self._node, nodes, given_up)
         is_leader = writers.get(0) == self._node
         part: flush_part.FlushPart | None = None
         try:
-            # Set before the shards are released: a thread that still writes them must notice it.
-            with ExitStack() as held, _set_at_the_end(superseded):
-                version, shards = await self._choose_shards(order, local_ranks, exchange, held)
+            with await self._choose_shards(order, local_ranks, exchange) as self._held:
+                version, sources = self._held.version, self._held.sources
                 part = flush_part.FlushPart(
                     version,
                     order.serial,
@@ -134,29 +141,37 @@ class Flusher:
                     order.reason,
                     is_leader,
                     declarations,
-                    superseded,
+                    given_up,
                     self._written,
                 )
-                await self._run_in_thread(flush_part.write_part, part, shards)
-                if is_leader:
-                    final_folder = await self._run_in_thread(flush_publish.publish, part, shards[0])
-                    log.info("flushed %s to %s in %s: %s", version, final_folder, store.where, order.reason)
+                await self._run_in_thread(flush_part.write_part, part, sources)
+            # From here on no slot is held: other nodes may have much left to write.
+            if is_leader:
+                final_folder = await self._run_in_thread(
+                    flush_publish.publish, part, sources[0].world_size, sources[0].durable_metadata
+                )
+                log.info("flushed %s to %s in %s: %s", version, final_folder, store.where, order.reason)
             if is_leader:
                 removal = self._run_in_thread(self._remove_old, store, final_folder, order.serial, retention)
                 self._removal = asyncio.ensure_future(removal)
                 await asyncio.wait({self._removal}, timeout=REMOVAL_WAIT_S)
             return version if is_leader else None
         finally:
+            self._held = None
             if is_leader:
                 # Remove the declarations before the files: a node that still writes looks for them after its files.
                 await self._run_in_thread(flush_version.remove_declarations, store, self._gang_id, order.serial)
                 if part is not None:
                     await self._run_in_thread(flush_part.remove_working_folder, part)
 
-    async def _report_progress(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
             self._on_progress()
+            if self._held is not None and self._stop_during == self._newest_serial:
+                await self._held.let_go_before_a_stop()
+            elif self._held is not None and self._held.version < self._committed():
+                await self._held.let_go()
 
     def _remove_old(self, store: DurableStore, newest: str, serial: int, retention: Retention) -> None:
         """Remove what need not stay. The checkpoint is complete, so no error fails the flush."""
@@ -167,9 +182,9 @@ class Flusher:
             log.warning("an older checkpoint can't be removed: %s", error)
 
     async def _choose_shards(
-        self, order: FlushOrder, ranks: list[int], exchange: flush_version.VersionExchange, held: ExitStack
-    ) -> tuple[Version, list[Shard]]:
-        """The version to write, and this node's shards of it: the order's version, or a newer committed one."""
+        self, order: FlushOrder, ranks: list[int], exchange: flush_version.VersionExchange
+    ) -> HeldShards:
+        """This node's shards of the version to write: the order's version, or a newer committed one."""
         version = Version.from_wire(order.version)
         dropped = any(self._shard_store.find(rank, version) is None for rank in ranks)
         if dropped and self._committed() > version:
@@ -183,9 +198,7 @@ class Flusher:
             if newest != version:
                 shards = [self._find_shard(rank, newest) for rank in ranks]
             # Shards of another version are released at the end of this block, because ranks wait for their slots.
-            for shard in shards:
-                held.enter_context(shard.held())
-        return newest, shards
+            return HeldShards(newest, shards, exchange.given_up, self._run_in_thread, self._check_room)
 
     def _find_shard(self, rank: int, version: Version) -> Shard:
         shard = self._shard_store.find(rank, version)

@@ -13,6 +13,10 @@ from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, left_to_t
 VERSIONS_OF_COPIES = 2
 """The committed version, and the next one while it comes."""
 
+MOST_LEFT_FREE = 2 << 30
+"""Bytes that a flush leaves to the job beside the copy that it makes, or as many again as it copies if that is less. To
+keep a slot is better than to have the training killed for its next allocation."""
+
 
 @dataclass
 class CopiesOfOthers:
@@ -50,4 +54,19 @@ def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers)
         raise NoMemoryLeft(
             f"rank {rank} needs {new_slots >> 20} MiB for {slots} slots, copies of other nodes' states need "
             f"{coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
+        )
+
+
+def check_room_for_flush(size: int, copies: CopiesOfOthers) -> None:
+    """Check that a flush may copy `size` bytes, so that ranks get their slots back before all is written.
+
+    Raises:
+        NoMemoryLeft: the node, or the job's limit, has too little memory left for it.
+    """
+    left, coming = left_to_this_process(), max(0, copies.bytes - sparse_bytes())
+    if size + min(size, MOST_LEFT_FREE) + coming > left.bytes:
+        raise NoMemoryLeft(
+            f"to copy the {size >> 20} MiB that are still to be written, twice as much must be free; copies of other "
+            f"nodes' states need {coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node "
+            f"({left.limit})"
         )

@@ -1,0 +1,15 @@
+"""The sign that a flush shall end early, and why. Threads that write look at it between two parts of a file."""
+
+import threading
+
+
+class GiveUp(threading.Event):
+    """Set when a flush shall be given up. `why`: in words, from then on."""
+
+    why = "a newer flush was ordered"
+
+    def set_because(self, why: str) -> None:
+        """Give the flush up, if that has not been said already."""
+        if not self.is_set():
+            self.why = why
+            self.set()
