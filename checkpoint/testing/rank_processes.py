@@ -1,4 +1,4 @@
-"""The ranks of a test as forks of one process: it imports torch once for all of them.
+"""The ranks of a test as forks of a process that has imported torch: once for all ranks of all tests of a run.
 
 A test starts a script with `start_ranks`; the script calls `run_ranks`.
 """
@@ -7,21 +7,66 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 from muster.daemon.host import process_tree
 
+_PRELOADED = "muster.checkpoint.testing.preloaded_torch"
+
+
+class RankScript:
+    """A script that runs, with its ranks, which die with it."""
+
+    def __init__(self, process: ForkServerProcess, stdin: Connection) -> None:
+        self._process, self._stdin = process, stdin
+
+    @property
+    def pid(self) -> int:
+        """The script's process. The ranks are its children."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None: the script runs."""
+        return self._process.exitcode
+
+    def write(self, text: bytes) -> None:
+        """Write to the standard input that all ranks have."""
+        with suppress(BrokenPipeError):
+            os.write(self._stdin.fileno(), text)
+
+    def kill(self) -> None:
+        """End the script and its ranks."""
+        self._process.kill()
+
+    async def wait(self) -> int:
+        """The exit code, once the script has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._process.sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
 
 async def start_ranks(
     script: Path, world: int, sockets: Mapping[int, int], log: Path, job: Any, generation: int = 1, **environment: str
-) -> Process:
+) -> RankScript:
     """Start the script with `world` ranks, and append what they print to `log`.
 
     Args:
@@ -34,22 +79,41 @@ async def start_ranks(
         port = str(sock.getsockname()[1])
     own = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
     own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-    call = json.dumps({"world": world, "sockets": sockets, "generation": generation, "job": job})
+    call = {"world": world, "generation": generation, "job": job}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_PRELOADED])  # only the first call starts the server
+    reader, writer = context.Pipe(duplex=False)
+    connections = {rank: socket.socket(fileno=descriptor) for rank, descriptor in sockets.items()}
+    process = context.Process(target=_run_script, args=(script, call, own | environment, log, reader, connections))
+    process.start()
+    reader.close()
+    for connection in connections.values():
+        connection.close()
+    return RankScript(process, writer)
+
+
+def _run_script(
+    script: Path,
+    call: dict[str, Any],
+    environment: Mapping[str, str],
+    log: Path,
+    stdin: Connection,
+    connections: Mapping[int, socket.socket],
+) -> None:
+    """What the new process does: it becomes the script."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(stdin.fileno(), 0)
+    sys.stdin = os.fdopen(0, closefd=False)
     with log.open("ab") as out:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, script, call),
-            env=own | environment,
-            pass_fds=list(sockets.values()),
-            stdin=PIPE,
-            stdout=out,
-            stderr=out,
-        )
-    for descriptor in sockets.values():
-        os.close(descriptor)
-    return process
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sockets = {rank: connection.detach() for rank, connection in connections.items()}
+    sys.argv = [str(script), json.dumps({**call, "sockets": sockets})]
+    runpy.run_path(str(script), run_name="__main__")
 
 
-def rank_pids(process: Process) -> dict[int, int]:
+def rank_pids(process: RankScript) -> dict[int, int]:
     """The pid of each rank that `run_ranks` has started."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}

@@ -107,26 +107,26 @@ async def recover(gang: InProcessGang, places: dict[int, str], training: Trainin
 async def test_a_run_with_faults_ends_with_the_bits_of_a_run_without(
     gang: InProcessGang, tmp_path: Path, mode: str, device: str
 ) -> None:
-    straight = Training(tmp_path, 40, mode, device=device)
+    straight = Training(tmp_path, 24, mode, device=device)
     await straight.start()
     expected = await straight.result()
-    training = Training(tmp_path, 40, mode, device=device)
+    training = Training(tmp_path, 24, mode, device=device)
     gang.begin(HOMES)
     await training.start(gang)
-    await until(lambda: committed(gang) >= 10)
+    await until(lambda: committed(gang) >= 6)
     await training.kill()
     await gang.lose("n2")
     await gang.add("spare")
     places = {**HOMES, 2: "spare"}
     first = await recover(gang, places, training)
-    assert first.step >= 10
+    assert first.step >= 6
 
-    await until(lambda: committed(gang) >= 25)
+    await until(lambda: committed(gang) >= 14)
     await training.kill()
     await gang.lose("n0")
     await gang.add("spare0")
     second = await recover(gang, {**places, 0: "spare0"}, training)
-    assert second.step >= 25
+    assert second.step >= 14
     assert second.generation == 2
     assert await training.result() == expected
 

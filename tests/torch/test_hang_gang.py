@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, reported
-from muster.checkpoint.testing.rank_processes import rank_pids, start_ranks
+from muster.checkpoint.testing.rank_processes import RankScript, rank_pids, start_ranks
 from muster.daemon.agent.ranks.hang_place import place_in
 from muster.daemon.agent.ranks.stack_dumps import write_stacks
 
@@ -24,7 +24,7 @@ NAMED_AFTER_S = 8
 """The silence at which the core names a rank (`hang_detector.SILENT_RANK_S`)."""
 
 
-async def start(gang: InProcessGang, folder: Path, hang: str) -> asyncio.subprocess.Process:
+async def start(gang: InProcessGang, folder: Path, hang: str) -> RankScript:
     sockets = {rank: gang.socket(rank, node) for rank, node in PLACES.items()}
     job = {"hanging_rank": HANGING_RANK, "hang_after": HANG_AFTER, "hang": hang}
     return await start_ranks(SCRIPT, len(PLACES), sockets, folder / "log", job, TORCH_FR_BUFFER_SIZE="100")

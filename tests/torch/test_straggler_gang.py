@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, reported
-from muster.checkpoint.testing.rank_processes import start_ranks
+from muster.checkpoint.testing.rank_processes import RankScript, start_ranks
 from muster.daemon.coordinator.core.detection.straggler_detector import follow
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
@@ -46,19 +46,17 @@ class Watch:
         return [rank for rank, slow in self.blocks.paces.slow_ranks.items() if slow.named]
 
 
-async def lead(process: asyncio.subprocess.Process, watch: Watch, log: Path) -> None:
+async def lead(process: RankScript, watch: Watch, log: Path) -> None:
     """Let the gang go on, block by block, until a straggler is named."""
-    permit = process.stdin
-    assert permit is not None
     permitted = 0
     async with asyncio.timeout(120):
         while not watch.look():
             assert process.returncode is None, log.read_text()[-3000:]
             allowed = watch.blocks.last_taken + 1 + BLOCKS_AHEAD
-            permit.write(b"." * (allowed - permitted))
+            process.write(b"." * (allowed - permitted))
             permitted = allowed
             await asyncio.sleep(0.01)
-    permit.write(b"." * STEPS)
+    process.write(b"." * STEPS)
 
 
 async def test_the_slow_rank_is_named_within_20_steps_and_nobody_before(tmp_path: Path) -> None:
