@@ -132,7 +132,7 @@ class ObservedTransport(SocketTransport):
 
     `flows`: while this event is clear, nothing is fetched.
     `cancelled`: how many fetches were cancelled before they were complete.
-    `damages`: in so many chunks that come next, one bit arrives wrong.
+    `damages`: in so many chunks of pieces that come next, one bit arrives wrong.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _DamagingSocket(socket.socket):
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         count = super().recv_into(buffer, nbytes, flags)
-        if count and self._transport.damages:
+        if count and self._transport.damages and len(buffer) > len(stream_sockets.INTACT):
             self._transport.damages -= 1
             buffer[0] ^= 1
         return count

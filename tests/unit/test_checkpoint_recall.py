@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.test_checkpoint_service import BUDDY, FOUR, OWN, Gang, held, own, replica, running_gang, sharded, until
 
+from muster.checkpoint.format.errors import RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.restore import piece_gathering
@@ -157,6 +158,19 @@ async def test_a_state_that_arrives_damaged_is_asked_for_again(gang: Gang, damag
     assert corrupt(gang, "spare") == [CorruptCopy(rank=0, version=V1.to_wire(), tier=OWN, pieces=1, from_node="n1")]
     found = progress(gang, "spare")
     assert sum(found.fetched_bytes.values()) == found.bytes
+
+
+async def test_a_way_that_damages_piece_after_piece_is_given_up_and_its_copy_is_not_accused(gang: Gang) -> None:
+    await committed_gang(gang, {0: "n0", 1: "n1"}, "spare", equal=False)
+    await gang.lose("n0")
+    plan = gang.plan(V1)
+    transport = gang.nodes["spare"].transport
+    transport.damages = 1 << 30
+    with pytest.raises(RestoreError, match=r"n1: 3 pieces arrived damaged"):
+        await gang.run({0: "spare", 1: "n1"}, plan, size=0)
+    assert {copy.from_node for copy in corrupt(gang, "spare")} == {"n1"}
+    assert not corrupt(gang, "n1")
+    assert (BUDDY, 0, 1, 1) in held(gang, "n1"), "the copy is as it was"
 
 
 async def test_a_shard_that_changes_before_its_copy_is_made_is_void(gang: Gang) -> None:

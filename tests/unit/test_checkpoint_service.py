@@ -28,7 +28,7 @@ from muster.checkpoint.store.flush import flush_part, flush_version
 from muster.checkpoint.store.flush.give_up import GiveUp
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.replication import transfer_rates
-from muster.checkpoint.store.streams.stream_sockets import REQUEST, TOKEN_BYTES
+from muster.checkpoint.store.streams.stream_sockets import CHANGED, INTACT, REQUEST, TOKEN_BYTES
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents, reported
 from muster.checkpoint.testing.no_transport import NoTransport
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
@@ -777,14 +777,15 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
 
 
 @contextmanager
-def stranger(answer: bytes) -> Iterator[int]:
-    """A holder that answers whatever it is asked for with these bytes, and then ends. Yields its port."""
+def stranger(*answers: bytes) -> Iterator[int]:
+    """A holder that answers whatever it is asked for with these bytes, on a connection each. Yields its port."""
 
     def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(TOKEN_BYTES + REQUEST.size, socket.MSG_WAITALL)
-            connection.sendall(answer)
+        for answer in answers:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(TOKEN_BYTES + REQUEST.size, socket.MSG_WAITALL)
+                connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -804,14 +805,22 @@ def described(data: bytes) -> peer_pb2.ShardOffer:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
-    [(b"wrong bytes", "n0: piece 0 .* arrived damaged"), (b"right", "n0: it has ended the stream")],
+    ("answers", "words"),
+    [
+        ([b"wrong bytes", CHANGED], "n0: piece 0 has changed in its memory"),
+        ([b"wrong bytes", INTACT], "n0: it has ended the stream"),
+        ([b"wrong bytes", b"chanted?"], "n0: piece 0 arrived damaged, and so did the answer why"),
+        ([b"wrong bytes", b""], "n0: piece 0 arrived damaged, and why is not known: it has ended the stream"),
+        ([b"right"], "n0: it has ended the stream"),
+    ],
 )
-async def test_pieces_that_arrive_damaged_or_incomplete_are_refused(gang: Gang, answer: bytes, words: str) -> None:
+async def test_pieces_that_arrive_damaged_or_incomplete_are_refused(
+    gang: Gang, answers: list[bytes], words: str
+) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=0)
     offer = described(b"right bytes")
-    with stranger(answer) as port:
+    with stranger(*answers) as port:
         offer.access.port, offer.access.token = port, bytes(TOKEN_BYTES)
         stored = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
     assert re.search(words, stored.refused)
@@ -890,7 +899,7 @@ async def test_a_restore_without_a_source_fails_and_uses_no_other_version(gang: 
     assert (OWN, 1, 1, 1) not in held(gang, "n1"), "a corrupt shard is no longer reported"
 
 
-async def test_a_changed_piece_of_a_replica_is_not_sent(gang: Gang) -> None:
+async def test_a_changed_piece_of_a_replica_is_not_used(gang: Gang) -> None:
     await gang.add("n0", "n1", "spare")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
@@ -898,12 +907,13 @@ async def test_a_changed_piece_of_a_replica_is_not_sent(gang: Gang) -> None:
     plan = gang.plan(Version(1, 1), tier=BUDDY)
     gang.ranks[1].connection.slots[0][3] ^= 1
     await gang.lose("n0")
-    with pytest.raises(RestoreError, match="n1: it has ended the stream"):
+    with pytest.raises(RestoreError, match="n1: piece 0 has changed in its memory"):
         await gang.run({0: "spare", 1: "spare"}, plan)
     # The replica refers to the piece. Its holder drops both when the fetch ends there.
     await until(lambda: not held(gang, "n1"))
     (found,) = gang.nodes["n1"].checkpoint_service.corrupt_copies()
     assert (found.rank, found.tier, found.pieces, found.from_node) == (1, OWN, 1, "")
+    assert not gang.nodes["spare"].checkpoint_service.corrupt_copies(), "the way is not at fault"
 
 
 async def test_a_plan_without_a_version_names_a_durable_folder(gang: Gang) -> None:

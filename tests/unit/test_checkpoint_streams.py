@@ -195,10 +195,36 @@ def test_what_arrives_damaged_is_told() -> None:
     lie = list(held.pieces)
     lie[5] = Piece(lie[5].offset, lie[5].length, bytes(16))
     memory = SealedMemory("target", held.bytes)
-    with transport() as server, server.grant(held) as grant, pytest.raises(FetchFailed, match=r"piece 5 .* damaged"):
-        asyncio.run(piece_fetch.fetch_pieces([holder(grant)], lie, range(8), memory, 1, arrivals=seen))
-    assert seen.came == [(n, "n0") for n in range(5)]
-    assert seen.bad == [(5, "n0")]
+    with transport() as server, server.grant(held) as grant:
+        with pytest.raises(FetchFailed, match=r"1 pieces have not come \(n0: 3 pieces arrived damaged"):
+            asyncio.run(piece_fetch.fetch_pieces([holder(grant)], lie, range(8), memory, 1, arrivals=seen))
+        assert not grant.changed, "its own bytes are right"
+    assert seen.came == [(n, "n0") for n in (0, 1, 2, 3, 4, 6, 7)]
+    assert seen.bad == [(5, "n0")] * 3
+
+
+async def test_a_holder_gives_what_has_not_changed_and_is_not_accused_of_the_rest() -> None:
+    held, seen = shard(), Seen()
+    memory = SealedMemory("target", held.bytes)
+    held.memory.view[3 * PIECE] ^= 1
+    held.memory.view[30 * PIECE] ^= 1
+    with transport() as server, server.grant(held) as grant:
+        with pytest.raises(FetchFailed, match=r"2 pieces have not come \(n0: piece 3 has changed in its memory"):
+            await piece_fetch.fetch_pieces([holder(grant)], held.pieces, range(COUNT), memory, 1, arrivals=seen)
+        assert grant.changed_numbers == [3, 30]
+    assert {number for number, _ in seen.came} == set(range(COUNT)) - {3, 30}
+    assert not seen.bad
+
+
+def test_an_encrypted_holder_is_asked_whether_its_bytes_are_intact() -> None:
+    held = shard()
+    held.memory.view[3 * PIECE] ^= 1
+    with (
+        transport(StreamSecurity(*pinned_context())) as server,
+        server.grant(held) as grant,
+        pytest.raises(FetchFailed, match="piece 3 has changed in its memory"),
+    ):
+        fetched([holder(grant)], held, range(COUNT))
 
 
 def test_a_fetch_names_each_holder_that_failed_and_why() -> None:
@@ -236,7 +262,7 @@ def test_a_transfer_ends_with_its_grant() -> None:
             assert connection.recv(1) == b""
 
 
-@pytest.mark.parametrize("request_bytes", [stream_sockets.REQUEST.pack(COUNT, 1), stream_sockets.REQUEST.pack(0, 0)])
+@pytest.mark.parametrize("request_bytes", [stream_sockets.REQUEST.pack(COUNT, n) for n in (0, 1)])
 def test_a_request_of_no_piece_ends_its_stream_only(request_bytes: bytes) -> None:
     held = shard()
     with transport() as server, server.grant(held) as grant:

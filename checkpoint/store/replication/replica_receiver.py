@@ -6,6 +6,7 @@ a moment would be a waste.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 
 import grpc
@@ -100,8 +101,9 @@ class ReplicaReceiver:
                 await self._transport.fetch([self._holder_of(offer)], pieces, fetched, memory, arrivals)
         except BaseException:
             self._replica_builder.reuse_or_close(offer.rank, memory)
-            self._shard_store.note_damaged(offer.rank, version, TIER_BUDDY, arrivals.by_node)
             raise
+        finally:
+            self._shard_store.note_damaged(offer.rank, version, TIER_BUDDY, arrivals.by_node)
         # Shielded: a thread works on the memory, and must end before the memory may be reused.
         await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, missing))
 
@@ -128,9 +130,8 @@ class ReplicaReceiver:
                 yield shard_offers.make_offer(self._gang_id, self._node, shard, grant.access)
                 await asyncio.sleep(FETCH_TIMEOUT_S)  # the caller ends the call
             finally:
-                if grant.changed:
-                    where, _ = shard.location(grant.changed_number)
-                    self._shard_store.quarantine(where, grant.changed)
+                for where, count in Counter(shard.location(n)[0] for n in grant.changed_numbers).items():
+                    self._shard_store.quarantine(where, grant.changed, count)
 
     def _refusal(self, gang_id: str, version: Version) -> str:
         if gang_id != self._gang_id:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class DamagedArrivals:
-    """Counts the pieces that came damaged."""
+    """Counts the pieces that the way damaged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -16,7 +16,7 @@ class DamagedArrivals:
         """A piece has come from `node`, and is verified."""
 
     def damaged(self, number: int, node: str) -> None:
-        """What came from `node` does not match the piece's digest."""
+        """What came from `node` does not match the piece's digest, though the bytes that `node` holds do."""
         with self._lock:
             self.by_node[node] += 1
 

@@ -2,12 +2,15 @@
 
 Each stream has a connection and a thread. The streams take work from one list, so that a fast holder gives more than a
 slow one, and what a lost holder has not given is asked of the others.
+
+Only the receiver verifies. Of a piece that does not match, the holder is asked to verify its own bytes. If they have
+changed, the piece comes from the other holders. If not, the way has damaged it, and it is asked for again.
 """
 
 import asyncio
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -38,6 +41,9 @@ SLOW_S = 1.0
 SLOWER_TIMES = 4
 """How many times as long as others would need they may take beside."""
 
+MOST_DAMAGED = 3
+"""Pieces that the way from a holder may damage during a fetch: then the holder is not asked again."""
+
 UNKNOWN_RATE = 20 << 20
 """Bytes a second that are expected of a holder which had nothing to give so far."""
 
@@ -60,7 +66,11 @@ class _Work:
             self._batches.setdefault(nodes, deque()).append(batch)
         self._absent = set(wanted)
         self._failures: dict[str, str] = {}
-        """What went wrong, by the node of the holder."""
+        """Why a holder is not asked again, by its node."""
+        self._changed: dict[str, str] = {}
+        """Which piece has changed in a holder's memory, by its node."""
+        self._damaged: Counter[str] = Counter()
+        """How many pieces the way from a holder has damaged, by its node."""
 
     def holders_left(self) -> list[Holder]:
         """Holders that have a batch which nobody has taken."""
@@ -84,10 +94,26 @@ class _Work:
         with self._lock:
             self._absent.discard(number)
 
-    def got_damaged(self, number: int, holder: Holder) -> None:
-        """What has come is not the piece."""
+    def got_changed(self, number: int, holder: Holder, nodes: _Nodes) -> None:
+        """The holder's own bytes are not the piece any more. The others of `nodes` may give it."""
+        with self._lock:
+            self._changed.setdefault(holder.node, f"piece {number} has changed in its memory")
+            if others := nodes - {holder.node}:
+                self._batches.setdefault(others, deque()).append(range(number, number + 1))
+
+    def got_damaged(self, number: int, holder: Holder, nodes: _Nodes) -> None:
+        """The way has damaged the piece. It is asked for again.
+
+        Raises:
+            CorruptShard: this happens too often. Nothing is asked for again.
+        """
         if self._arrivals is not None:
             self._arrivals.damaged(number, holder.node)
+        with self._lock:
+            self._damaged[holder.node] += 1
+            if (count := self._damaged[holder.node]) >= MOST_DAMAGED:
+                raise CorruptShard(f"{count} pieces arrived damaged")
+            self._batches[nodes].append(range(number, number + 1))
 
     @property
     def is_complete(self) -> bool:
@@ -116,7 +142,7 @@ class _Work:
     def raise_if_incomplete(self) -> None:
         """Raises FetchFailed: some pieces have not come."""
         if self._absent:
-            reasons = "; ".join(f"{node}: {reason}" for node, reason in self._failures.items())
+            reasons = "; ".join(f"{node}: {reason}" for node, reason in (self._changed | self._failures).items())
             raise FetchFailed(f"{len(self._absent)} pieces have not come ({reasons or 'no holder has them'})")
 
 
@@ -142,6 +168,8 @@ class _Stream:
         self._holder, self._pieces, self._memory, self._work = holder, pieces, memory, work
         self._connect = connect
         self._connection: socket.socket | None = None
+        self._question: socket.socket | None = None
+        """The connection on which the holder is asked to verify a piece."""
         self._lock = threading.Lock()
         self._aborted = ""
         self._asked: deque[tuple[_Nodes, _Batch]] = deque()
@@ -161,6 +189,8 @@ class _Stream:
             self._aborted = self._aborted or reason
             if self._connection is not None:
                 stream_sockets.cut(self._connection)
+            if self._question is not None:
+                stream_sockets.cut(self._question)
             return self._connection is not None and not self.ended
 
     @property
@@ -217,8 +247,10 @@ class _Stream:
                 self._ask(connection)
                 nodes, batch = self._asked[0]
                 for number in batch:
-                    self._receive(connection, number)
-                    self._work.got(number, self._holder)
+                    if self._receive(connection, number):
+                        self._work.got(number, self._holder)
+                    else:
+                        self._ask_again(number, nodes)
                     with self._lock:
                         self._asked[0] = nodes, range(number + 1, batch.stop)
                 with self._lock:
@@ -235,7 +267,8 @@ class _Stream:
             self._asked_bytes += sum(self._pieces[number].length for number in batch)
             connection.sendall(stream_sockets.REQUEST.pack(batch[0], len(batch)))
 
-    def _receive(self, connection: socket.socket, number: int) -> None:
+    def _receive(self, connection: socket.socket, number: int) -> bool:
+        """Receive a piece into its place; returns whether it matches its digest."""
         piece, digest = self._pieces[number], xxhash.xxh3_128()
         target = self._memory[piece.offset : piece.offset + piece.length]
         for start in range(0, piece.length, CHUNK_BYTES):
@@ -243,9 +276,41 @@ class _Stream:
             stream_sockets.read_into(connection, chunk)
             digest.update(chunk)
             self._received_bytes += len(chunk)
-        if digest.digest() != piece.digest:
-            self._work.got_damaged(number, self._holder)
-            raise CorruptShard(f"piece {number} (offset {piece.offset}, {piece.length} bytes) arrived damaged")
+        return digest.digest() == piece.digest
+
+    def _ask_again(self, number: int, nodes: _Nodes) -> None:
+        """A piece does not match: ask for it again where it is intact.
+
+        Raises:
+            CorruptShard: the holder does not say whether its own bytes match, or too many pieces arrive damaged.
+        """
+        try:
+            answer = self._verified_by_holder(number)
+        except OSError as error:
+            raise CorruptShard(f"piece {number} arrived damaged, and why is not known: {error}") from None
+        if answer == stream_sockets.CHANGED:
+            self._work.got_changed(number, self._holder, nodes)
+        elif answer == stream_sockets.INTACT:
+            self._work.got_damaged(number, self._holder, nodes)
+        else:
+            raise CorruptShard(f"piece {number} arrived damaged, and so did the answer why")
+
+    def _verified_by_holder(self, number: int) -> bytes:
+        """The holder's answer whether its own bytes of a piece match."""
+        access, answer = self._holder.access, bytearray(len(stream_sockets.INTACT))
+        with self._connect(self._holder.host, access.port, access.certificate) as connection:
+            with self._lock:
+                if self._aborted:
+                    raise ConnectionError(self._aborted)
+                self._question = connection
+            stream_sockets.limit_waits(connection, stream_sockets.CONNECT_S)
+            try:
+                connection.sendall(access.token + stream_sockets.REQUEST.pack(number, 0))
+                stream_sockets.read_into(connection, memoryview(answer))
+            finally:
+                with self._lock:
+                    self._question = None
+        return bytes(answer)
 
 
 async def fetch_pieces(

@@ -4,6 +4,10 @@ The receiver connects to the holder's port and sends the token of the grant, 16 
 numbers of 4 bytes, the first piece and how many follow it. The holder answers with the bytes of these pieces and
 nothing else. A holder that can't go on closes the connection.
 
+The holder does not verify what it sends: the receiver does. If a piece does not match, the receiver opens a connection
+for a question: the piece, and 0 for how many follow. The holder then verifies its own bytes of this piece, and answers
+with INTACT or CHANGED, 8 bytes.
+
 The sockets block, in threads of their own. The kernel keeps the time limits of plain ones, so that one call can take in
 a whole chunk.
 """
@@ -14,11 +18,13 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 
-from muster.checkpoint.format.errors import CorruptShard
 from muster.daemon.host import clock
 
 REQUEST = struct.Struct("!II")
 """The first piece, and the number of pieces."""
+
+INTACT, CHANGED = b"intact\0\0", b"changed\0"
+"""Answers to the question whether a piece is what its digest says. No bit makes one of them the other."""
 
 TOKEN_BYTES = 16
 STREAM_BACKLOG = 64
@@ -129,11 +135,10 @@ def read_token(connection: socket.socket, deadline: float) -> bytes:
 
 
 def read_request(connection: socket.socket) -> tuple[int, int] | None:
-    """The next request: the first piece and how many. None: the receiver has all that it wants.
+    """The next request: the first piece and how many. 0: is this one intact? None: the receiver has all that it wants.
 
     Raises:
         OSError: the receiver has ended inside a request, or sends nothing.
-        CorruptShard: the request is of no piece at all.
     """
     buffer = bytearray(REQUEST.size)
     count = connection.recv_into(buffer, 1)
@@ -141,6 +146,4 @@ def read_request(connection: socket.socket) -> tuple[int, int] | None:
         return None
     read_into(connection, memoryview(buffer)[count:])
     first, number = REQUEST.unpack(buffer)
-    if not number:
-        raise CorruptShard("a request for no pieces")
     return first, number

@@ -40,7 +40,11 @@ class Holder:
 
 
 class PieceGrant(Protocol):
-    """A shard whose pieces others may fetch, until the grant ends."""
+    """A shard whose pieces others may fetch, until the grant ends.
+
+    The receiver verifies them. If one does not match, it has the holder verify its own bytes: these decide whether the
+    copy is corrupt, or the way has damaged the piece.
+    """
 
     @property
     def access(self) -> PieceAccess:
@@ -49,12 +53,12 @@ class PieceGrant(Protocol):
 
     @property
     def changed(self) -> str:
-        """Which piece has no longer the bytes of its digest, in words; empty: none that was asked for."""
+        """Which piece has no longer the bytes of its digest, in words; empty: none that somebody had verified."""
         ...
 
     @property
-    def changed_number(self) -> int:
-        """The number of that piece; -1: there is none."""
+    def changed_numbers(self) -> Sequence[int]:
+        """The numbers of all such pieces."""
         ...
 
     @property
@@ -71,7 +75,7 @@ class Arrivals(Protocol):
         ...
 
     def damaged(self, number: int, node: str) -> None:
-        """What came from `node` does not match the piece's digest."""
+        """What came from `node` does not match the piece's digest, though the bytes that `node` holds do."""
         ...
 
 
