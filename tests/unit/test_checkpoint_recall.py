@@ -238,11 +238,11 @@ async def test_without_memory_for_a_second_copy_the_corrupt_one_is_given_up_firs
     pool = gang.nodes["n0"].checkpoint_service._slots
     allocate, refusals = pool.allocate, [True]
 
-    def allocate_later(rank: int, size: int) -> SealedMemory:
+    def allocate_later(rank: int, size: int, *, later: bool = False) -> SealedMemory:
         if refusals:
             refusals.pop()
             raise NoMemoryLeft("test")
-        return allocate(rank, size)
+        return allocate(rank, size, later=later)
 
     monkeypatch.setattr(pool, "allocate", allocate_later)
     starts = await gang.run({0: "n0", 1: "n1"}, plan, size=0)

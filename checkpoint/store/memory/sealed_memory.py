@@ -5,16 +5,22 @@ shrinking the memfd would kill a process that reads it with SIGBUS. By default i
 a lack of memory shows when a slot is made and not during a training step.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
 from weakref import WeakSet
 
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.touched_memory import touch
 from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
 
 MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Seals of every memfd that other processes may map: its size can't change."""
+
+
+ALLOCATED_BYTES = 16 << 20
+"""Bytes that `allocate` has the kernel find at a time, in some milliseconds."""
 
 
 class NoMemoryLeft(Exception):
@@ -23,40 +29,74 @@ class NoMemoryLeft(Exception):
 
 _SPARSE: "WeakSet[SealedMemory]" = WeakSet()
 """All sparse memory of this process that is still used."""
+_TO_ALLOCATE: "WeakSet[SealedMemory]" = WeakSet()
+"""All memory of this process whose pages `allocate` has still to allocate."""
 
 
 class SealedMemory:
     """A sealed memfd and this process's view of it."""
 
-    def __init__(self, name: str, size: int, *, sparse: bool = False) -> None:
+    _is_allocated = True
+
+    def __init__(self, name: str, size: int, *, sparse: bool = False, later: bool = False) -> None:
         """Make a memfd of `size` bytes, all zero.
 
         Args:
             name: shown in /proc/PID/maps, for example "muster-GANG-rR-sS".
             size: bytes, at least 1.
             sparse: allocate each page when it is written, not all at once.
+            later: the caller calls `allocate` at once, and lets bytes come meanwhile.
 
         Raises:
             NoMemoryLeft: the node or the job's memory limit has too little memory left.
         """
         self.fd = -1
         left = left_to_this_process()
-        if not sparse and size > left.bytes:
-            words = f"{left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
+        free = left.bytes - _allocated_soon()
+        if not sparse and size > free:
+            words = f"{max(0, free) >> 20} MiB are left to this job on this node ({left.limit})"
             raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {words}")
         self.size = size
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            if not sparse:
+            if not sparse and not later:
                 os.posix_fallocate(self.fd, 0, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, MEMFD_SEALS)
             self._map = mmap.mmap(self.fd, size)
         except OSError as error:
             raise NoMemoryLeft(f"{name} of {size >> 20} MiB: {error.strerror}") from error
         self.view = memoryview(self._map)
+        self._is_allocated = not later
         if sparse:
             _SPARSE.add(self)
+        if later:
+            _TO_ALLOCATE.add(self)
+
+    def allocate(self) -> None:
+        """Allocate all pages that are not there yet, from the begin on. A thread may call this: others may write
+        meanwhile. It ends early if the memory is closed.
+
+        Raises:
+            NoMemoryLeft: there is too little memory.
+        """
+        if self._is_allocated:
+            return
+        view, size, descriptor = self.view, self.size, os.dup(self.fd)  # both outlive `close`
+        try:
+            begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            for start in range(0, size, ALLOCATED_BYTES):
+                length = min(ALLOCATED_BYTES, size - start)
+                if self.fd < 0:
+                    return
+                if not touch(begin + start, length):  # an older kernel can't
+                    os.posix_fallocate(descriptor, start, length)
+        except OSError as error:
+            raise NoMemoryLeft(f"{size >> 20} MiB can't be allocated: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self._is_allocated = True
+        _TO_ALLOCATE.discard(self)
 
     @classmethod
     def adopt(cls, fd: int) -> "SealedMemory":
@@ -113,6 +153,12 @@ class SealedMemory:
 def sparse_bytes() -> int:
     """Bytes of all sparse memory of this process that are allocated so far."""
     return sum(os.fstat(memory.fd).st_blocks * 512 for memory in list(_SPARSE) if memory.fd >= 0)
+
+
+def _allocated_soon() -> int:
+    """Bytes that are promised to memory of this process and not allocated yet."""
+    waiting = [memory for memory in list(_TO_ALLOCATE) if memory.fd >= 0]
+    return sum(max(0, memory.size - os.fstat(memory.fd).st_blocks * 512) for memory in waiting)
 
 
 def available_bytes() -> int:

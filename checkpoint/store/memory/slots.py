@@ -45,8 +45,9 @@ class SlotPool:
         self.reserve = MemoryReserve(gang_id)
         """Memory for ranks that may come to this node."""
 
-    def allocate(self, rank: int, size: int) -> SealedMemory:
-        """Allocate memory of `size` bytes for a slot of the rank. A thread may call this.
+    def allocate(self, rank: int, size: int, *, later: bool = False) -> SealedMemory:
+        """Allocate memory of `size` bytes for a slot of the rank. A thread may call this. `later`: of new memory the
+        caller has to `allocate` the pages.
 
         Raises:
             NoMemoryLeft: there is too little memory.
@@ -55,7 +56,7 @@ class SlotPool:
         if reserved is not None:
             return reserved
         self._allocated_count += 1
-        return SealedMemory(f"muster-{self._gang_id}-r{rank}-s{self._allocated_count}", size)
+        return SealedMemory(f"muster-{self._gang_id}-r{rank}-s{self._allocated_count}", size, later=later)
 
     def adopt(self, rank: int, memory: SealedMemory) -> Slot:
         """Make a full slot of memory that holds a state which the rank did not write itself."""

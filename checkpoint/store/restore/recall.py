@@ -164,25 +164,29 @@ class Recall:
                 await gathering.find_pieces(wanted)
                 progress.note_size(size_of(wanted.pieces))
             wanted.others = self._other_sources(wrote, plan)
-            wanted.memory = await self._allocate(wanted, hold)
+            wanted.memory = self._allocate(wanted, hold)
+            # The kernel takes longer to find new memory than bytes take to come: a thread keeps ahead of them.
+            allocating = asyncio.ensure_future(self._run_in_thread(wanted.memory.allocate))
             try:
                 await gathering.gather(wanted)
+                await allocating
             except BaseException:
                 wanted.memory.close()
+                allocating.add_done_callback(lambda done: done.cancelled() or done.exception())
                 raise
             return self._store(rank, version, wanted.pieces, shard_digest(wanted.pieces), wanted.memory)
 
-    async def _allocate(self, wanted: WantedShard, hold: ExitStack) -> SealedMemory:
+    def _allocate(self, wanted: WantedShard, hold: ExitStack) -> SealedMemory:
         """Memory for a shard. If there is too little, the corrupt copy in this node's memory is given up first."""
         size = size_of(wanted.pieces)
         try:
-            return await self._run_in_thread(self._slots.allocate, wanted.rank, size)
+            return self._slots.allocate(wanted.rank, size, later=True)
         except NoMemoryLeft:
             if wanted.intact is None:
                 raise
             wanted.intact = None
             hold.close()
-            return await self._run_in_thread(self._slots.allocate, wanted.rank, size)
+            return self._slots.allocate(wanted.rank, size, later=True)
 
     def _on_this_node(
         self, rank: int, version: Version, digest: str, sources: Sequence[RestoreSource], failures: dict[str, str]
