@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.v1.api_pb2 import CheckpointView, RestoreShare, RestoreView
+from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreShare, RestoreView
 
 _UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
+_QUIET_S = 10.0
+"""Seconds without a written byte, or with a slot less, that are worth a word: agents report every two seconds."""
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 
 
@@ -30,7 +32,7 @@ def _restore_words(view: RestoreView) -> Iterator[str]:
     if view.bytes:
         words += f": {size_of(done, view.bytes)}"
     if done and view.seconds:
-        words += f", {done / view.seconds / 1e9:.2f} GB/s"
+        words += f", {_rate(done / view.seconds)}"
     yield words
     shares = ", ".join(_share(share) for share in view.shares)
     if shares:
@@ -70,7 +72,9 @@ def _durable_words(view: CheckpointView) -> Iterator[str]:
     if view.flush_s:
         held_up = f", which hold the training up for {duration(view.flush_stall_s)}" if view.flush_stall_s else ""
         yield f"{duration(view.flush_s)} each{held_up}, {view.durable_cost:.2%} of the time"
-    if view.flushing:
+    if view.HasField("flush"):
+        yield from _flush_words(view.flush)
+    elif view.flushing:
         yield f"flush {view.flush_serial} runs"
     elif view.flush_error:
         yield f"flush {view.flush_serial} failed: {view.flush_error}"
@@ -78,6 +82,24 @@ def _durable_words(view: CheckpointView) -> Iterator[str]:
         yield f"without any memory a fault now loses {_loss(view.durable_loses_steps, view.durable_loses_s)}"
     if view.durable_path:
         yield f"newest: {view.durable_path}"
+
+
+def _flush_words(view: FlushView) -> Iterator[str]:
+    words = f"flush {view.serial} of step {view.version.step}"
+    if view.bytes:
+        words += f": {size_of(view.written, view.bytes)}"
+    if view.written and view.seconds > 0:
+        words += f", {_rate(view.written / view.seconds)}"
+    yield f"{words}, for {duration(view.seconds)} so far"
+    if view.quiet_node and view.quiet_s >= _QUIET_S:
+        yield f"{view.quiet_node} has written nothing for {duration(view.quiet_s)}"
+    if view.nodes_holding_slots and view.seconds >= _QUIET_S:
+        nodes = "1 node" if view.nodes_holding_slots == 1 else f"{view.nodes_holding_slots} nodes"
+        yield f"it holds a slot of each rank on {nodes}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.1f} MB/s"
 
 
 def _loss(steps: int, seconds: float) -> str:

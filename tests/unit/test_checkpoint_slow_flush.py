@@ -154,12 +154,17 @@ async def test_training_commits_newer_steps_while_storage_is_slow(
         running = await slow_flush(gang, store)
         await keep(gang, 2)
         held = [node.checkpoint_service._flusher._held for node in gang.nodes.values()]
+        assert all("holds_slots: true" in str(n.checkpoint_service.flush_progress()) for n in gang.nodes.values())
         await until(lambda: all(one is not None and one.sources[0].owns_bytes for one in held))
         for file in store.files.values():
             file.release()  # what storage is taking is read from the slot
         for step in range(3, 7):  # with a slot held by the flush, step 3 would have none
             await keep(gang, step)
         assert not running.done()
+        progress = gang.nodes["n0"].checkpoint_service.flush_progress()
+        assert progress is not None
+        assert (progress.version, progress.holds_slots) == (Version(1, 1).to_wire(), False)
+        assert 0 < progress.written < progress.total
         if newer:  # as at a planned stop: the newest step is written, not the one that is being written
             newest = asyncio.create_task(flush_all(gang, flush_order(gang, Version(1, 6)), tmp_path))
             await until(lambda: all(n.checkpoint_service._flusher._newest_serial == 2 for n in gang.nodes.values()))

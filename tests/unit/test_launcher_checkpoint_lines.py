@@ -1,10 +1,18 @@
 """What `muster status` says of a gang's checkpoints."""
 
-from muster.daemon.coordinator.core.state.events import AgentStatus, SnapshotCost
+from dataclasses import replace
+
+from muster.daemon.coordinator.core.state.events import (
+    AgentReported,
+    AgentStatus,
+    FlushProgress,
+    SnapshotCost,
+    Version,
+)
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
 from muster.simulator.scenarios.scenario import Scenario
-from muster.v1.api_pb2 import CheckpointView
+from muster.v1.api_pb2 import CheckpointView, FlushView
 
 
 def lines(view: CheckpointView) -> dict[str, str]:
@@ -54,6 +62,38 @@ def test_durable_checkpoints() -> None:
     assert "flush 4 runs" in lines(CheckpointView(flush_serial=4, flushing=True))["durable"]
     failed = CheckpointView(durable_every_steps=500, flush_serial=4, flush_error="n1: /d is full")
     assert lines(failed)["durable"] == "every 500 steps; flush 4 failed: n1: /d is full"
+
+
+def test_how_far_a_flush_is() -> None:
+    flush = FlushView(serial=4, version={"step": 1200}, written=3 << 30, bytes=8 << 30, seconds=6.0, quiet_s=0.5)
+    view = CheckpointView(flush_serial=4, flushing=True, flush=flush)
+    assert lines(view)["durable"] == "flush 4 of step 1200: 3.0 of 8.0 GiB, 0.54 GB/s, for 6 s so far"
+    flush.seconds, flush.quiet_node, flush.quiet_s, flush.nodes_holding_slots = 600.0, "n3", 45.0, 2
+    assert lines(CheckpointView(flush_serial=4, flushing=True, flush=flush))["durable"] == (
+        "flush 4 of step 1200: 3.0 of 8.0 GiB, 5.4 MB/s, for 10 min so far; n3 has written nothing for 45 s; "
+        "it holds a slot of each rank on 2 nodes"
+    )
+    begun = CheckpointView(flush_serial=4, flushing=True, flush=FlushView(serial=4, seconds=0.5))
+    assert lines(begun)["durable"] == "flush 4 of step 0, for 500 ms so far"
+
+
+def test_the_view_of_a_flush_adds_what_its_nodes_report() -> None:
+    world = Scenario(2, 0, durable_dir="/durable", durable_every_steps=20)
+    world.world.durable_storage.hangs_until = 1e9
+    world.run_until(lambda: world.gang.flush is not None)
+    assert world.gang.flush is not None
+    newer = Version(1, world.gang.flush.version.step + 1)
+    for written, nodes in ((100, ("n0", "n1")), (300, ("n1",)), (700, ("n1",))):
+        for node in nodes:
+            report = FlushProgress(world.gang.flush.serial, written, 700, newer, holds_slots=node == "n0")
+            agent = world.core.observed.gang("g").agents[node]
+            status = replace(agent.status, flush_progress=report)
+            world.post_event(AgentReported("g", node, agent.incarnation, status))
+        world.run_for(20.0)
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint.flush
+    assert (view.serial, view.version.step, view.written, view.bytes) == (1, newer.step, 800, 1400)
+    assert (view.quiet_node, round(view.quiet_s), view.nodes_holding_slots) == ("n0", 60, 1)
+    assert view.seconds >= 60.0
 
 
 def test_why_nothing_is_kept() -> None:

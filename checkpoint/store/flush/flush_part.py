@@ -104,6 +104,9 @@ def write_part(part: FlushPart, sources: Sequence[RankSource]) -> None:
     except OSError as error:
         raise FlushError(_describe_failure(part, error)) from error
     try:
+        for source in sources:
+            if source.is_in_place:  # then it costs nothing to know how much there is
+                source.begin(part.written)
         _write_rank_files(part, sources, written)
         if part.is_abandoned():
             raise FlushError(_ABANDONED)

@@ -76,7 +76,11 @@ class Flusher:
         """What this node has written of the newest flush; None: none was ordered."""
         if not self._newest_serial:
             return None
-        return FlushProgress(serial=self._newest_serial, written=self._written.done, total=self._written.total)
+        progress = FlushProgress(serial=self._newest_serial, written=self._written.done, total=self._written.total)
+        if self._held is not None:
+            progress.version.CopyFrom(self._held.version.to_wire())
+            progress.holds_slots = self._held.holds
+        return progress
 
     async def flush(self, order: FlushOrder, store: DurableStore, retention: Retention = KEEP_ALL) -> Version | None:
         """Write this node's part of a version. On the flush leader this returns when the whole folder is complete, and
@@ -96,7 +100,7 @@ class Flusher:
                 f"flush {order.serial} is given up: flush {self._newest_serial}, a newer one, came before it"
             )
         self._newest_serial = order.serial
-        self._written = WrittenBytes()
+        self._written, self._held = WrittenBytes(), None
         self._given_up.set()
         self._given_up = given_up = GiveUp()
         reports = asyncio.create_task(self._watch())

@@ -59,6 +59,11 @@ class HeldShards:
             self._given_up.set()
         self._release()
 
+    @property
+    def holds(self) -> bool:
+        """Whether the shards are still held."""
+        return not self._are_released
+
     async def let_go(self) -> None:
         """Copy what is still to be written, and release the shards, if there is memory for it."""
         async with self._moving:

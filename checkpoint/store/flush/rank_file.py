@@ -38,8 +38,7 @@ def write_rank_file(
         CorruptShard: some byte of the shard has changed, published or not.
         OSError: the file can't be written.
     """
-    source.prepare()
-    counted.begin(source.file_bytes)
+    source.begin(counted)
     with WrittenFile(store.create(name), counted) as file:
         source.write_to(file, raise_if_given_up)
         file.finish()

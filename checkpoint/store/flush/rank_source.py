@@ -15,6 +15,7 @@ from concurrent.futures import wait
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.flush.written_file import WrittenFile
 from muster.checkpoint.store.memory.pieces import digest_of
 from muster.checkpoint.store.memory.shards import Shard
@@ -25,7 +26,7 @@ class RankSource:
 
     Whoever makes it holds the shard until everything is written, or until `move` has returned.
 
-    `rank`, `digest`: of the shard. After `prepare`: `world_size`; `items`: (number, offset in the file, length) of each
+    `rank`, `digest`: of the shard. After `begin`: `world_size`; `items`: (number, offset in the file, length) of each
     published item; `file_bytes`: size of the file; `durable_metadata`: with placeholders, empty but for rank 0.
     `owns_bytes`: what is still to be written is not read from the shard any more.
     """
@@ -39,7 +40,7 @@ class RankSource:
         self.owns_bytes = False
         self._lock = threading.Lock()
         self._view = memoryview(b"")
-        self._is_prepared = False
+        self._is_prepared = self._is_counted = False
         self._offsets = [piece.offset for piece in shard.pieces]
         self._checked: set[int] = set()
         self._parts: list[tuple[int, int]] = []
@@ -47,14 +48,22 @@ class RankSource:
         self._next = 0
         self._file: WrittenFile | None = None
 
-    def prepare(self) -> None:
-        """Read the index. A second call does nothing.
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the shard's bytes are one range of memory. Others are brought together when they are needed."""
+        return not self._shard.references
+
+    def begin(self, counted: WrittenBytes) -> None:
+        """Read the index, and count how much there is to write. A second call does nothing.
 
         Raises:
             CorruptShard: the index, or an object's length, has changed.
         """
         with self._lock:
             self._prepare()
+            if not self._is_counted:
+                counted.begin(self.file_bytes)
+            self._is_counted = True
 
     def write_to(self, file: WrittenFile, raise_if_given_up: Callable[[], None]) -> None:
         """Write all published items, then verify what is not published.
@@ -81,7 +90,7 @@ class RankSource:
         """How much memory `move` would take now.
 
         Raises:
-            CorruptShard: as `prepare`.
+            CorruptShard: as `begin`.
         """
         with self._lock:
             self._prepare()

@@ -6,7 +6,7 @@ import threading
 class WrittenBytes:
     """Bytes that were given to storage, and how many there will be.
 
-    `done`: bytes that have left this process. `total`: all bytes of the files that were begun; 0: none was begun.
+    `done`: bytes that have left this process. `total`: all bytes of the files that are known; 0: none is.
     """
 
     def __init__(self) -> None:
@@ -14,7 +14,7 @@ class WrittenBytes:
         self.done = self.total = 0
 
     def begin(self, size: int) -> None:
-        """A file of `size` bytes is begun."""
+        """There is a file of `size` bytes to write."""
         with self._lock:
             self.total += size
 

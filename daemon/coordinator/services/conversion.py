@@ -450,7 +450,8 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
 
 
 def _flush_progress(message: agent_pb2.FlushProgress) -> events.FlushProgress:
-    return events.FlushProgress(message.serial, message.written, message.total)
+    version = _version(message.version) if message.HasField("version") else None
+    return events.FlushProgress(message.serial, message.written, message.total, version, message.holds_slots)
 
 
 def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:

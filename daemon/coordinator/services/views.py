@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state.durable_state import (
     DurableState,
     Exclusion,
+    Flush,
     Gang,
     Member,
     Recovery,
@@ -58,14 +59,14 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         not_finite=gang.not_finite,
         wider_groups=gang.wider_groups,
         extra_communication_s=gang.extra_communication_s,
-        checkpoint=checkpoint_view(gang, seen),
+        checkpoint=checkpoint_view(gang, seen, now),
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     return view
 
 
-def checkpoint_view(gang: Gang, seen: ObservedGang) -> api_pb2.CheckpointView:
+def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.CheckpointView:
     """What is kept of a gang, how often, what that costs, and what a fault loses now."""
     reports = (agent.status for agent in seen.agents.values() if agent.attached)
     cost = next((status.snapshot_cost for status in reports if status.snapshot_cost is not None), None)
@@ -87,6 +88,8 @@ def checkpoint_view(gang: Gang, seen: ObservedGang) -> api_pb2.CheckpointView:
     if flush is not None:
         view.flush_serial, view.flush_error = flush.serial, flush.error
         view.flushing = not flushing.is_over(gang)
+        if view.flushing:
+            view.flush.CopyFrom(_flush_view(flush, seen, now))
     between_s = view.durable_every_s or view.durable_every_steps * step_s
     view.durable_cost = min(1.0, stall_s / between_s) if between_s else 0.0
     refused = ((node, agent.status.no_slots) for node, agent in sorted(seen.agents.items()) if agent.attached)
@@ -124,6 +127,25 @@ def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
         view.copied_bytes += report.copied
         view.fetched_bytes += sum(report.fetched.values())
         view.seconds = max(view.seconds, report.seconds)
+    return view
+
+
+def _flush_view(flush: Flush, seen: ObservedGang, now: float) -> api_pb2.FlushView:
+    """The flush that runs, as far as the nodes that write have reported."""
+    reports = seen.flush_pace.progress(flush.serial)
+    # The agents may have agreed on a newer version than the order names.
+    version = max((r.version for r in reports.values() if r.version is not None), default=flush.version)
+    view = api_pb2.FlushView(
+        serial=flush.serial,
+        version=common_pb2.Version(generation=version.generation, step=version.step),
+        written=sum(report.written for report in reports.values()),
+        bytes=sum(report.total for report in reports.values()),
+        seconds=now - flush.asked_at,
+        nodes_holding_slots=sum(report.holds_slots for report in reports.values()),
+    )
+    if reports:
+        node, since = seen.flush_pace.quietest()
+        view.quiet_node, view.quiet_s = node, now - since if node else 0.0
     return view
 
 

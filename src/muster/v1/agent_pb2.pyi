@@ -904,21 +904,31 @@ class FlushProgress(_message.Message):
     SERIAL_FIELD_NUMBER: _builtins.int
     WRITTEN_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HOLDS_SLOTS_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     """The flush's number."""
     written: _builtins.int
     total: _builtins.int
-    """Bytes of all files that the node has begun."""
+    """Bytes of all files of the node, or of those that it has begun."""
+    holds_slots: _builtins.bool
+    """The node's ranks lack a slot each as long as this lasts."""
+    @_builtins.property
+    def version(self) -> _common_pb2.Version:
+        """What the node writes. Absent: it is not known yet."""
+
     def __init__(
         self,
         *,
         serial: _builtins.int = ...,
         written: _builtins.int = ...,
         total: _builtins.int = ...,
+        version: _common_pb2.Version | None = ...,
+        holds_slots: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["serial", b"serial", "total", b"total", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds_slots", b"holds_slots", "serial", b"serial", "total", b"total", "version", b"version", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

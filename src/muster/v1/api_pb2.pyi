@@ -462,6 +462,53 @@ class RestoreShare(_message.Message):
 Global___RestoreShare: _TypeAlias = RestoreShare  # noqa: Y015
 
 @_typing.final
+class FlushView(_message.Message):
+    """The flush that runs, as the nodes that write report it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    QUIET_NODE_FIELD_NUMBER: _builtins.int
+    QUIET_S_FIELD_NUMBER: _builtins.int
+    NODES_HOLDING_SLOTS_FIELD_NUMBER: _builtins.int
+    serial: _builtins.int
+    written: _builtins.int
+    """Bytes given to storage, and of all files that were begun."""
+    bytes: _builtins.int
+    seconds: _builtins.float
+    """Seconds since it was ordered."""
+    quiet_node: _builtins.str
+    """The node, of those with more to write, that has written nothing for longest, and for how many seconds. Empty: none."""
+    quiet_s: _builtins.float
+    nodes_holding_slots: _builtins.int
+    """Nodes whose ranks lack a slot because of it."""
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
+    def __init__(
+        self,
+        *,
+        serial: _builtins.int = ...,
+        version: _common_pb2.Version | None = ...,
+        written: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        quiet_node: _builtins.str = ...,
+        quiet_s: _builtins.float = ...,
+        nodes_holding_slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "nodes_holding_slots", b"nodes_holding_slots", "quiet_node", b"quiet_node", "quiet_s", b"quiet_s", "seconds", b"seconds", "serial", b"serial", "version", b"version", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushView: _TypeAlias = FlushView  # noqa: Y015
+
+@_typing.final
 class CheckpointView(_message.Message):
     """What is kept of a gang, how often, what that costs, and what a fault loses."""
 
@@ -491,6 +538,7 @@ class CheckpointView(_message.Message):
     SLOTS_S_FIELD_NUMBER: _builtins.int
     DELAY_S_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
+    FLUSH_FIELD_NUMBER: _builtins.int
     mtbf_s: _builtins.float
     """Seconds between two failures of the job's nodes, as observed or configured; 0: not known."""
     every: _builtins.int
@@ -536,6 +584,10 @@ class CheckpointView(_message.Message):
     def restore(self) -> Global___RestoreView:
         """Absent: the running generation does not start from memory, or has finished a step."""
 
+    @_builtins.property
+    def flush(self) -> Global___FlushView:
+        """Absent: no flush runs."""
+
     def __init__(
         self,
         *,
@@ -563,10 +615,11 @@ class CheckpointView(_message.Message):
         slots_s: _builtins.float = ...,
         delay_s: _builtins.float = ...,
         restore: Global___RestoreView | None = ...,
+        flush: Global___FlushView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "flush", b"flush", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
     _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015

@@ -284,11 +284,13 @@ class RestoreProgress:
 @dataclass(frozen=True, slots=True)
 class FlushProgress:
     """What a node has given to storage of flush `serial`, and how much there is, in bytes (FlushProgress in
-    agent.proto)."""
+    agent.proto). `holds_slots`: its ranks lack a slot each meanwhile."""
 
     serial: int
     written: int
     total: int
+    version: Version | None = None
+    holds_slots: bool = False
 
 
 @keeps_stored_names

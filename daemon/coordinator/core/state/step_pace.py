@@ -105,21 +105,37 @@ class FlushPace:
     _serial: int = 0
     _marks: dict[str, _Mark] = field(default_factory=dict)
     _newest: dict[str, FlushProgress] = field(default_factory=dict)
+    _grown_at: dict[str, float] = field(default_factory=dict)
+    """When each node last reported more bytes than before."""
 
     def begin(self, serial: int) -> None:
         """Flush `serial` runs."""
         if serial != self._serial:
-            self._serial, self.check_at, self._marks, self._newest = serial, 0.0, {}, {}
+            self._serial, self.check_at, self._marks, self._newest, self._grown_at = serial, 0.0, {}, {}, {}
 
     def note(self, node: str, progress: FlushProgress | None, now: float) -> None:
         """A node reports what it has written."""
         if progress is None or progress.serial < self._serial:
             return
         self.begin(progress.serial)
+        before = self._newest.get(node)
+        if before is None or progress.written > before.written:
+            self._grown_at[node] = now
         self._newest[node] = progress
         mark = self._marks.get(node)
         if mark is None or progress.written >= mark.written + LEAST_FLUSH_BYTES or mark.written < _all_of(progress):
             self._marks[node] = _Mark(now, progress.written)
+
+    def progress(self, serial: int) -> dict[str, FlushProgress]:
+        """What each node has reported of flush `serial`."""
+        return dict(self._newest) if serial == self._serial else {}
+
+    def quietest(self) -> tuple[str, float]:
+        """The node, of those with more to write, that has written nothing for longest, and since when (seconds). An
+        empty name: no node has more to write."""
+        writing = [node for node, progress in self._newest.items() if not _all_of(progress)]
+        node = min(sorted(writing), key=self._grown_at.__getitem__, default="")
+        return node, self._grown_at.get(node, 0.0)
 
     def late_at(self, pending: Collection[str], start: float) -> tuple[float, str]:
         """When a flush is to be given up (seconds), and the node that is late then.
