@@ -40,7 +40,7 @@ unit: setup ## lint and unit tests: a minute or so, no container
 
 SIMULATOR := $(BIN)/python -m muster.simulator
 SEEDS := $(PYTEST) --budget 60 tests/simulator/test_seeds.py
-PLANTED_BUGS := $(PYTEST) --budget 75 -n 2 --dist worksteal tests/simulator/test_planted_bugs.py
+PLANTED_BUGS := $(PYTEST) --budget 60 -n 2 --dist worksteal tests/simulator/test_planted_bugs.py
 
 sim: setup ## two thousand simulated worlds of faults, and planted bugs; one seed with its transcript: make sim SEED=7
 ifdef SEED

@@ -1,6 +1,7 @@
-"""Plant one bug and look for it: `python -m muster.simulator.planted_bugs NAME [SEEDS]`.
+"""Plant one bug and look for it: `python -m muster.simulator.planted_bugs NAME [--seeds N]`.
 
 The exit code is 1 if no seed finds the bug. A bug is planted when its module is imported, so each bug needs a process.
+`--renew` looks for all bugs, and writes down the seeds that find them (known_seeds.toml).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from muster.simulator.planted_bugs import known_seeds
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 from muster.simulator.planted_bugs.planting import first_seed_that_finds
 
@@ -17,10 +19,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="planted_bugs", description="Run seeds until one of them finds a planted bug."
     )
-    parser.add_argument("name", choices=PLANTED_BUGS, metavar="NAME", help=", ".join(PLANTED_BUGS))
-    parser.add_argument("seeds", type=int, nargs="?", default=200, help="how many seeds to run at most")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("name", choices=PLANTED_BUGS, metavar="NAME", nargs="?", help=", ".join(PLANTED_BUGS))
+    what.add_argument("--renew", action="store_true", help="look for all bugs, and write down the seeds that find them")
+    parser.add_argument("--seeds", type=int, default=1500, metavar="N", help="how many seeds to run at most (1500)")
     options = parser.parse_args()
-    found = first_seed_that_finds(PLANTED_BUGS[options.name], options.seeds)
+    if options.renew:
+        missed = known_seeds.renew(options.seeds)
+        for name in missed:
+            print(f"{name}: not found by {options.seeds} seeds")
+        return 1 if missed else 0
+    seeds = known_seeds.in_order(options.name, options.seeds)
+    found = first_seed_that_finds(PLANTED_BUGS[options.name], seeds)
     if found is None:
         print(f"{options.name}: not found by {options.seeds} seeds")
         return 1

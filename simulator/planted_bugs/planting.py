@@ -7,7 +7,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -82,8 +82,8 @@ def plant(planted_bug: PlantedBug) -> None:
     sys.meta_path.insert(0, _Finder(planted_bug))
 
 
-def first_seed_that_finds(planted_bug: PlantedBug, count: int) -> Result | None:
-    """The result of the first of `count` seeds that violates an invariant. None: no seed does.
+def first_seed_that_finds(planted_bug: PlantedBug, numbers: Iterable[int]) -> Result | None:
+    """The result of the first of these seeds that violates an invariant. None: no seed does.
 
     Raises:
         RuntimeError: as `plant`.
@@ -91,4 +91,4 @@ def first_seed_that_finds(planted_bug: PlantedBug, count: int) -> Result | None:
     plant(planted_bug)
     logging.disable(logging.CRITICAL)
     seeds = importlib.import_module("muster.simulator.seeds")
-    return next((result for seed in range(count) if (result := seeds.run(seed)).violation), None)
+    return next((result for seed in numbers if (result := seeds.run(seed)).violation), None)

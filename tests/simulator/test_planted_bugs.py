@@ -1,4 +1,5 @@
-"""The simulator finds bugs: each planted bug is found within 300 seeds, one that shows seldom within more."""
+"""The simulator finds bugs: each planted bug is found within 300 seeds, one that shows seldom within more. The seed that
+has found it last is tried first."""
 
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
+from muster.simulator.planted_bugs.known_seeds import in_order, known_seeds
 from muster.simulator.planted_bugs.planting import PlantedBug
 
 SEEDS = 300
@@ -29,7 +31,8 @@ MORE_SEEDS = {
 
 @pytest.mark.parametrize("name", PLANTED_BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs", name, str(MORE_SEEDS.get(name, SEEDS))]
+    seeds = str(MORE_SEEDS.get(name, SEEDS))
+    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs", name, "--seeds", seeds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "found by seed" in done.stdout
@@ -41,6 +44,17 @@ def test_a_planted_bug_is_in_its_place(planted_bug: PlantedBug) -> None:
     assert spec is not None
     assert spec.origin is not None
     assert planted_bug.plant(Path(spec.origin).read_text()).count(planted_bug.bug) >= 1
+
+
+def test_the_known_seed_is_tried_first_and_then_all_others() -> None:
+    name, known = max(known_seeds().items(), key=lambda item: item[1])
+    assert list(in_order(name, known + 2)) == [known, *range(known), known + 1]
+    assert list(in_order(name, known)) == list(range(known))
+    assert list(in_order("a new bug", 3)) == [0, 1, 2]
+
+
+def test_known_seeds_are_those_of_planted_bugs() -> None:
+    assert known_seeds().keys() == PLANTED_BUGS.keys(), "python -m muster.simulator.planted_bugs --renew"
 
 
 def test_a_planted_bug_without_a_place_is_refused() -> None:

@@ -1,0 +1,56 @@
+"""The seed that has found each planted bug (known_seeds.toml). It is tried first, so most bugs need one world.
+
+A change of the simulator or of the core changes the worlds. A known seed that no longer finds its bug costs time and
+nothing else: all seeds are tried then. `python -m muster.simulator.planted_bugs --renew` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
+from muster.simulator.planted_bugs.planting import first_seed_that_finds
+
+_FILE = Path(__file__).with_name("known_seeds.toml")
+_HEADER = """\
+# The seed that has found each planted bug. `python -m muster.simulator.planted_bugs --renew` writes this file.
+"""
+
+
+def known_seeds() -> Mapping[str, int]:
+    """Name of a planted bug -> the seed that has found it. A bug that is new has none."""
+    found: dict[str, int] = tomllib.loads(_FILE.read_text())
+    return found
+
+
+def in_order(name: str, count: int) -> Iterator[int]:
+    """Each seed below `count` once: the known seed of this bug, then all others."""
+    known = known_seeds().get(name, count)
+    if known < count:
+        yield known
+    yield from (seed for seed in range(count) if seed != known)
+
+
+def renew(count: int) -> list[str]:
+    """Look for each bug in up to `count` seeds, and write the file. Returns the bugs that no seed finds."""
+    workers, context = os.cpu_count() or 1, multiprocessing.get_context("spawn")
+    # A bug is planted in a process that has not imported its module.
+    with ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+        found = dict(zip(PLANTED_BUGS, pool.map(partial(_find, count=count), PLANTED_BUGS), strict=True))
+    _FILE.write_text(_HEADER + "".join(_lines((name, seed) for name, seed in found.items() if seed is not None)))
+    return [name for name, seed in found.items() if seed is None]
+
+
+def _find(name: str, count: int) -> int | None:
+    found = first_seed_that_finds(PLANTED_BUGS[name], in_order(name, count))
+    return None if found is None else found.seed
+
+
+def _lines(found: Iterable[tuple[str, int]]) -> Iterator[str]:
+    return (f"{name} = {seed}\n" for name, seed in sorted(found))
