@@ -34,6 +34,9 @@ _INHERITED_OPTIONS = {
     "--qos": "SLURM_JOB_QOS",
 }
 """sbatch options that the new job inherits from the current job unless the spec or the request gives them."""
+_RESERVATION = {"--reservation": "SLURM_JOB_RESERVATION"}
+"""Likewise, for a request that names a node of the job (--nodelist): the node is still part of the reservation that the
+job runs in, and Slurm gives it to no job outside. The nodes of the shared pool need not be part of it."""
 
 
 class JobSubmitter(Protocol):
@@ -122,7 +125,8 @@ class PoolRequests:
 
     def _inherited_options(self, request: PoolRequest) -> Iterator[str]:
         given = {option.partition("=")[0] for option in (*self._terms.job.spec.node_options, *request.options)}
-        for key, name in _INHERITED_OPTIONS.items():
+        names_node = any(option.startswith("--nodelist=") for option in request.options)
+        for key, name in (_INHERITED_OPTIONS | (_RESERVATION if names_node else {})).items():
             if key not in given and (value := self._terms.environ.get(name)):
                 yield f"{key}={value}"
 

@@ -41,6 +41,7 @@ _RESERVED_OPTIONS = {
 _PER_NODE_OPTIONS = {
     "--account": "-A",
     "--qos": "-q",
+    "--wckey": "",
     "--mem": "",
     "--mem-per-cpu": "",
     "--mem-per-gpu": "",

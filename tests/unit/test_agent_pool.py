@@ -86,6 +86,21 @@ async def test_the_pool_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_c
     assert slurm.environ == kept, "the pool job is no part of the job at hand"
 
 
+@pytest.mark.parametrize(
+    ("option", "inherited"),
+    [("--nodelist=n7", ["--partition=long", "--reservation=week"]), ("--partition=shared", ["--partition=shared"])],
+)
+async def test_only_a_node_of_the_job_itself_is_requested_in_its_reservation(
+    tmp_path: Path, option: str, inherited: list[str]
+) -> None:
+    slurm = Slurm()
+    asking = Asking(tmp_path, slurm, {"SLURM_JOB_PARTITION": "long", "SLURM_JOB_RESERVATION": "week"})
+    for request in asking.pool.new_requests([PoolRequest(serial=1, options=[option])]):
+        await asking.pool.submit(request)
+    lines = [line.removeprefix("#SBATCH ") for line in slurm.scripts[0].splitlines()]
+    assert [line for line in lines if line.startswith(("--partition", "--reservation"))] == inherited
+
+
 async def test_a_job_that_comes_of_a_request_that_is_over_is_taken_back(tmp_path: Path) -> None:
     slurm = Slurm()
     asking = Asking(tmp_path, slurm)

@@ -102,6 +102,7 @@ def test_without_an_address_nodes_use_their_own_settings() -> None:
             ("-c8", "-A", "maths"),
             [*["--account=physics", "--mem=400G", "--gres=gpu:4", "--cpus-per-task=8", "--account=maths"]],
         ),
+        (("--wckey=grant7",), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--wckey=grant7"]),
         (("--gpus-per-node=2", "-p", "big"), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--gpus-per-node=2"]),
     ],
 )
