@@ -40,6 +40,9 @@ CALM_EVERY = 15
 it trains with fewer ranks, or on a node of the shared pool, until the node is back. Elsewhere gangs end too soon."""
 CALM_S = 25.0
 """Seconds until something else happens in a calm seed."""
+SECOND_LOSS_S, SECOND_GROWTH_S = 60.0, 400.0
+"""Seconds after which a calm seed loses another node, and by which its gang has had the time to grow for a second
+time."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
@@ -99,6 +102,7 @@ class SeedRun:
         self._rng = rng
         self._closer_looks = random.Random(f"closer looks {seed}")
         self._gets_back = _gets_back(seed)
+        self._grows_twice = False
         self._gangs = ["g1"] if rng.random() < 0.85 else ["g1", "g2"]
         specs = [self._spec() for _ in self._gangs]
         count = sum(spec.nodes + spec.spares for spec in specs) + rng.choice([0, 0, 1, 2]) + bool(self._gets_back)
@@ -129,7 +133,7 @@ class SeedRun:
         self.world.rank_opens_store = rng.random() < 0.2
         self.world.jobs.kill_wait_s = rng.choice([0.0, 30.0])
         if self._gets_back:
-            injection.arm(self.world, hardware_faults.lose_node_until_repaired, 3.0)
+            self._arm_loss_and_repair(seed)
         else:
             self._arm_faults(seed)
             if any(spec.spares for spec in specs) and random.Random(f"only version {seed}").random() < 0.3:
@@ -182,6 +186,17 @@ class SeedRun:
         if rng.random() < 0.24:
             fault = rng.choice([hardware_faults.slow_node, process_faults.slow_rank])
             injection.arm(self.world, fault, 2.0 * rng.random())
+
+    def _arm_loss_and_repair(self, seed: int) -> None:
+        """In a calm seed a node is lost and repaired. In some it comes back broken. In some another one follows, and
+        the gang has time for a second growth."""
+        rng = random.Random(f"repair {seed}")  # as in `_step_s`
+        badly = rng.random() < 0.4
+        fault = hardware_faults.lose_node_until_badly_repaired if badly else hardware_faults.lose_node_until_repaired
+        injection.arm(self.world, fault, 3.0)
+        self._grows_twice = not badly and rng.random() < 0.3
+        if self._grows_twice:
+            injection.arm(self.world, hardware_faults.lose_node_until_repaired, SECOND_LOSS_S)
 
     def _arm_faults(self, seed: int) -> None:
         """Arm faults that would otherwise be too rare, and random ones.
@@ -279,7 +294,7 @@ class SeedRun:
             while moment < until:
                 world.schedule.call_at(moment, action)
                 moment += interval_s
-        self.world.run_until(at + 20.0 + 50.0 * rng.random())
+        self.world.run_until(at + 20.0 + 50.0 * rng.random() + (SECOND_GROWTH_S if self._grows_twice else 0.0))
         end = at + HEAL_TIME_S + SETTLE_TIMEOUT_S
         while not self._is_settled():
             if world.schedule.now > end:

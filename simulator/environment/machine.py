@@ -40,6 +40,9 @@ class Machine:
     """Signals whose end the present node daemon has reported."""
     check_outcome: str = "passed"
     """What a node check finds."""
+    crashes_ranks_after: int | None = None
+    """It is broken in a way that no sensor sees: its ranks crash after so many steps of a generation. None: it is
+    not."""
     has_imported: bool = True
     """Zygotes of a new agent have imported what ranks need."""
 

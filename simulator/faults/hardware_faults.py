@@ -36,17 +36,29 @@ def take_down(world: World, node: str, closes: bool) -> None:
 
 def lose_node_until_repaired(world: World, gang: str) -> None:
     """A node with ranks crashes, boots again, and is resumed by an operator. So the gang can get it back."""
+    _lose_until_repaired(world, gang)
+
+
+def lose_node_until_badly_repaired(world: World, gang: str) -> None:
+    """Likewise, but the node comes back broken in a way that no sensor sees: its ranks crash."""
+    if node := _lose_until_repaired(world, gang):
+        world.machines[node].crashes_ranks_after = world.rng.choice([0, 0, 3, 12])
+
+
+def _lose_until_repaired(world: World, gang: str) -> str:
+    """The node that is lost; empty: there is none that may crash."""
     known, job = world.gang(gang), world.jobs.running_job(gang)
     host = job.batch_host if job is not None else ""
     seats = [seat.node for seat in known.seats if seat.node != host] if known is not None else []
     powered = [node for node in seats if world.machines[node].powered]
     if not powered:
-        return
+        return ""
     node = powered[-1]
     world.note(f"FAULT: {node} crashes, and will be repaired")
     world.power_off(node, closes=True)
     world.schedule.call_later(5.0, _boot, world, node)
     world.schedule.call_later(6.0, _resume_once_drained, world, node)
+    return node
 
 
 def _resume_once_drained(world: World, node: str, attempts_left: int = 60) -> None:

@@ -162,6 +162,7 @@ class Invariants:
             self._versions.check_saved(gang)
         elif fact.exit_code == EXIT_NO_REQUEUE:
             self._liveness.check_software_failure(gang)
+            self._planned_swaps.check_software_failure(gang)
         elif fact.exit_code == EXIT_NEVER_GATHERED:
             self._batch_processes.check_gather_failure(gang, at)
         self._transitions.gang_ended(fact)

@@ -21,6 +21,8 @@ APART_S = 240.0
 """Seconds that restarts without a fault are apart, at least."""
 GROWN_WITHIN_S = 30.0
 """Seconds for which a gang trains beside a ready spare before it must have grown."""
+PAUSE_S = 310.0
+"""Seconds after a restart without a fault for which a gang need not grow."""
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -39,6 +41,12 @@ class PlannedSwapInvariant:
         """Gang → the number of nodes with ranks of its newest generation."""
         self._restarted_at: dict[str, float] = {}
         """Gang → when it was last restarted to grow, or for a node of the pool."""
+        self._planned_at: dict[str, float] = {}
+        """Gang → when such a restart was last planned."""
+        self._came: dict[str, set[str]] = {}
+        """Gang → the nodes that its last growth has brought, if that was the last change of its nodes."""
+        self._seated: dict[str, set[str]] = {}
+        """Gang → the nodes with ranks of its newest generation."""
 
     def check_plan(self, core: Core, fact: facts.SwapPlanned) -> None:
         """The core plans to leave a node."""
@@ -55,6 +63,7 @@ class PlannedSwapInvariant:
             ready = [name for name in ready if name == fact.gives_way_to]
             self._gives_way.add((fact.gang, fact.node))
             self._check_apart(fact.gang)
+            self._planned_at[fact.gang] = self._world.schedule.now
         require(
             requested or (evidence and not fact.requested_by),
             f"invariant 8: {fact.node} shall be left, without evidence or a request",
@@ -68,6 +77,7 @@ class PlannedSwapInvariant:
     def check_growth(self, core: Core, fact: facts.GrowthPlanned, at: float) -> None:
         """The core plans to put ranks on more nodes."""
         self._planned.add((fact.gang, fact.generation))
+        self._planned_at[fact.gang] = self._world.schedule.now
         gang = core.state.gangs[fact.gang]
         require(
             gang.phase is Phase.RUNNING and len(gang.seats) < fact.nodes <= gang.spec.nodes,
@@ -84,14 +94,25 @@ class PlannedSwapInvariant:
         """A generation starts. More ranks than before are no accident."""
         before = self._seats.get(fact.gang, 0)
         self._seats[fact.gang] = len(fact.seats)
+        seated, seated_before = {seat.node for seat in fact.seats}, self._seated.get(fact.gang, set())
+        self._seated[fact.gang] = seated
         if fact.action in ("more replicas", "pool node gives way"):
             self._restarted_at[fact.gang] = at
+            self._came[fact.gang] = seated - seated_before
+        elif seated != seated_before:
+            self._came.pop(fact.gang, None)
         if fact.action not in ("start", "requeue"):
             grew = len(fact.seats) > before
             require(
                 not grew or (fact.action == "more replicas" and (fact.gang, fact.generation - 1) in self._planned),
                 f"invariant 8: generation {fact.generation} has more nodes than the one before, which was not planned",
             )
+
+    def check_software_failure(self, gang: Gang) -> None:
+        """A gang fails because of its software. The nodes that its last growth has brought are not the cause."""
+        machines = self._world.machines
+        broken = [n for n in self._came.get(gang.id, set()) if machines[n].crashes_ranks_after is not None]
+        require(not broken, f"invariant 8: {gang.id} fails, and has trained well before {broken} came")
 
     def _good_spares(self, core: Core, gang: Gang) -> list[str]:
         """Spares on which nothing is wrong, as far as the core has heard."""
@@ -116,15 +137,22 @@ class PlannedSwapInvariant:
     def run_settled(self, core: Core) -> None:
         """No gang trains for long with fewer nodes than it has."""
         for gang in core.state.gangs.values():
-            since = max((one.first_step_at for one in gang.recoveries[-1:]), default=0.0)
+            first_step_at = max((one.first_step_at for one in gang.recoveries[-1:]), default=0.0)
+            since = max(first_step_at, self._grows_after(gang))
             joined = [at for at, fact in self._world.observer.journal if isinstance(fact, facts.MemberJoined)]
             now = self._world.schedule.now
-            if gang.phase is not Phase.RUNNING or len(gang.seats) >= gang.spec.nodes or gang.id in self._restarted_at:
+            if gang.phase is not Phase.RUNNING or len(gang.seats) >= gang.spec.nodes:
                 continue
-            if not since or now - max([since, *joined]) < GROWN_WITHIN_S or self._has_reason_to_stay(gang):
+            if not first_step_at or now - max([since, *joined]) < GROWN_WITHIN_S or self._has_reason_to_stay(gang):
                 continue
             good = self._good_spares(core, gang)
             require(not good, f"invariant 8: {gang.id} has stayed at {len(gang.seats)} nodes beside {good}")
+
+    def _grows_after(self, gang: Gang) -> float:
+        """When the pause after the last restart without a fault is over (seconds). Each growth that was undone doubles
+        the pause."""
+        planned_at, undone = self._planned_at.get(gang.id), sum(bool(one.nodes_undone) for one in gang.recoveries)
+        return 0.0 if planned_at is None else planned_at + PAUSE_S * 2**undone
 
     def _has_reason_to_stay(self, gang: Gang) -> bool:
         limits = self._world.limits
@@ -145,10 +173,18 @@ class PlannedSwapInvariant:
         )
 
     def check_removal(self, fact: facts.MemberRemoved) -> None:
-        """A node leaves a gang. Nobody is asked to leave but by a user, or to give way."""
+        """A node leaves a gang. Nobody is asked to leave but by a user, or to give way, or because it is of no use."""
         require(
             not fact.requested or self._is_requested(fact.gang, fact.node) or (fact.gang, fact.node) in self._gives_way,
             f"invariant 8: {fact.node} leaves {fact.gang} on request, and nobody has asked",
+        )
+        require(
+            not fact.undoes_growth or fact.node in self._came.get(fact.gang, set()),
+            f"invariant 8: {fact.node} leaves {fact.gang} to undo a growth, and was there before",
+        )
+        require(
+            not fact.surplus or fact.node not in self._seated.get(fact.gang, set()),
+            f"invariant 8: {fact.node} leaves {fact.gang} as a node without ranks, and has some",
         )
 
     def _is_requested(self, gang: str, node: str) -> bool:

@@ -42,11 +42,12 @@ class SeatInvariant:
             f"invariant 4: rank 0 of generation {fact.generation} is on {first}, and its store on {fact.master_node}",
         )
         # No spare waits while a seat is empty, and no fewer nodes train than the job asks for. A gang that has shrunk
-        # stays small until it grows at the end of a step: a node that joins later waits for that.
+        # stays small until it grows at the end of a step: a node that joins later waits for that. A gang whose growth
+        # is undone goes back to as few as it had before.
         count = len(fact.seats)
         full = count == gang.spec.nodes or fact.action in (
             "restart in place", "swap", "planned swap", "more replicas"
-        )  # fmt: skip
+        ) or bool(gang.recoveries and gang.recoveries[-1].seats_undone)  # fmt: skip
         require(
             gang.spec.fewest <= count <= gang.spec.nodes and (full or not fact.spares),
             f"invariant 4: generation {fact.generation} starts on {count} nodes and leaves {len(fact.spares)} spares "

@@ -116,6 +116,18 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="    if len(after) <= len(before) or",
         bug="    if len(after) >= len(before) or",
     ),
+    "keep-a-node-that-crashes-its-ranks": PlantedBug(
+        "A gang that has grown onto a broken node fails, and does not go back to the nodes that it had before.",
+        module=f"{_ROOM}.growth.undone_growth",
+        code="    if growth is None or gang.recoveries[-1].hardware or",
+        bug="    if growth is None or not gang.recoveries[-1].hardware or",
+    ),
+    "undo-a-growth-that-was-not-the-last-change": PlantedBug(
+        "A gang leaves nodes that it has had for long, because ranks crash after some other node has come.",
+        module=f"{_ROOM}.growth.undone_growth",
+        code="        if started.action in (GROWTH, GIVES_WAY):",
+        bug="        if started.nodes_in:",
+    ),
     "give-way-to-a-repaired-node-without-need": PlantedBug(
         "A node of the job's own is left for a repaired one, and the node of the shared pool stays.",
         module=f"{_ROOM}.planned_growth",

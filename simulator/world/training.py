@@ -29,6 +29,7 @@ class Training:
         self.generation = order.generation
         self.ranks: dict[int, Rank] = {}
         self.step = 0
+        self._steps_finished = 0
         self.began = False
         self.over = False
         self.last_step_at = float("-inf")
@@ -115,6 +116,11 @@ class Training:
         if any(not r.alive or r.kill_sent for r in ranks):
             self.over = True
             return
+        if broken := [rank for rank in ranks if rank.agent.machine.crashes_ranks_after == self._steps_finished]:
+            self.over = True
+            for rank in broken:
+                rank.agent.rank_exited(rank, 1, "RuntimeError: CUDA error")
+            return
         world = self._world
         if not self.in_declared_phase and all(r.is_active for r in ranks) and self._ring_connected():
             active = [rank for rank in ranks if not rank.hung]
@@ -132,6 +138,7 @@ class Training:
     def _finish_step(self, ranks: list[Rank], last: bool) -> None:
         self._one_more_step = False
         self.step += 1
+        self._steps_finished += 1
         self.last_step_at = self._world.schedule.now
         self._world.step_times.measure(self.step, ranks)
         by_agent: dict[str, tuple[Agent, list[int]]] = {}

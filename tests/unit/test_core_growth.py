@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.planned_growth import PAUSE_S, WARM_UP_S
+from muster.daemon.coordinator.core.recovery.growth.surplus_nodes import KEPT_S
+from muster.daemon.coordinator.core.recovery.growth.undone_growth import PAUSE_S, PROVEN_S
+from muster.daemon.coordinator.core.recovery.planned_growth import REQUESTED_S, WARM_UP_S
 from muster.daemon.coordinator.core.recovery.wanted_nodes import RETRY_S
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus
@@ -275,13 +277,179 @@ def test_a_gang_whose_time_limit_is_near_does_not_grow() -> None:
     assert (requests(world), grown(world)) == ([], [])
 
 
-def test_a_job_that_is_not_elastic_asks_for_no_repaired_node() -> None:
+def test_a_crash_while_the_ranks_stop_does_not_grow() -> None:
+    world = shrunk(step_s=1.0)
+    repaired(world, "n2")
+    world.run_until(lambda: world.gang.swap is not None)
+    world.kill_rank("n0")
+    trains(world, 3)
+    assert (len(carriers(world)), world.gang.recoveries[-1].action) == (3, "restart in place")
+    assert (grown(world), world.gang.recoveries[-1].hardware) == ([4], False)
+    trains(world, 4, PAUSE_S + SOON_S)
+    assert len(carriers(world)) == 4
+
+
+# -- spares --
+
+
+def test_a_node_that_is_repaired_comes_back_as_a_spare_and_no_rank_stops() -> None:
     world = training(3, spares=1, min_nodes=0)
     world.crash("n1")
     trains(world, 2)
     repaired(world, "n1")
-    world.run_for(30)
+    world.run_until(lambda: "n1" in {member.node for member in world.gang.present()}, SOON_S)
+    world.run_for(60)
+    assert (requests(world), grown(world), world.gang.generation) == ([("--nodelist=n1",)], [], 2)
+    world.crash("n2")
+    trains(world, 3)
+    assert (world.gang.recoveries[-1].action, world.gang.recoveries[-1].nodes_in) == ("swap", ["n1"])
+    assert world.replayed_state() == world.core.state
+
+
+def test_a_spare_that_was_lost_comes_back() -> None:
+    world = training(2, spares=2, min_nodes=0)
+    world.run_for(20)
+    spare = world.gang.spares[0].node
+    world.crash(spare)
+    world.run_until(lambda: world.gang.members[spare].removed, 120.0)
+    world.run_for(10)
+    assert world.core.state.node(spare).health is NodeHealth.FIT  # Slurm alone has it DOWN
     assert requests(world) == []
+    world.repair(spare)
+    world.run_until(lambda: len(world.gang.present()) == 4, SOON_S)
+    world.run_for(30)
+    assert (world.gang.generation, requests(world)) == (1, [(f"--nodelist={spare}",)])
+
+
+def test_a_gang_that_has_all_its_spares_asks_for_none() -> None:
+    world = training(3, spares=1, min_nodes=0, idle_nodes=1, step_s=2.0, limits=NO_LIMITS, pool_nodes=1)
+    world.crash("n1")
+    trains(world, 2)
+    world.crash("n2")
+    trains(world, 3)  # on n4 of the pool
+    repaired(world, "n1")
+    trains(world, 4)  # n4 has given way
+    repaired(world, "n2")
+    world.run_until(lambda: len(world.gang.own_members()) == 4, RETRY_S)
+    asked = len(requests(world))
+    world.run_for(RETRY_S + 10)
+    assert (len(requests(world)), len(world.gang.present())) == (asked, 4)
+
+
+# -- a growth that is undone --
+
+
+def grown_onto_a_broken_node(steps: int = 0, **more: object) -> Scenario:
+    """A gang of four nodes has grown back onto n2, whose ranks crash after so many steps."""
+    world = shrunk(**more)
+    world.machines["n2"].crashes_ranks_after = steps
+    repaired(world, "n2")
+    world.run_until(lambda: world.gang.generation == 3)
+    return world
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("max_failures", [1, 2, 3])
+def test_a_gang_goes_back_to_the_nodes_before_a_growth_after_which_ranks_crash(steps: int, max_failures: int) -> None:
+    world = grown_onto_a_broken_node(steps, max_failures=max_failures)
+    last = 4 if max_failures == 1 else 5
+    trains(world, last)
+    recovery = world.gang.recoveries[-1]
+    assert (sorted(carriers(world)), recovery.action, recovery.nodes_out) == (
+        ["n0", "n1", "n3"],
+        "fewer replicas",
+        ["n2"],
+    )
+    assert (recovery.hardware, recovery.nodes_undone, recovery.crashed_on) == (False, ["n2"], "n2")
+    removed = world.facts(facts.MemberRemoved)[-1]
+    assert removed.reason == "ranks have failed since n2 came, and the gang trained well before"
+    world.run_for(5)
+    assert world.replayed_state() == world.core.state
+
+
+def test_the_node_that_came_is_free_and_in_service_again() -> None:
+    world = grown_onto_a_broken_node()
+    job = next(request.job for request in world.gang.pool.values())
+    trains(world, 5)
+    world.run_for(30)
+    assert world.core.state.node("n2").health is NodeHealth.FIT
+    assert [call.verb for call in world.slurm if call.node == "n2"] == ["down"]  # when it was lost
+    assert not world.world.cluster.jobs()[job].running
+
+
+def test_the_gang_does_not_grow_with_that_node_again_until_it_is_repaired_once_more() -> None:
+    world = grown_onto_a_broken_node(step_s=2.0)
+    trains(world, 5)
+    world.run_for(2 * PAUSE_S + RETRY_S)
+    assert (len(requests(world)), grown(world)) == (1, [4])
+    world.machines["n2"].crashes_ranks_after = None
+    world.drain("n2", "its memory is to be changed")
+    world.run_until(lambda: world.core.observed.node("n2").drain is not None)
+    world.world.cluster.resume("n2")
+    trains(world, 6, 60.0)
+    assert (len(requests(world)), grown(world), len(carriers(world))) == (2, [4, 4], 4)
+
+
+def test_after_a_growth_that_was_undone_the_next_one_waits_twice_as_long_with_any_node() -> None:
+    world = training(5, min_nodes=2, step_s=2.0)
+    world.crash("n4")
+    trains(world, 2, 120.0)
+    world.crash("n2")
+    trains(world, 3, 120.0)
+    world.machines["n2"].crashes_ranks_after = 0
+    repaired(world, "n2")
+    world.run_until(lambda: world.gang.last_growth_at > 0)
+    trains(world, 6)
+    planned = world.gang.last_growth_at
+    repaired(world, "n4")
+    world.run_until(lambda: len(grown(world)) == 2, 3 * PAUSE_S)
+    assert world.now - planned >= 2 * PAUSE_S
+    assert len(world.gang.present()) == 4
+
+
+def test_crashes_on_the_former_nodes_as_well_end_the_job() -> None:
+    world = grown_onto_a_broken_node()
+    world.machines["n0"].crashes_ranks_after = 0
+    world.run_until(lambda: world.gang.final, 120.0)
+    assert (world.gang.phase, world.gang.exit_code, world.gang.failures_in_a_row) == (Phase.FAILED, 93, 3)
+    assert world.gang.generation == 5  # three nodes have had one try
+
+
+def test_a_spare_of_the_gang_stays_a_spare_when_the_growth_is_undone() -> None:
+    world = grown_onto_a_broken_node()
+    status = AgentStatus(fenced_generation=world.gang.fenced_generation, warm=1)
+    world.post_event(events.AgentAttached("g", "n9", 1, 0, "n9-late", "n9:9", False, "", status))
+    trains(world, 5)
+    assert sorted(carriers(world)) == ["n0", "n1", "n3"]
+
+
+def test_a_growth_after_which_the_gang_has_trained_for_long_stays() -> None:
+    world = shrunk(step_s=2.0)
+    repaired(world, "n2")
+    trains(world, 3)
+    world.run_for(PROVEN_S + 1)
+    for generation in (4, 5):
+        world.kill_rank("n2")
+        trains(world, generation)
+    assert len(carriers(world)) == 4
+
+
+def test_a_hang_after_a_growth_counts_as_a_crash() -> None:
+    world = shrunk(hang_after_s=5.0)
+    repaired(world, "n2")
+    trains(world, 3)
+    for generation in (4, 5):
+        world.hang_rank("n2")
+        trains(world, generation, 300.0)
+    assert sorted(carriers(world)) == ["n0", "n1", "n3"]
+
+
+def test_a_restarted_coordinator_still_goes_back() -> None:
+    world = grown_onto_a_broken_node()
+    world.run_until(lambda: bool(world.gang.recoveries[-1].nodes_undone))
+    world.restart_coordinator()
+    trains(world, 5)
+    assert len(carriers(world)) == 3
 
 
 # -- asking again --
@@ -373,6 +541,79 @@ def test_the_limit_of_the_pool_does_not_count_nodes_that_came_back() -> None:
     world.crash("n2")
     trains(world, 4)
     assert world.gang.recoveries[-1].nodes_in == ["n3"]
+
+
+def test_a_node_of_the_pool_is_fetched_again_if_ranks_crash_on_the_one_to_which_it_gave_way() -> None:
+    world = on_the_pool(step_s=2.0)
+    world.machines["n1"].crashes_ranks_after = 0
+    repaired(world, "n1")
+    trains(world, 5)
+    assert sorted(carriers(world)) == ["n0", "n2", "n3"]
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+    world.run_for(2 * RETRY_S)
+    assert world.gang.generation == 5
+    assert world.replayed_state() == world.core.state
+
+
+def left_over(**more: object) -> Scenario:
+    """A gang of four nodes that has grown back from three. Its own node and one of the pool have come together."""
+    world = training(4, idle_nodes=1, limits=NO_LIMITS, pool_nodes=1, launch_s=3.0, step_s=2.0, **more)
+    world.drain_by_hand("n4", "elsewhere")
+    world.crash("n2")
+    trains(world, 2, 120.0)
+    world.world.cluster.resume("n4")
+    world.machines["n4"].has_imported = False
+    world.run_until(lambda: any(one.job for one in world.gang.pool.values()), 3 * RETRY_S)
+    repaired(world, "n2")
+    trains(world, 3, 2 * WARM_UP_S)
+    assert (sorted(carriers(world)), len(world.gang.present())) == (["n0", "n1", "n2", "n3"], 5)
+    return world
+
+
+def test_a_node_of_the_pool_that_carries_no_rank_is_given_back() -> None:
+    world = left_over()
+    world.run_for(KEPT_S - 30)
+    assert len(world.gang.present()) == 5
+    world.run_for(60)
+    assert [member.node for member in world.gang.members.values() if member.removed] == ["n4"]
+    assert [call.verb for call in world.slurm][-1] == "cancel"
+    assert {job.id for job in world.world.cluster.jobs().values() if job.running} == {1, world.gang.members["n2"].job}
+    assert (world.gang.generation, world.core.state.node("n4").health) == (3, NodeHealth.FIT)
+    assert world.replayed_state() == world.core.state
+    world.crash("n3")
+    trains(world, 4)
+    assert world.gang.recoveries[-1].nodes_in == ["n4"]  # nothing is held against it
+
+
+def test_a_node_of_the_pool_stays_as_the_spare_that_the_job_has_asked_for() -> None:
+    world = training(4, spares=1, idle_nodes=1, limits=NO_LIMITS, pool_nodes=1, launch_s=3.0, step_s=2.0)
+    world.drain_by_hand("n5", "elsewhere")
+    world.crash("n1")
+    trains(world, 2)
+    world.crash("n2")
+    trains(world, 3, 120.0)
+    world.world.cluster.resume("n5")
+    world.run_until(lambda: any(one.job for one in world.gang.pool.values()), 3 * RETRY_S)
+    repaired(world, "n2")
+    trains(world, 4)
+    world.run_for(2 * KEPT_S)
+    assert sorted(member.node for member in world.gang.present()) == ["n0", "n2", "n3", "n4", "n5"]
+
+
+def test_growth_does_not_wait_for_long_for_nodes_that_were_requested() -> None:
+    limits = replace(NO_LIMITS, pool=replace(NO_LIMITS.pool, wait_s=3600.0))
+    world = training(5, min_nodes=2, pool_nodes=2, limits=limits)
+    world.crash("n2")
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    trains(world, 2, 4000.0)
+    world.crash("n3")
+    trains(world, 3, 4000.0)
+    repaired(world, "n2")
+    world.run_until(lambda: len(world.gang.present()) == 4, 2 * RETRY_S)
+    joined = world.now
+    assert any(not one.node for one in world.gang.pool.values())
+    world.run_until(lambda: grown(world) == [4], REQUESTED_S + SOON_S)
+    assert world.now - joined >= REQUESTED_S - 1
 
 
 @pytest.mark.parametrize(

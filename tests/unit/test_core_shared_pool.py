@@ -228,10 +228,11 @@ def test_a_request_excludes_the_nodes_that_the_gang_has_left_without_a_known_fau
     for generation, node in ((2, "n1"), (3, "n2")):
         world.crash(node)
         trains(world, generation)
+    world.world.jobs.sbatch_failure_rate = 1.0  # or it would be a spare again
     repaired(world, "n1")
     world.kill_agent("n4")
-    world.run_until(lambda: bool(world.gang.pool))
-    assert requests(world)[0].options == (*POOL.options, "--exclude=n4")
+    world.run_until(lambda: world.gang.pool_serial == 2)
+    assert requests(world)[1].options == (*POOL.options, "--exclude=n4")
 
 
 # -- what becomes of a request --

@@ -231,6 +231,7 @@ ROOMS: dict[str, set[str]] = {
         "fabric/estimate",
         "daemon/coordinator/core/state",
     },
+    "daemon/coordinator/core/recovery/growth": {"daemon/coordinator/core/state", "daemon/coordinator/core/detection"},
     "daemon/coordinator/core/recovery": {
         "fabric/cost",
         "fabric/estimate",
@@ -238,6 +239,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/format",
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",
+        "daemon/coordinator/core/recovery/growth",
     },
     "daemon/coordinator/core/recovery/requests": {
         "daemon/coordinator/core/state",

@@ -47,24 +47,26 @@ def _exit_codes(gang_turn: GangTurn, node: str) -> set[int]:
 
 def swap_crashing_node(gang_turn: GangTurn) -> None:
     """If ranks have crashed twice in a row on one node and a spare can take its place, remove the node."""
+    if node := node_to_swap(gang_turn):
+        words = f"ranks failed on {node} in two consecutive generations"
+        gang_turn.turn.record(facts.MemberRemoved(gang_turn.gang.id, node, words, alive=True, attributed=False))
+
+
+def node_to_swap(gang_turn: GangTurn) -> str:
+    """The node on which ranks have crashed twice in a row, if a spare can take its place; else empty."""
     gang = gang_turn.gang
     if len(gang.recoveries) < 2:
-        return
+        return ""
     *_, before, last = gang.recoveries
     node = find_crashed_node(gang_turn)
     if last.hardware or before.hardware or not node or before.crashed_on != node:
-        return
+        return ""
     if gang.failures_in_a_row < CRASHES_UNTIL_SWAP:
-        return  # between the crashes the ranks got further, on that very node
+        return ""  # between the crashes the ranks got further, on that very node
     member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
     if member is None or member.removed or seat is None or seat.group_rank in gang.group_ranks_swapped_once:
-        return
-    if len(gang_turn.usable()) > len(gang.seats):
-        gang_turn.turn.record(
-            facts.MemberRemoved(
-                gang.id, node, f"ranks failed on {node} in two consecutive generations", alive=True, attributed=False
-            )
-        )
+        return ""
+    return node if len(gang_turn.usable()) > len(gang.seats) else ""
 
 
 def attribute_to_node(gang_turn: GangTurn) -> None:

@@ -145,10 +145,9 @@ def swaps_left(gang_turn: GangTurn) -> int:
 
 
 def _nodes_lost(gang: Gang, now: float) -> int:
-    """Nodes that the gang has lost within the hour. Nodes that it left on request show no fault."""
-    return sum(
-        len(r.nodes_out) - len(r.nodes_requested) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S
-    )
+    """Nodes that the gang has lost within the hour. Nodes left on request, or to undo a growth, show no fault."""
+    recent = (recovery for recovery in gang.recoveries if now - recovery.detected_at < LIMIT_WINDOW_S)
+    return sum(len(one.nodes_out) - len(one.nodes_requested) - len(one.nodes_undone) for one in recent)
 
 
 def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:

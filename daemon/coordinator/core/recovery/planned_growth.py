@@ -7,9 +7,9 @@
 3. `grown_seats` gives the seats of the next generation. All ranks that there were keep their number and their node, so
    each finds its state in its own memory. A new rank starts from the state that the replicas share.
 
-Nobody is blamed, and nothing is held against a node. Two such restarts are PAUSE_S apart, so that a node which comes
+Nobody is blamed, and nothing is held against a node. Two such restarts are minutes apart, so that a node which comes
 and goes does not stop the training each time. A recovery that interrupts the growth goes on as if there was none: the
-growth is planned anew later.
+growth is planned anew later. Where ranks crash after a growth, it is undone (`growth.undone_growth`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ from dataclasses import replace
 
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import flushing, planned_swap, wanted_nodes
+from muster.daemon.coordinator.core.recovery.growth import surplus_nodes
+from muster.daemon.coordinator.core.recovery.growth.undone_growth import GIVES_WAY, GROWTH, next_at
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.communication import wider_than_asked
 from muster.daemon.coordinator.core.state.durable_state import Gang, Swap
@@ -24,23 +26,21 @@ from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
-PAUSE_S = 300.0
-"""Seconds between two plans to grow, or to leave a node of the pool for one that is back, whatever came of the first:
-each stops all ranks for some seconds."""
 TOGETHER_S = 30.0
 """Seconds that a first node waits for others that are lacking, too: nodes are often repaired together."""
+REQUESTED_S = 120.0
+"""Seconds that a first node waits for those that were requested. The site may let a request stand in Slurm's queue for
+an hour, and the next one follows it."""
 WARM_UP_S = 60.0
 """Seconds that the imports of a spare may take. A job whose ranks are no Python reports none."""
 LOOK_INTERVAL_S = 1.0
 """Seconds between two looks at a gang that lacks nodes: its agents report more often, and each look is at all nodes."""
-GROWTH, GIVES_WAY = "more replicas", "pool node gives way"
-"""What a recovery calls itself that is no recovery from a fault."""
 
 
 def look(gang_turn: GangTurn) -> None:
     """Request the nodes that the gang lacks, and plan what those allow that have come."""
     gang, seen = gang_turn.gang, gang_turn.observed
-    if gang.phase is not Phase.RUNNING or not wanted_nodes.concerns(gang):
+    if gang.phase is not Phase.RUNNING or not wanted_nodes.concerns(gang_turn):
         return
     look_at = seen.growth_looked_at + LOOK_INTERVAL_S
     if gang_turn.turn.changed_node is not None and gang_turn.now < look_at:
@@ -48,6 +48,7 @@ def look(gang_turn: GangTurn) -> None:
         return
     seen.growth_looked_at = gang_turn.now
     wanted_nodes.request(gang_turn)
+    surplus_nodes.give_back(gang_turn, bool(gang.pool) and planned_swap.waits_for_spare(gang_turn))
     _plan(gang_turn)
 
 
@@ -57,8 +58,8 @@ def _plan(gang_turn: GangTurn) -> None:
         return
     if gang.flush is not None and not flushing.is_over(gang):
         return  # it holds a slot of each rank, so that the step after which the ranks stop may not be kept
-    if gang.last_growth_at and gang_turn.now < gang.last_growth_at + PAUSE_S:
-        gang_turn.turn.tick_at(gang.last_growth_at + PAUSE_S)
+    if gang_turn.now < next_at(gang):
+        gang_turn.turn.tick_at(next_at(gang))
         return
     if _spares_warm_up(gang_turn):
         return
@@ -96,13 +97,14 @@ def _plan_growth(gang_turn: GangTurn) -> None:
 
 
 def _more_may_come(gang_turn: GangTurn, further: Sequence[str]) -> bool:
-    """One restart shall do for all nodes that come within TOGETHER_S, and for those that were requested."""
+    """One restart shall do for all nodes that come within TOGETHER_S, and for those that were requested and come within
+    REQUESTED_S."""
     came_at = (gang_turn.observed.agents[node].attached_at for node in further)
-    until = min(came_at) + TOGETHER_S
+    are_requested = any(one.until and not one.node for one in gang_turn.gang.pool.values())
+    until = min(came_at) + (REQUESTED_S if are_requested else TOGETHER_S)
     if gang_turn.now < until:
         gang_turn.turn.tick_at(until)
-        return True
-    return any(one.until and not one.node for one in gang_turn.gang.pool.values())
+    return gang_turn.now < until
 
 
 def fence_stopped(gang_turn: GangTurn) -> None:

@@ -217,7 +217,7 @@ def _response(straggler: Straggler) -> Response:
 def free_spares(gang_turn: GangTurn) -> int:
     """How many ready spares there are, besides those that empty seats need; negative: too few for the empty seats."""
     usable = {member.node for member in gang_turn.usable()}
-    empty = sum(seat.node not in usable for seat in gang_turn.gang.seats)
+    empty = sum(node not in usable for node in gang_turn.gang.seats_to_fill())
     return len(ready_spares(gang_turn)) - empty
 
 

@@ -19,7 +19,7 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 def await_nodes(gang_turn: GangTurn) -> bool:
     """Nodes of the pool are on their way into seats that no other node can take. Requests them when that is due."""
     gang, terms = gang_turn.gang, gang_turn.turn.limits.pool
-    missing = (len(gang.seats) or gang.spec.nodes) - len(gang_turn.usable())
+    missing = (len(gang.seats_to_fill()) or gang.spec.nodes) - len(gang_turn.usable())
     if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:
         return False
     until = gang.pool_requested_at + terms.wait_s if gang.pool_requested_at else gang_turn.now + terms.wait_s
@@ -35,13 +35,17 @@ def await_nodes(gang_turn: GangTurn) -> bool:
     return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_pool_requests(gang))
 
 
+def has_room(gang_turn: GangTurn) -> bool:
+    """The job may hold one more node of the pool than it has, and none was refused in this recovery."""
+    gang, limits = gang_turn.gang, gang_turn.turn.limits
+    return bool(limits.pool.options) and gang.spec.pool_nodes > len(_pool_members(gang)) and not gang.pool_refused
+
+
 def request_beforehand(gang_turn: GangTurn) -> None:
     """The gang trains, and a node shall be left for which no spare is ready: request one. Nothing waits for it, so it
     has no time limit. After a refusal, this generation requests no more."""
-    gang, limits = gang_turn.gang, gang_turn.turn.limits
-    room = gang.spec.pool_nodes - len(_pool_members(gang))
-    may = bool(limits.pool.options) and not limits.observe and room > 0 and not gang.pool_refused
-    if may and not _unanswered_pool_requests(gang):
+    gang = gang_turn.gang
+    if has_room(gang_turn) and not gang_turn.turn.limits.observe and not _unanswered_pool_requests(gang):
         _request(gang_turn, 1)
 
 
@@ -131,8 +135,9 @@ def _is_wanted_in_training(gang_turn: GangTurn, request: PoolRequest) -> bool:
     gang = gang_turn.gang
     if gang.stop is not None or gang.phase not in (Phase.STARTING, Phase.RUNNING):
         return False
-    members = gang.own_members() if request.wanted_node else gang.present()
-    return len(members) < gang.spec.nodes
+    if request.wanted_node:
+        return len(gang.own_members()) < gang.spec.nodes + gang.spec.spares
+    return len(gang.present()) < gang.spec.nodes
 
 
 def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:

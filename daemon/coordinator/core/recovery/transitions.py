@@ -35,6 +35,7 @@ from muster.daemon.coordinator.core.recovery import (
     shared_pool,
     worse_allocation,
 )
+from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.communication import (
     closer_than_required,
@@ -143,10 +144,12 @@ def _recover(gang_turn: GangTurn) -> None:
         completion.save_and_leave(gang_turn)
         return
     observed = gang_turn.turn.limits.observe and gang.seats
+    undone_growth.go_back(gang_turn, shared_pool.has_room(gang_turn))
     if _software_fails(gang) and not observed:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang_turn))
         return
-    attribution.swap_crashing_node(gang_turn)
+    if not undone_growth.is_undone(gang):
+        attribution.swap_crashing_node(gang_turn)
     if gang.seats and planned_swap.leave_nodes(gang_turn):
         return  # the nodes are out of service now, and the next round removes them
     if observed:
@@ -207,7 +210,7 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     groups = communicating_seats(gang.spec)
     if not gang.seats:
         return placement.first_seats(fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares)
-    before = [seat.node for seat in gang.seats]
+    before = gang.seats_to_fill()
     if len(before) < gang.spec.nodes:
         groups = ()  # fewer replicas, and replicas alone can be fewer
     fewest = min(len(before), gang.spec.fewest)
@@ -363,8 +366,8 @@ def _choose_state(
 
 
 def _software_fails(gang: Gang) -> bool:
-    """The software ends the gang again and again."""
-    return gang.failures_in_a_row >= gang.spec.max_failures
+    """The software ends the gang again and again. On the nodes before an undone growth it may still work."""
+    return not undone_growth.is_undone(gang) and gang.failures_in_a_row >= gang.spec.max_failures
 
 
 def _failure_reason(gang_turn: GangTurn) -> str:

@@ -1,7 +1,7 @@
 """Which further nodes a gang that trains wants, and the requests for them.
 
-A gang wants as many nodes of its own as its job has asked for. It has fewer after losses: it goes on with fewer ranks,
-or has ranks on nodes of the shared pool. Two kinds of requests follow:
+A gang wants as many nodes of its own as its job has asked for, spares too. It has fewer after losses: it goes on with
+fewer ranks or spares, or has ranks on nodes of the shared pool. Two kinds of requests follow:
 
 - For a *repaired* node: one that this run of the job has lost, and that is in service again. Slurm has taken it out of
   the job, so it comes back with a job of its own, as a node of the pool does, but from the partition of the gang's own
@@ -15,7 +15,8 @@ has come since is reason enough to ask at once.
 
 from muster.daemon.coordinator.core.detection import circuit_breaker, lemons, progress_timeouts
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.recovery.growth import undone_growth
+from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -32,6 +33,9 @@ def request(gang_turn: GangTurn) -> None:
     if not may_change(gang_turn):
         return
     gang, now = gang_turn.gang, gang_turn.now
+    if undone_growth.times_undone(gang) and now < undone_growth.next_at(gang):
+        gang_turn.turn.tick_at(undone_growth.next_at(gang))
+        return  # a node that came now would stand idle until then
     retry_at = gang.last_request_at + RETRY_S * 2 ** min(gang.requests_in_vain, MOST_DOUBLINGS)
     is_due = now >= retry_at or not gang.last_request_at
     repaired = [
@@ -42,13 +46,14 @@ def request(gang_turn: GangTurn) -> None:
     ]
     coming = [one for one in gang.pool.values() if not one.node]
     until = now + gang_turn.turn.limits.pool.wait_s
-    lacking = gang.spec.nodes - len(gang.own_members()) - sum(bool(one.wanted_node) for one in coming)
+    asked_for = gang.spec.nodes + gang.spec.spares
+    lacking = asked_for - len(gang.own_members()) - sum(bool(one.wanted_node) for one in coming)
     for node in repaired[: max(0, lacking)]:
         shared_pool.request_repaired(gang_turn, node, until)
     lacking = gang.spec.nodes - len(gang.present()) - sum(not one.node for one in gang.pool.values())
     if lacking > 0 and is_due:
         shared_pool.request_in_training(gang_turn, lacking, until)
-    if len(gang.own_members()) < gang.spec.nodes and now < retry_at:
+    if len(gang.own_members()) < asked_for and now < retry_at:
         gang_turn.turn.tick_at(retry_at)
 
 
@@ -65,10 +70,15 @@ def may_change(gang_turn: GangTurn) -> bool:
     return not circuit_breaker.why_no_request(turn.state, gang, turn.limits, gang_turn.now)
 
 
-def concerns(gang: Gang) -> bool:
+def concerns(gang_turn: GangTurn) -> bool:
     """The gang may want a node, or may put ranks on other nodes. For a whole gang without nodes of the pool this costs
     no look at its members."""
-    return len(gang.seats) < gang.spec.nodes or bool(gang.pool)
+    gang = gang_turn.gang
+    return (
+        len(gang.seats) < gang.spec.nodes
+        or bool(gang.pool)
+        or len(gang_turn.index.present) < gang.spec.nodes + gang.spec.spares
+    )
 
 
 def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
@@ -80,10 +90,20 @@ def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
     if not member.removed or gang.is_of_pool(member) or member.node in gang.job_nodes or member.failed_check:
         return False
     node = turn.state.node(member.node)
-    if node.repaired_at <= member.removed_at or node.health is not NodeHealth.FIT or node.drain is not None:
+    if node.repaired_at <= member.removed_at and not _is_heard_again(gang_turn, member):
+        return False
+    if node.health is not NodeHealth.FIT or node.drain is not None:
         return False
     if any(one.wanted_node == node.name for one in gang.pool.values()):
         return False
     if any(call.node == node.name for call in turn.state.owed.values()):
         return False  # what is known of the node may be older than the call
     return not lemons.is_lemon(lemons.failures(turn.state, node.name, turn.now), turn.limits.lemon_after)
+
+
+def _is_heard_again(gang_turn: GangTurn, member: Member) -> bool:
+    """The member had fallen silent. Its daemon is heard since, and Slurm has the node in service. No judgement says so:
+    a spare that falls silent is not judged while the others train."""
+    seen = gang_turn.turn.observed.node(member.node)
+    in_service = seen.in_slurm and not seen.down and seen.drain is None
+    return member.fell_silent and in_service and seen.heard_at > member.removed_at

@@ -109,9 +109,12 @@ class Member:
     asked_for_at: float = 0.0
     """When the node was last requested, because it was repaired (seconds); 0: never."""
     gave_way: bool = False
-    """It came from the shared pool, and was removed because a node of the job's own was back."""
+    """It came with a job of its own, and was removed because it was needed no more: a node of the job's own was back,
+    or it carried no rank."""
     removed_at: float = 0.0
     """When the member was removed (seconds); 0: it was not, or an earlier version of Muster has not noted it."""
+    fell_silent: bool = False
+    """It was removed because nobody heard it any more. The health of a node without ranks does not change by that."""
 
     @property
     def failed_check(self) -> bool:
@@ -162,6 +165,10 @@ class Recovery:
     """The generation before was ended because it hung."""
     nodes_requested: list[str] = field(default_factory=list)
     """Those of `nodes_out` that were left because a user asked for it."""
+    nodes_undone: list[str] = field(default_factory=list)
+    """Those of `nodes_out` that were left because ranks crashed once they had come (see MemberRemoved)."""
+    seats_undone: list[str] = field(default_factory=list)
+    """Those of `nodes_undone` whose seats are gone, too."""
 
 
 @dataclass(slots=True)
@@ -399,6 +406,11 @@ class Gang:
     def is_of_pool(self, member: Member) -> bool:
         """The member came from the shared pool."""
         return member.job != self.job and not member.returned
+
+    def seats_to_fill(self) -> list[str]:
+        """The nodes of the newest generation, without the seats that an undone growth has brought."""
+        undone = self.recoveries[-1].seats_undone if self.recoveries else []
+        return [seat.node for seat in self.seats if seat.node not in undone]
 
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""

@@ -91,7 +91,9 @@ class MemberRemoved:
 
     `alive`: its processes can still be told to leave. `attributed`: the node is known to be the cause; otherwise the
     software may be. `left_job`: Slurm's job no longer has the node. `requested`: a user asked that the node is left, so
-    nothing is held against it.
+    nothing is held against it. Nor is with the others: `undoes_growth`: ranks have crashed since the node came, and the
+    gang goes back to the nodes before it, without its seat or with another node in it. `surplus`: it came with a job of
+    its own, carries no rank, and is not wanted as a spare.
     """
 
     gang: str
@@ -101,6 +103,8 @@ class MemberRemoved:
     attributed: bool = True
     left_job: bool = False
     requested: bool = False
+    undoes_growth: Literal["", "fewer seats", "same seats"] = ""
+    surplus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

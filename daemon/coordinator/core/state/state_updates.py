@@ -344,10 +344,13 @@ def _note_fabric(gang: Gang, record: FabricRecord) -> None:
 def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     member = gang.members[fact.node]
     earlier = member.removed and (not gang.recoveries or fact.node not in gang.recoveries[-1].nodes_out)
-    member.removed_at = member.removed_at if member.removed else at
+    if not member.removed:
+        ended = fact.left_job or fact.reason == member.agent_ended_reason
+        member.removed_at, member.fell_silent = at, not fact.alive and not ended
     member.removal_reason, member.alive = fact.reason, fact.alive
     if fact.requested and gang.swap is not None and gang.swap.gives_way_to and gang.swap.node == fact.node:
         member.gave_way = True
+    member.gave_way |= fact.surplus
     gang.order_serial += 1
     if not fact.attributed:
         gang.unattributed_node = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
@@ -360,7 +363,9 @@ def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
         recovery.nodes_out.append(fact.node)
         recovery.nodes_requested += [fact.node] * fact.requested
-    if not recovery.hardware and fact.attributed and not fact.requested:
+        recovery.nodes_undone += [fact.node] * bool(fact.undoes_growth)
+        recovery.seats_undone += [fact.node] * (fact.undoes_growth == "fewer seats")
+    if not recovery.hardware and fact.attributed and not fact.requested and not fact.undoes_growth:
         # The rank failed because of its node, so the failure does not count against the software.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
         gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)

@@ -1,0 +1,85 @@
+"""Undone growth: ranks crash again and again after nodes have come, so the gang goes back to those that it had before.
+
+The gang trained well before the growth, and nothing else has changed since. Perhaps a node came back broken in a way
+that no sensor sees; perhaps the script does not work with so many ranks. Both look the same, so nobody is blamed: the
+nodes leave the gang in service. A node comes back to this gang only if it is repaired once more. The next growth, with
+whatever node, waits twice as long as the one before. The crashes still count: if the ranks crash with the former nodes,
+too, the software ends the job as usual.
+
+The same holds where a node of the shared pool gave way to a repaired one.
+"""
+
+from itertools import pairwise
+from typing import Literal
+
+from muster.daemon.coordinator.core.detection import attribution
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import Gang, Recovery
+from muster.daemon.coordinator.core.state.turn import GangTurn
+
+GROWTH, GIVES_WAY = "more replicas", "pool node gives way"
+"""What a recovery calls itself that is no recovery from a fault."""
+FAILURES = 2
+"""Failures of the software since the growth after which it is undone. One may be an accident; the third ends a job."""
+PROVEN_S = 600.0
+"""Seconds of training in one generation after which no later crash is held against a growth."""
+PAUSE_S = 300.0
+"""Seconds between two plans to grow, or to leave a node of the pool for one that is back, whatever came of the first:
+each stops all ranks for some seconds."""
+MOST_DOUBLINGS = 6
+"""Growths undone after which that time becomes no longer: five hours."""
+
+
+def go_back(gang_turn: GangTurn, pool_has_room: bool) -> None:
+    """No rank runs: if the growth seems to be the cause, remove the nodes that have come.
+
+    `pool_has_room`: a node of the shared pool may be requested for a seat that gets empty.
+    """
+    gang = gang_turn.gang
+    growth = _unproven_growth(gang)
+    if growth is None or gang.recoveries[-1].hardware or gang.recoveries[-1].nodes_undone:
+        return
+    new = [node for node in growth.nodes_in if node in gang_turn.index.present]
+    if attribution.node_to_swap(gang_turn) not in ("", *new):
+        return  # ranks crash on a node that was there before, and a spare can take its place
+    left = [member.node for member in gang_turn.usable() if member.node not in new]
+    if len(left) < gang.spec.fewest and not (pool_has_room and growth.action == GIVES_WAY):
+        return
+    words = f"ranks have failed since {' and '.join(new)} came, and the gang trained well before"
+    seats: Literal["fewer seats", "same seats"] = "fewer seats" if growth.action == GROWTH else "same seats"
+    for node in new:
+        gang_turn.turn.record(facts.MemberRemoved(gang.id, node, words, alive=True, undoes_growth=seats))
+
+
+def is_undone(gang: Gang) -> bool:
+    """This recovery undoes a growth: the software has not failed on the nodes that are left."""
+    return bool(gang.recoveries) and bool(gang.recoveries[-1].nodes_undone)
+
+
+def times_undone(gang: Gang) -> int:
+    """How many growths of the gang were undone."""
+    return sum(bool(recovery.nodes_undone) for recovery in gang.recoveries)
+
+
+def next_at(gang: Gang) -> float:
+    """Before that (seconds) the gang neither grows nor leaves a node of the pool; 0: it has not grown yet."""
+    return gang.last_growth_at and gang.last_growth_at + PAUSE_S * 2 ** min(times_undone(gang), MOST_DOUBLINGS)
+
+
+def _unproven_growth(gang: Gang) -> Recovery | None:
+    """The growth that is the last change of the gang's nodes, if the software has failed often enough since, and no
+    generation has trained for long; else None."""
+    failures = 0
+    newest_first = gang.recoveries[::-1]
+    for recovery, started in pairwise(newest_first):
+        ended_at = recovery.suspected_at if recovery.hung else recovery.detected_at
+        if recovery.generation != started.generation + 1:
+            return None  # the job was started again in between
+        if recovery.nodes_out or (started.first_step_at and ended_at - started.first_step_at >= PROVEN_S):
+            return None
+        failures += not recovery.hardware
+        if started.action in (GROWTH, GIVES_WAY):
+            return started if failures >= min(FAILURES, gang.spec.max_failures) else None
+        if started.nodes_in:
+            return None
+    return None
