@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from muster.checkpoint.durable.verified_file import ReadableFile
 from muster.checkpoint.format.durable_folders import ParsedFolderName
 from muster.checkpoint.format.versions import Version
 
@@ -106,6 +107,9 @@ class DurableStore(Protocol):
         Raises:
             OSError: it is absent, no plain file, or has more bytes than that.
         """
+
+    def open(self, name: str) -> ReadableFile:
+        """Open a file for reading."""
 
     def remove(self, *names: str) -> None:
         """Remove files, and what `write` leaves of them when it fails. Absent ones are no error."""

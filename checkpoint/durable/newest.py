@@ -55,6 +55,26 @@ def newest_checkpoint(where: str, gang: str = "") -> str | None:
     return locations.join(where, last.name)
 
 
+def older_checkpoint(where: str) -> str | None:
+    """The newest complete checkpoint beside `where` that is of the same gang, and older; None: there is none.
+
+    Raises:
+        OSError: the place can't be read.
+    """
+    parent, name = locations.split(where)
+    label = durable_folders.parse_folder_name(name)
+    if label is None or not label.gang:
+        return None
+    complete = (one.found for one in _complete(locations.open_store(parent)) if not one.is_foreign)
+    older = [
+        found
+        for found in complete
+        if found.label.gang == label.gang and (found.label.version, found.label.serial) < (label.version, label.serial)
+    ]
+    newest = max(older, key=lambda found: (found.label.version, found.label.serial), default=None)
+    return locations.join(parent, newest.name) if newest is not None else None
+
+
 def is_complete(where: str) -> bool:
     """Whether a path or a URL is a complete checkpoint."""
     parent, name = locations.split(where)

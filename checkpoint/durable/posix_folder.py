@@ -105,6 +105,10 @@ class PosixFolder:
                 raise OSError(errno.EINVAL, "it is no plain file, or too large", str(self.path / name))
             return file.read()
 
+    def open(self, name: str) -> "PosixReadable":
+        """Open a plain file."""
+        return PosixReadable(self.path / name)
+
     def remove(self, *names: str) -> None:
         """Remove files, and unfinished ones of these names."""
         for name in names:
@@ -183,6 +187,29 @@ class PosixFile:
             os.close(self._descriptor)
 
     def abandon(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class PosixReadable:
+    """A file that threads read at any offset."""
+
+    blocks_at_once = 1  # digested while it is in the processor's cache
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Read all of it."""
+        while len(view):
+            count = os.preadv(self._descriptor, [view], offset)
+            if not count:
+                raise OSError(errno.EIO, f"the file ends at {offset}", str(self._path))
+            view, offset = view[count:], offset + count
+
+    def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
 

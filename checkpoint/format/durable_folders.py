@@ -90,7 +90,9 @@ def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | Non
 class Manifest:
     """What a folder holds.
 
-    `ranks`: for each rank the digest of its shard, and its file's name, size in bytes and XXH3-128 digest.
+    `ranks`: for each rank the digest of its shard, and its file's name, size in bytes and XXH3-128 digest; the size of
+    the items in it, and the digest of the digests that follow (block_digests.py). `metadata_bytes` and
+    `metadata_xxh3_128`: size and digest of the metadata.
     """
 
     step: int
@@ -99,6 +101,8 @@ class Manifest:
     gang: str
     reason: str
     ranks: dict[str, dict[str, Any]]
+    metadata_bytes: int
+    metadata_xxh3_128: str
 
     def dump(self) -> bytes:
         """The manifest as JSON."""
@@ -107,3 +111,20 @@ class Manifest:
     def matches(self, existing: dict[str, Any]) -> bool:
         """Whether the manifest `existing` names the same bytes. The reason of the flush may differ."""
         return all(existing.get(key) == value for key, value in asdict(self).items() if key != "reason")
+
+
+@dataclass(frozen=True)
+class FileDigests:
+    """What the manifest says of a file: `data_bytes`, and the digest of the digests of its blocks."""
+
+    data_bytes: int
+    blocks_xxh3_128: str
+
+
+def digests_of_file(manifest: dict[str, Any], name: str) -> FileDigests | None:
+    """What a manifest says of a file; None: nothing, as in a checkpoint of an earlier version of Muster."""
+    ranks = manifest.get("ranks")
+    for entry in ranks.values() if isinstance(ranks, dict) else ():
+        if isinstance(entry, dict) and entry.get("file") == name and "blocks_xxh3_128" in entry:
+            return FileDigests(int(entry["data_bytes"]), str(entry["blocks_xxh3_128"]))
+    return None

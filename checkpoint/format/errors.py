@@ -13,6 +13,10 @@ class OtherLayout(CorruptShard):
     """A shard that another version of Muster has written: this one can't read it."""
 
 
+class CorruptCheckpoint(CheckpointError):
+    """Bytes of a durable checkpoint are not those that were written. The message names the file and the offset."""
+
+
 class UntrustedCheckpoint(CheckpointError):
     """Somebody else can have written the checkpoint, so it is not unpickled."""
 

@@ -26,6 +26,7 @@ from muster.checkpoint.training import agreed_states, resume
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
+from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.late_copies import LateCopies
 from muster.checkpoint.training.planned_stop import PlannedStop
@@ -139,21 +140,26 @@ class Checkpoint:
         """
         with self.phase(RESTORING):
             start = self._connection.join() if self._connection else StartPoint()
-        folder = _durable_source(start, str(durable or ""))
+        named = str(durable or "")
+        folder = _durable_source(start, named)
         # Where the agent says what to load, job.toml has said that the store is trusted.
         self._trusts_store = trust_durable_store or bool(start.durable_path)
         if folder is None and not start.is_in_memory:
             return 0
         self._run_warmup(warmup)
         with self.phase(RESTORING):
-            step = self._finished_steps = self._load(start, folder)
-        log.info("starting after step %d, from %s", step, folder or "memory")
+            # Another checkpoint than the one that the script names is not what its user wants.
+            step = self._finished_steps = self._load(start, folder, may_be_older=folder != named)
         return step
 
-    def _load(self, start: StartPoint, folder: str | None) -> int:
+    def _load(self, start: StartPoint, folder: str | None, *, may_be_older: bool) -> int:
+        """Load what this generation starts from; returns the number of finished steps."""
         rank, _ = rank_and_world_size()
         if folder is not None:
-            return resume.from_folder(self._states, folder, rank, trusts_store=self._trusts_store)
+            load = partial(resume.from_folder, self._states, rank=rank, trusts_store=self._trusts_store)
+            step, folder = load_newest_intact(load, folder, may_be_older=may_be_older)
+            log.info("starting after step %d, from %s", step, folder)
+            return step
         if start.shard is not None:
             self._borrowed_pages = BorrowedPages()
             step = resume.from_shard(self._states, start.shard, rank, self._borrowed_pages)
@@ -164,6 +170,7 @@ class Checkpoint:
         self._has_compared_replicas = True
         if step != start.step:
             raise CheckpointError(f"the agent gave step {step} for step {start.step}")
+        log.info("starting after step %d, from memory", step)
         return step
 
     def _run_warmup(self, warmup: Callable[[], Any] | None) -> None:

@@ -9,24 +9,26 @@ own shard it gets the bytes of the slot themselves (checkpoint/training/borrowed
 
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, StorageReader
+from torch.distributed.checkpoint import StorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 
-from muster.checkpoint.durable.locations import is_url
+from muster.checkpoint.durable.locations import is_url, open_store
 from muster.checkpoint.durable.newest import finished_steps_of
-from muster.checkpoint.format import durable_folders, layout
+from muster.checkpoint.durable.posix_folder import PosixFolder
+from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
 from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
+from muster.checkpoint.training.durable_loading.checkpoint_files import CheckpointFiles
 from muster.checkpoint.training.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.own_structure import own_structure
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
@@ -160,7 +162,7 @@ def from_shards(states: TrainingState, shards: AgentShards, rank: int) -> int:
     """
     with shards:
         reader = ShardReader(shards, copy_tensors)
-        found = _load_items(states, reader, reader.read_metadata(), rank, lambda _: None)
+        found = _load_items(states, reader, reader.read_metadata(), rank)
     return int(found[STEP])
 
 
@@ -179,25 +181,14 @@ def from_folder(states: TrainingState, folder: str, rank: int, *, trusts_store: 
         CheckpointError: the folder can't be read, or holds another state.
     """
     try:
-        with _open_trusted(folder, trusts_store=trusts_store) as trusted:
-            return _from_trusted_folder(states, folder, trusted, rank)
+        with _open_trusted(folder, trusts_store=trusts_store) as files:
+            return _from_trusted_folder(states, folder, files, rank)
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
 
 
-@dataclass(frozen=True)
-class _TrustedCheckpoint:
-    """A checkpoint that may be read.
-
-    `check_file`: has to be called before a file is read. It raises UntrustedCheckpoint.
-    """
-
-    reader: FileSystemReader
-    check_file: Callable[[str], None]
-
-
 @contextmanager
-def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[_TrustedCheckpoint]:
+def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[CheckpointFiles]:
     """Open a checkpoint for reading, while the block lasts.
 
     Args:
@@ -206,20 +197,23 @@ def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[_TrustedCheckpo
 
     Raises:
         UntrustedCheckpoint: others can have written it.
+        CorruptCheckpoint: at the end of the block: some byte that was read is not what was written.
         OSError: it is no folder, or can't be read.
     """
     if not is_url(where):
-        with TrustedFolder(where) as folder:
-            yield _TrustedCheckpoint(FileSystemReader(folder.path), folder.check_file)
+        with (
+            TrustedFolder(where) as folder,
+            CheckpointFiles(where, PosixFolder(folder.path), folder.check_file) as files,
+        ):
+            yield files
         return
     if not trusts_store:
         raise UntrustedCheckpoint(
             f"{where} is in a store of objects, which does not say who has written it: it would run as your user if it "
             "were loaded. If only you, or people that you trust, may write there: restore(trust_durable_store=True)"
         )
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # needs fsspec
-
-    yield _TrustedCheckpoint(FsspecReader(where), _check_name)
+    with CheckpointFiles(where, open_store(where), _check_name) as files:
+        yield files
 
 
 def _check_name(name: str) -> None:
@@ -227,19 +221,16 @@ def _check_name(name: str) -> None:
         raise UntrustedCheckpoint(f"the checkpoint names the file {name!r}, which is not a file of its folder")
 
 
-def _from_trusted_folder(states: TrainingState, folder: str, trusted: _TrustedCheckpoint, rank: int) -> int:
-    trusted.check_file(durable_folders.METADATA)
-    found = _load_items(states, trusted.reader, trusted.reader.read_metadata(), rank, trusted.check_file)
+def _from_trusted_folder(states: TrainingState, folder: str, files: CheckpointFiles, rank: int) -> int:
+    reader = files.reader()
+    found = _load_items(states, reader, reader.read_metadata(), rank)
     return int(found[STEP]) if STEP in found else finished_steps_of(folder)
 
 
-def _load_items(
-    states: TrainingState, reader: StorageReader, metadata: Metadata, rank: int, check_file: Callable[[str], None]
-) -> dict[str, Any]:
-    """Load the items of a checkpoint that may have another world size, and return them by name. `check_file` is told
-    the name of each file before it is read."""
+def _load_items(states: TrainingState, reader: StorageReader, metadata: Metadata, rank: int) -> dict[str, Any]:
+    """Load the items of a checkpoint that may have another world size, and return them by name."""
     entries = metadata.state_dict_metadata
-    structure = own_structure(states, _structure(states, reader, metadata, check_file))
+    structure = own_structure(states, _structure(states, reader, metadata))
     parameters, part_of = states.parameters_by_leaf(structure), states.parts(structure)
     names = {name for key in states.shared for name in state_tree.names(structure.get(key, {}))}
     kept = {name: kept_name(name, part_of(name)) for name in names}
@@ -252,8 +243,8 @@ def _load_items(
     targets = {kept[n]: _target(n, entries[kept[n]], present, states, parameters.get(n)) for n in names}
     subclasses = {n: targets[n] for n in targets if n in structure.get("muster", {}).get("subclasses", {})}
     wanted |= {name: target for name, target in targets.items() if name not in subclasses}
-    _read(reader, metadata, wanted, check_file)
-    wanted |= read_subclasses(reader, metadata, subclasses, check_file) if subclasses else {}
+    _read(reader, metadata, wanted)
+    wanted |= read_subclasses(reader, metadata, subclasses) if subclasses else {}
 
     def per_rank_value_of(name: str) -> Any:
         if rank_prefix != f"ranks.{rank}.":
@@ -267,14 +258,12 @@ def _load_items(
     return wanted
 
 
-def _structure(
-    states: TrainingState, reader: StorageReader, metadata: Metadata, check_file: Callable[[str], None]
-) -> dict[str, Any]:
+def _structure(states: TrainingState, reader: StorageReader, metadata: Metadata) -> dict[str, Any]:
     """The structure of all states in a checkpoint."""
     if STRUCTURE not in metadata.state_dict_metadata:
         return _foreign_structure(metadata, states)
     found: dict[str, Any] = {STRUCTURE: None}
-    _read(reader, metadata, found, check_file)
+    _read(reader, metadata, found)
     structure: dict[str, Any] = found[STRUCTURE]
     return structure
 
@@ -301,15 +290,21 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
     return value if taken_apart(value)[1] is not None else torch.empty_like(value)
 
 
-def _read(reader: StorageReader, metadata: Metadata, wanted: dict[str, Any], check_file: Callable[[str], None]) -> None:
-    """Fill `wanted` in place. Every rank reads what it needs, without a collective call."""
+def _read(reader: StorageReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
+    """Fill `wanted` in place. Every rank reads what it needs, each file from its begin to its end, without a collective
+    call."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(wanted, metadata, True)
     reader.set_up_storage_reader(metadata, True)
     plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
-    for name in {metadata.storage_data[item.storage_index].relative_path for item in plan.items}:
-        check_file(name)
+    plan.items.sort(key=lambda item: _place(metadata, item))
     reader.read_data(plan, planner).wait()
+
+
+def _place(metadata: Metadata, item: ReadItem) -> tuple[str, int]:
+    """The file that an item is in, and where."""
+    place = metadata.storage_data[item.storage_index]
+    return place.relative_path, place.offset
 
 
 def _foreign_structure(metadata: Metadata, states: TrainingState) -> dict[str, Any]:

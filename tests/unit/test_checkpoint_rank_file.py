@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from muster.checkpoint.durable import posix_folder
 from muster.checkpoint.durable.durable_store import Entry
 from muster.checkpoint.durable.posix_folder import PosixFolder
-from muster.checkpoint.format import layout
+from muster.checkpoint.format import block_digests, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_publish
@@ -96,7 +96,10 @@ def test_the_note_says_where_each_item_is(content: Content) -> None:
         assert [number for number, *_ in note.items] == list(range(len(published)))
         assert (note.rank, note.world_size, note.file_bytes) == (3, 8, len(written))
         assert note.file_digest == xxhash.xxh3_128_hexdigest(written)
-        assert len(written) == sum(map(len, [*content.tensors, *content.objects]))
+        assert note.data_bytes == sum(map(len, [*content.tensors, *content.objects]))
+        digests = written[note.data_bytes :]
+        assert digests == xxhash.xxh3_128_digest(written[: note.data_bytes]), "there is one block"
+        assert note.blocks_digest == xxhash.xxh3_128_hexdigest(digests)
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,7 +127,7 @@ def test_a_flush_can_be_given_up(tmp_path: Path) -> None:
         with pytest.raises(GivenUp):
             write_rank_file(PosixFolder(tmp_path), "part", RankSource(shard), give_up, counted)
         assert (tmp_path / "part").stat().st_size == counted.done <= 800
-        assert counted.total == 3000
+        assert counted.total == 3000 + block_digests.DIGEST_BYTES
 
 
 def test_bytes_are_on_disk_but_for_a_bounded_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +160,8 @@ def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeyp
     content = Content([bytes(range(256)) * 100], [b"an object"], shared=True, piece_bytes=5000)
     with shard_of(content) as (shard, _):
         write_rank_file(PosixFolder(tmp_path), "file", RankSource(shard), lambda: None, WrittenBytes())
-    assert (tmp_path / "file").read_bytes() == bytes(range(256)) * 100 + b"an object"
+    data = bytes(range(256)) * 100 + b"an object"
+    assert (tmp_path / "file").read_bytes() == data + xxhash.xxh3_128_digest(data)
 
 
 def test_a_leader_waits_as_long_as_files_grow(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import json
 import time
 from contextlib import suppress
 
+import xxhash
+
 from muster.checkpoint.durable.newest import manifest_in
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
@@ -42,14 +44,15 @@ def publish(part: FlushPart, world_size: int, durable_metadata: bytes, timeout_s
     try:
         notes = _wait_for_notes(part, world_size, timeout_s)
         places = {number: (offset, length) for note in notes for number, offset, length in note.items}
-        manifest = _manifest(part, notes)
+        metadata = layout.fill_placeholders(durable_metadata, places)
+        manifest = _manifest(part, notes, metadata)
         part.store.write(part.file(durable_folders.MANIFEST), manifest.dump())
         part.store.remove(*(part.file(note_name(note.rank)) for note in notes))
         empty = (durable_folders.rank_file_name(note.rank) for note in notes if not note.items)
         part.store.remove(*map(part.file, empty))
         part.raise_if_given_up()
         # Last: in a store of objects this makes it a checkpoint.
-        part.store.write(part.file(durable_folders.METADATA), layout.fill_placeholders(durable_metadata, places))
+        part.store.write(part.file(durable_folders.METADATA), metadata)
         _complete(part, manifest)
     except (OSError, CorruptShard) as error:
         raise FlushError(describe_error(error, part.store.where)) from error
@@ -82,18 +85,29 @@ def _wait_for_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[
         part.given_up.wait(part.store.poll_s)
 
 
-def _manifest(part: FlushPart, notes: list[RankFileNote]) -> durable_folders.Manifest:
+def _manifest(part: FlushPart, notes: list[RankFileNote], metadata: bytes) -> durable_folders.Manifest:
     ranks = {
         str(note.rank): {
             "shard_digest": note.shard_digest,
             "file": durable_folders.rank_file_name(note.rank) if note.items else None,
             "file_bytes": note.file_bytes,
             "file_xxh3_128": note.file_digest,
+            "data_bytes": note.data_bytes,
+            "blocks_xxh3_128": note.blocks_digest,
         }
         for note in notes
     }
     version = part.version
-    return durable_folders.Manifest(version.step, version.generation, len(notes), part.gang_id, part.reason, ranks)
+    return durable_folders.Manifest(
+        version.step,
+        version.generation,
+        len(notes),
+        part.gang_id,
+        part.reason,
+        ranks,
+        len(metadata),
+        xxhash.xxh3_128_hexdigest(metadata),
+    )
 
 
 def _complete(part: FlushPart, manifest: durable_folders.Manifest) -> None:

@@ -15,13 +15,18 @@ from muster.checkpoint.store.flush.written_file import WrittenFile
 
 @dataclass(frozen=True)
 class RankFileNote:
-    """What a rank's file holds. `items`: (number, offset, length) of each published item in the file."""
+    """What a rank's file holds. `items`: (number, offset, length) of each published item in the file.
+
+    `data_bytes`: size of the items; the digests of their blocks follow. `blocks_digest`: the digest of these digests.
+    """
 
     rank: int
     world_size: int
     shard_digest: str
     file_bytes: int
     file_digest: str
+    data_bytes: int
+    blocks_digest: str
     items: list[tuple[int, int, int]]
 
 
@@ -42,4 +47,13 @@ def write_rank_file(
     with WrittenFile(store.create(name), counted) as file:
         source.write_to(file, raise_if_given_up)
         file.finish()
-    return RankFileNote(source.rank, source.world_size, source.digest.hex(), file.size, file.digest, source.items)
+    return RankFileNote(
+        source.rank,
+        source.world_size,
+        source.digest.hex(),
+        file.size,
+        file.digest,
+        file.data_bytes,
+        file.blocks_digest,
+        source.items,
+    )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 
 from muster.checkpoint.format import layout
+from muster.checkpoint.format.block_digests import trailer_bytes
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.flush.written_file import WrittenFile
@@ -27,7 +28,7 @@ class RankSource:
     Whoever makes it holds the shard until everything is written, or until `move` has returned.
 
     `rank`, `digest`: of the shard. After `begin`: `world_size`; `items`: (number, offset in the file, length) of each
-    published item; `file_bytes`: size of the file; `durable_metadata`: with placeholders, empty but for rank 0.
+    published item; `file_bytes`: size of all items; `durable_metadata`: with placeholders, empty but for rank 0.
     `owns_bytes`: what is still to be written is not read from the shard any more.
     """
 
@@ -62,7 +63,7 @@ class RankSource:
         with self._lock:
             self._prepare()
             if not self._is_counted:
-                counted.begin(self.file_bytes)
+                counted.begin(self.file_bytes + trailer_bytes(self.file_bytes))
             self._is_counted = True
 
     def write_to(self, file: WrittenFile, raise_if_given_up: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import xxhash
 
 from muster.checkpoint.durable.durable_store import DurableFile
+from muster.checkpoint.format.block_digests import BlockDigests
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 
 MOST_UNDER_WAY = 8
@@ -26,17 +27,19 @@ class WrittenFile:
     """A file that grows. A context manager: at its end, all is written, or nothing writes any more and the file is
     abandoned.
 
-    `size`: the bytes that were given to it.
+    `size`: the bytes that were given to it. `data_bytes`, `blocks_digest`: after `finish`, its size without the digests
+    of its blocks, and the digest of these digests.
     """
 
     def __init__(self, file: DurableFile, counted: WrittenBytes) -> None:
         self._file, self._counted = file, counted
-        self._digest = xxhash.xxh3_128()
+        self._digest, self._blocks = xxhash.xxh3_128(), BlockDigests()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._under_way: deque[tuple[Future[None], _Part]] = deque()
         self._lock = threading.Lock()
         self._ended = False
-        self.size = 0
+        self.size = self.data_bytes = 0
+        self.blocks_digest = ""
 
     @property
     def digest(self) -> str:
@@ -52,6 +55,10 @@ class WrittenFile:
 
     def append(self, data: memoryview) -> None:
         """Write these bytes next. They must stay as they are until they are written, or `leave_memory` was called."""
+        self._blocks.update(data)
+        self._append(data)
+
+    def _append(self, data: memoryview) -> None:
         self._digest.update(data)
         self.size += len(data)
         part = _Part(data)
@@ -67,7 +74,15 @@ class WrittenFile:
             return [write for write, part in self._under_way if part.is_begun]
 
     def finish(self) -> None:
-        """Wait until all is durable. Raises OSError: something can't be written."""
+        """Append the digests of all blocks, and wait until all is durable.
+
+        Raises:
+            OSError: something can't be written.
+        """
+        blocks = self._blocks.finish()
+        self.data_bytes, self.blocks_digest = self.size, xxhash.xxh3_128_hexdigest(blocks)
+        if blocks:
+            self._append(memoryview(blocks))
         for write, _ in self._under_way:
             write.result()
         self._ended = True

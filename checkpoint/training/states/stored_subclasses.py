@@ -4,7 +4,6 @@ Each is read as it was saved. torch.distributed.checkpoint would copy its values
 operations that few subclasses have.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from muster.checkpoint.training.states.inner_tensors import stand_in
 
 
 def read_subclasses(
-    reader: StorageReader, metadata: Metadata, wanted: dict[str, torch.Tensor], check_file: Callable[[str], None]
+    reader: StorageReader, metadata: Metadata, wanted: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Tensors of subclasses, or this rank's shards of them, by the names of their items. No collective call.
 
@@ -26,7 +25,6 @@ def read_subclasses(
         reader: of a trusted checkpoint: its pickles are loaded with all that they ask for.
         metadata: of the checkpoint.
         wanted: for each name a tensor of the same shape, that lies over the ranks as the wanted one shall.
-        check_file: is told the name of each file before it is read.
 
     Raises:
         CheckpointError: the checkpoint holds other shards.
@@ -35,7 +33,6 @@ def read_subclasses(
     items = []
     for name, like in wanted.items():
         index = stored[name, tuple(_offsets(name, like, metadata))]
-        check_file(metadata.storage_data[index].relative_path)
         nowhere = torch.Size((0,))
         items.append(ReadItem(LoadItemType.BYTE_IO, MetadataIndex(name), nowhere, index, nowhere, nowhere))
     found: dict[str, Any] = dict.fromkeys(wanted)
