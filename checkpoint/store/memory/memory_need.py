@@ -3,7 +3,9 @@
 Slots are allocated at once. Copies of other nodes' shards are sparse memory that is allocated as their bytes come, long
 after the slots. A limit that they would break would end the job then. So their need is counted beforehand: this node
 keeps as many copies as other nodes have ranks whose buddy it is, each of them of two versions, and each without the
-bytes that the ranks of this node hold as well. The shards of other nodes are taken to be as large as those of this one.
+bytes that the ranks of this node hold as well. What two copied ranks hold in common is stored once, but how much that
+is shows only when it comes: it is counted for each of them. The shards of other nodes are taken to be as large as those
+of this one.
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
 """The shards in this node's memory: which are complete, what holds them, and when their memory is freed.
 
 A shard is the state of one rank at one version. Its bytes are in a slot of this node (tier OWN), or in a replica that
-this node keeps as buddy (tier BUDDY). A replica may refer to equal pieces in a slot of this node instead of storing
-them. A shard's memory is freed when nothing holds the shard any more: neither the shard store, nor a replica that
-refers to its pieces, nor a transfer or a flush that reads it.
+this node keeps as buddy (tier BUDDY). A replica may refer to equal pieces in a slot of this node, or in the replica of
+another rank, instead of storing them. A shard's memory is freed when nothing holds the shard any more: neither the
+shard store, nor a replica that refers to its pieces, nor a transfer or a flush that reads it.
 """
 
 import logging

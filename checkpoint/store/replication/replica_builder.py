@@ -2,8 +2,8 @@
 
 Some pieces need no transfer, because replicas of data parallelism hold equal bytes:
 
-- A slot of this node holds the piece at the same version: the replica refers to it. Both are dropped by the same
-  commit.
+- A slot of this node, or the replica of another rank, holds the piece at the same version: the replica refers to it.
+  Both are dropped by the same commit.
 - Only a shard of an older version holds the piece: the bytes are copied inside this node.
 
 Data parallelism without sharding therefore sends little more than each rank's own objects.
@@ -120,13 +120,14 @@ class ReplicaBuilder:
             if piece.digest not in locations:
                 raise CorruptShard(f"piece {n} is no longer in this node's memory: offer again")
             source, source_number = locations[piece.digest]
-            target = referenced if source.tier == TIER_OWN and source.version == version else copied
+            target = referenced if source.version == version else copied
             target[n] = (source.hold(), source_number)
 
     def _piece_locations(self, version: Version) -> dict[bytes, PieceLocation]:
-        """Where each digest is found. A location that a replica of `version` can refer to is preferred."""
+        """Where each digest is found. A location that a replica of `version` can refer to is preferred, and of these
+        one in a slot."""
         locations: dict[bytes, PieceLocation] = {}
-        for shard in sorted(self._shard_store.all(), key=lambda s: s.tier == TIER_OWN and s.version == version):
+        for shard in sorted(self._shard_store.all(), key=lambda s: (s.version == version) * (1 + (s.tier == TIER_OWN))):
             locations.update({piece.digest: shard.location(n) for n, piece in enumerate(shard.pieces)})
         return locations
 

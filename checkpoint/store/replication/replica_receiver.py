@@ -7,17 +7,18 @@ a moment would be a waste.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 import grpc
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, verify_pieces
-from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import ShardStore
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import host_of
+from muster.checkpoint.store.replication.incoming_pieces import IncomingPieces
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.streams.arrivals import DamagedArrivals
 from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceTransport
@@ -65,6 +66,7 @@ class ReplicaReceiver:
         self._replica_builder = replica_builder
         self._stale_reason = stale_reason
         self._awaits_slot = awaits_slot
+        self._incoming = IncomingPieces()
         self._slots_changed = asyncio.Event()
 
     def notify_slots_changed(self) -> None:
@@ -89,23 +91,42 @@ class ReplicaReceiver:
         return peer_pb2.ShardStored(refused=self._drop_if_stale(offer.rank, version))
 
     async def _store_replica(self, offer: peer_pb2.ShardOffer, version: Version, pieces: tuple[Piece, ...]) -> None:
-        missing, inline = self._replica_builder.missing_pieces(version, pieces), shard_offers.inline_pieces(offer)
-        memory = self._replica_builder.allocate(offer.rank, offer.bytes, sum(pieces[n].length for n in missing))
-        arrivals = DamagedArrivals()
-        try:
-            written = inline.keys() & set(missing)
-            for n in written:
-                memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = inline[n]
-            verify_pieces(memory, pieces, written)
-            if fetched := [n for n in missing if n not in written]:
-                await self._transport.fetch([self._holder_of(offer)], pieces, fetched, memory, arrivals)
-        except BaseException:
-            self._replica_builder.reuse_or_close(offer.rank, memory)
-            raise
-        finally:
-            self._shard_store.note_damaged(offer.rank, version, TIER_BUDDY, arrivals.by_node)
-        # Shielded: a thread works on the memory, and must end before the memory may be reused.
-        await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, missing))
+        missing, arrivals = self._replica_builder.missing_pieces(version, pieces), DamagedArrivals()
+        with self._incoming.claim(version, {pieces[n].digest for n in missing}) as (claimed, earlier):
+            received = {n for n in missing if pieces[n].digest in claimed}
+            memory = self._replica_builder.allocate(offer.rank, offer.bytes, sum(pieces[n].length for n in received))
+            try:
+                await self._bring(offer, pieces, received, memory, arrivals)
+                if earlier:
+                    await asyncio.gather(*(over.wait() for over in earlier))
+                    # What they have not brought after all.
+                    rest = set(self._replica_builder.missing_pieces(version, pieces)) - received
+                    await self._bring(offer, pieces, rest, memory, arrivals)
+                    received |= rest
+            except BaseException:
+                self._replica_builder.reuse_or_close(offer.rank, memory)
+                raise
+            finally:
+                self._shard_store.note_damaged(offer.rank, version, TIER_BUDDY, arrivals.by_node)
+            # Shielded: a thread works on the memory, and must end before the memory may be reused.
+            await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, received))
+
+    async def _bring(
+        self,
+        offer: peer_pb2.ShardOffer,
+        pieces: Sequence[Piece],
+        numbers: Collection[int],
+        memory: SealedMemory,
+        arrivals: DamagedArrivals,
+    ) -> None:
+        """Write pieces of an offer to the memory: those inside it, and the others from the node that offers them."""
+        inline = shard_offers.inline_pieces(offer)
+        written = inline.keys() & set(numbers)
+        for n in written:
+            memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = inline[n]
+        verify_pieces(memory, pieces, written)
+        if fetched := sorted(set(numbers) - written):
+            await self._transport.fetch([self._holder_of(offer)], pieces, fetched, memory, arrivals)
 
     def _holder_of(self, offer: peer_pb2.ShardOffer) -> Holder:
         address = self._address_of(offer.node)
