@@ -31,6 +31,7 @@ class NodeAgent:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._gang = InProcessGang(GANG)
+        self._gang.stream_count = None
         self._run(self._gang.add(node))
         self._generation = 0
 

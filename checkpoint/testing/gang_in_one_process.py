@@ -130,13 +130,14 @@ def contents(shard: memoryview) -> Mapping[str, bytes]:
 class ObservedTransport(SocketTransport):
     """Sockets on the loopback interface. Counts what this node fetches from others.
 
+    `stream_count`: streams of one transfer; None: as many as in production.
     `flows`: while this event is clear, nothing is fetched.
     `cancelled`: how many fetches were cancelled before they were complete.
     `damages`: in so many chunks of pieces that come next, one bit arrives wrong.
     """
 
-    def __init__(self) -> None:
-        super().__init__(socket.create_server(("127.0.0.1", 0)))
+    def __init__(self, stream_count: int | None = 1) -> None:
+        super().__init__(socket.create_server(("127.0.0.1", 0)), stream_count=stream_count)
         self.fetches = 0
         self.fetched_bytes = 0
         self.cancelled = 0
@@ -151,11 +152,14 @@ class ObservedTransport(SocketTransport):
         wanted: Sequence[int],
         memory: SealedMemory,
         arrivals: Arrivals | None = None,
+        *,
+        restoring: bool = False,
     ) -> None:
         self.fetches += 1
         try:
             await self.flows.wait()
-            await fetch_pieces(holders, pieces, wanted, memory, 1, self._connect, arrivals)
+            streams = self.streams_of(restoring=restoring)
+            await fetch_pieces(holders, pieces, wanted, memory, streams, self._connect, arrivals)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -254,6 +258,7 @@ class InProcessGang:
         self.replicas_differ = False
         self.more_copies = 0
         self.slot_wait_s = LOCAL_SLOT_WAIT_S
+        self.stream_count: int | None = 1
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def dial(self, node: str, address: str) -> Any:
@@ -265,7 +270,7 @@ class InProcessGang:
     async def add(self, *names: str) -> None:
         """Start nodes."""
         for name in names:
-            transport = ObservedTransport()
+            transport = ObservedTransport(self.stream_count)
             checkpoint_service = CheckpointService(
                 self.gang_id, name, self.dial, transport, lambda: None, slot_wait_s=self.slot_wait_s
             )

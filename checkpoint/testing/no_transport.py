@@ -24,6 +24,8 @@ class NoTransport:
         wanted: Sequence[int],
         memory: SealedMemory,
         arrivals: Arrivals | None = None,
+        *,
+        restoring: bool = False,
     ) -> None:
         raise FetchFailed("there is no other node")
 

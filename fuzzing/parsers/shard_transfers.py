@@ -40,6 +40,8 @@ class _Stranger(NoTransport):
         wanted: Sequence[int],
         memory: SealedMemory,
         arrivals: Arrivals | None = None,
+        *,
+        restoring: bool = False,
     ) -> None:
         def connect(host: str, port: int, certificate: str) -> socket.socket:
             ours, theirs = socket.socketpair()

@@ -91,6 +91,16 @@ def test_pieces_come_from_whoever_holds_them(data: st.DataObject, streams: int) 
         assert sum(g.sent[0] for g in grants) == len(wanted) * PIECE
 
 
+@pytest.mark.parametrize(("cores", "copying", "restoring"), [(1, 1, 2), (2, 1, 2), (16, 4, 8), (128, 8, 8)])
+def test_a_restore_may_use_more_cores_than_a_copy_beside_the_training(
+    cores: int, copying: int, restoring: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    made = SocketTransport(listener())
+    assert (made.streams_of(restoring=False), made.streams_of(restoring=True)) == (copying, restoring)
+    made.close()
+
+
 async def test_what_a_holder_can_not_give_comes_from_another_one() -> None:
     good, bad = shard(), shard()
     bad.memory.view[20 * PIECE] ^= 1

@@ -200,7 +200,7 @@ class PieceGathering:
         arrivals = NotedArrivals(lambda n, node: self._restore.note_fetched(wanted.pieces[n].length, node))
         try:
             holders = await self._find_holders(wanted, numbers)
-            await self._transport.fetch(holders, wanted.pieces, numbers, wanted.memory, arrivals)
+            await self._transport.fetch(holders, wanted.pieces, numbers, wanted.memory, arrivals, restoring=True)
         except FetchFailed as error:
             wanted.attempts_left -= not arrivals.numbers
             if not arrivals.numbers and not (arrivals.by_node and wanted.attempts_left):

@@ -17,6 +17,8 @@ MOST_STREAMS = 8
 """Streams of one transfer. One stream carries about 3 GB/s, digests included, and takes a core on either side."""
 CORES_PER_STREAM = 4
 """The other cores are left to the training."""
+RESTORE_CORES_PER_STREAM, LEAST_RESTORE_STREAMS = 2, 2
+"""During a restore nobody trains. One stream leaves a core idle now and then, whatever the other side does."""
 
 
 class SocketTransport:
@@ -25,7 +27,7 @@ class SocketTransport:
     Args:
         listener: a socket that listens, on which other nodes fetch this node's pieces. The transport closes it.
         security: with what this node's streams are encrypted; None: plain text.
-        stream_count: streams of one transfer; None: by the number of cores.
+        stream_count: streams of one transfer; None: by the number of cores, and more for a restore.
     """
 
     def __init__(
@@ -34,6 +36,13 @@ class SocketTransport:
         self._server = PieceServer(listener, security)
         cores = len(os.sched_getaffinity(0))
         self._stream_count = stream_count or max(1, min(MOST_STREAMS, cores // CORES_PER_STREAM))
+        self._restore_stream_count = stream_count or max(
+            LEAST_RESTORE_STREAMS, min(MOST_STREAMS, cores // RESTORE_CORES_PER_STREAM)
+        )
+
+    def streams_of(self, *, restoring: bool) -> int:
+        """How many streams a transfer has."""
+        return self._restore_stream_count if restoring else self._stream_count
 
     def grant(self, shard: Shard) -> AbstractContextManager[ShardGrant]:
         """Let others fetch the pieces of `shard` inside a `with` block."""
@@ -46,9 +55,12 @@ class SocketTransport:
         wanted: Sequence[int],
         memory: SealedMemory,
         arrivals: Arrivals | None = None,
+        *,
+        restoring: bool = False,
     ) -> None:
         """Fetch the numbered pieces into their places in `memory`."""
-        await fetch_pieces(holders, pieces, wanted, memory, self._stream_count, arrivals=arrivals)
+        streams = self.streams_of(restoring=restoring)
+        await fetch_pieces(holders, pieces, wanted, memory, streams, arrivals=arrivals)
 
     def close(self) -> None:
         """End all transfers."""

@@ -96,11 +96,14 @@ class PieceTransport(Protocol):
         wanted: Sequence[int],
         memory: SealedMemory,
         arrivals: Arrivals | None = None,
+        *,
+        restoring: bool = False,
     ) -> None:
         """Fetch the numbered pieces into their places in `memory`. All of them are verified when this returns.
 
         A holder that is lost, or much slower than the others, is replaced by those that have the same pieces.
-        `arrivals` is told of each piece: what came before a failure need not be asked again.
+        `arrivals` is told of each piece: what came before a failure need not be asked again. `restoring`: nobody trains
+        meanwhile, so that the transfer may take what the node has.
 
         Cancelling this ends the transfer: nothing writes to `memory` afterwards.
 
