@@ -448,6 +448,7 @@ class CheckpointService:
             lambda shard: shard.version.generation < generation and shard.version != restored,
             "a newer generation runs",
         )
+        self._commit_protocol.record_new_slots(rank)
         new_memories: list[SealedMemory] = []
         size = layout.slot_bytes
         try:

@@ -1,6 +1,8 @@
-"""What the ranks tell each other of their states before the first snapshot, and whenever the states change.
+"""What the ranks tell each other of their states when they plan their shards.
 
-Everything here is a collective call, by object and small: names, and a few bytes of each tensor.
+Whenever they plan, before the first snapshot and when names or shapes have changed: which optimizers are kept by the
+names of parameters, and the structure of all ranks' states together. At the first snapshot of a run that does not go on
+from memory: whether replicas are equal. All of it is a collective call.
 """
 
 import hashlib

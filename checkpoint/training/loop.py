@@ -28,12 +28,13 @@ from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
+from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
 from muster.checkpoint.training.late_copies import LateCopies
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
-from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
+from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, first_change, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.states.replicas import find_replicas
 from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
@@ -102,6 +103,7 @@ class Checkpoint:
         self._borrowed_pages = BorrowedPages()
         self._plan: ShardPlan | None = None
         self._structure: Any = None
+        self._joint_planning = JointPlanning(_ranks_that_plan)
         self._has_compared_replicas = False
         self._min_object_bytes: dict[str, int] = {}
         self._planned_stop: PlannedStop | None = None
@@ -212,7 +214,7 @@ class Checkpoint:
         self._end_timed_step(n)
         stop = self._is_stop_due(n)
         if final or stop or due:
-            if self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0, may_be_late=not (final or stop)):
+            if self._snapshot(n, last=final or stop):
                 self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         else:
             self._report_finished(n)
@@ -308,34 +310,54 @@ class Checkpoint:
             self._reported_not_finite = True
             self._connection.report_not_finite(n, words)
 
-    def _snapshot(self, n: int, wait_s: float, *, may_be_late: bool) -> bool:
-        """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time.
-        Returns whether it was taken.
+    def _snapshot(self, n: int, *, last: bool) -> bool:
+        """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time, or if the
+        state has changed and the ranks have yet to plan. Returns whether it was taken.
 
-        `wait_s`: wait so many seconds for any slot; 0: the step is kept only if it is the one that all ranks keep next.
-        `may_be_late`: what only optimizers change may be copied after this has returned.
+        `last`: no snapshot follows. Wait for any slot. Otherwise the step is kept only if it is the one that all ranks
+        keep next.
         """
         assert self._connection is not None
         # Reported before the copy: the gang runs from its first step on, and planning takes time.
         self._report_finished(n)
-        if self._plan is None:
-            agreed_states.agree_on_optimizers(self._states)
         began = time.monotonic()
         captured = self._states.capture(rank_and_world_size()[0], n)
         capture_s = time.monotonic() - began
-        # A collective call when names or shapes change, so nothing before this depends on the rank's own slots.
-        found = signature(captured.leaves)
-        if self._plan is None or self._plan.signature != found:
-            structure = StateLeaf(tuple(STRUCTURE.split(".")), None)
-            self._compare_replicas(n, captured)
-            publication = plan_publication([*captured.leaves, structure])
-            self._structure = agreed_states.published_structure(self._states, captured)
-            self._make_plan(captured, publication)
-            wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
-        filled = self._fill_slot(n, captured, wait_s, capture_s, may_be_late=may_be_late)
+        wait_s = FINAL_SLOT_TIMEOUT_S if last else 0.0
+        change = self._change(captured)
+        # The ranks plan together, so nothing before this depends on the rank's own slots.
+        if self._plan is None or self._joint_planning.is_due(change, last=last):
+            captured = self._plan_together(n, captured)
+            wait_s, change = max(wait_s, NEW_SLOT_TIMEOUT_S), ""
+        filled = not change and self._fill_slot(n, captured, wait_s, capture_s, may_be_late=not last)
         if not filled:
             self._connection.report_progress(n, skipped=True)
         return filled
+
+    def _change(self, captured: CapturedState) -> str:
+        """The first leaf that the plan does not fit any more; empty: none."""
+        found = signature(captured.leaves)
+        if self._plan is None or self._plan.signature == found:
+            return ""
+        return self._states.described(first_change(self._plan.signature, found), captured.shared)
+
+    def _plan_together(self, n: int, captured: CapturedState) -> CapturedState:
+        """Plan this rank's shard. A collective call. Returns the state to keep: with other names if ranks now optimize
+        different parameters.
+
+        All ranks get new slots: a rank whose state has changed has skipped steps, for which others would wait.
+        """
+        before = self._states.by_name
+        agreed_states.agree_on_optimizers(self._states)
+        if self._states.by_name != before:
+            captured = self._states.capture(rank_and_world_size()[0], n)
+        self._compare_replicas(n, captured)
+        publication = plan_publication([*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)])
+        self._structure = agreed_states.published_structure(self._states, captured)
+        if self._plan is None:
+            self._joint_planning.begin()
+        self._make_plan(captured, publication)
+        return captured
 
     def _compare_replicas(self, n: int, captured: CapturedState) -> None:
         """Compare replicas once in a run: later they are compared by all their bytes."""
@@ -416,6 +438,15 @@ def _join_group() -> RankInGroup | None:
     if world_size == 1:
         return None
     return RankInGroup(rank, dist.PrefixStore("muster-interval", dist.distributed_c10d._get_default_store()))
+
+
+def _ranks_that_plan() -> RanksWithStore | None:
+    """This rank among all that plan together; None if it is alone."""
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return None
+    store = dist.PrefixStore("muster-planning", dist.distributed_c10d._get_default_store())
+    return RanksWithStore(rank, world_size, store)
 
 
 def _durable_source(start: StartPoint, durable: str) -> str | None:

@@ -4,7 +4,7 @@ A stage of a pipeline needs its own layers, and a rank of a ZeroRedundancyOptimi
 updates. Parameters have the same names in every division of a model, so the states of optimizers are found by them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.publication import rank_and_world_size
-from muster.checkpoint.training.states import optimizer_states
+from muster.checkpoint.training.states import optimizer_states, state_tree
+from muster.checkpoint.training.states.differing_names import PREFIX, Part, kept_name
 from muster.checkpoint.training.states.training_state import TrainingState
 
 _NAMED = 3
@@ -42,6 +43,32 @@ def own_structure(states: TrainingState, structure: Mapping[str, Any]) -> dict[s
     for key, optimizer in states.optimizers().items():
         if key in structure:
             own[key] = _of_optimizer(optimizer, structure[key], recorded.get(key), names)
+    return own
+
+
+def without_missing_states(
+    states: TrainingState,
+    structure: dict[str, Any],
+    part_of: Callable[[str], Part | None],
+    names: Collection[str],
+) -> dict[str, Any]:
+    """The structure without the optimizer states that this rank's part of differing names did not have: an expert has
+    none before its first token. `names`: all that the checkpoint holds."""
+    parts_there = {name.split(".", 2)[1] for name in names if name.startswith(f"{PREFIX}.")}
+
+    def is_missing(name: str) -> bool:
+        part = part_of(name)
+        return part is not None and part.label in parts_there and kept_name(name, part) not in names
+
+    own = dict(structure)
+    for key in states.optimizers():
+        if isinstance(of_optimizer := own.get(key), dict) and isinstance(of_optimizer.get("state"), dict):
+            there = {
+                label: inner
+                for label, inner in of_optimizer["state"].items()
+                if not any(map(is_missing, state_tree.names(inner)))
+            }
+            own[key] = {**of_optimizer, "state": there}
     return own
 
 

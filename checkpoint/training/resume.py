@@ -30,7 +30,7 @@ from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.durable_loading.checkpoint_files import CheckpointFiles
 from muster.checkpoint.training.memory_copy import TensorCopy, copy_tensors, is_plain
-from muster.checkpoint.training.own_structure import own_structure
+from muster.checkpoint.training.own_structure import own_structure, without_missing_states
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.resharding.shard_reader import ShardReader
 from muster.checkpoint.training.states import state_tree
@@ -232,6 +232,7 @@ def _load_items(states: TrainingState, reader: StorageReader, metadata: Metadata
     entries = metadata.state_dict_metadata
     structure = own_structure(states, _structure(states, reader, metadata))
     parameters, part_of = states.parameters_by_leaf(structure), states.parts(structure)
+    structure = without_missing_states(states, structure, part_of, entries)
     names = {name for key in states.shared for name in state_tree.names(structure.get(key, {}))}
     kept = {name: kept_name(name, part_of(name)) for name in names}
     for name in sorted(names):

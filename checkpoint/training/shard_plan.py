@@ -84,6 +84,15 @@ def signature(leaves: list[StateLeaf]) -> Signature:
     return found
 
 
+def first_change(before: Signature, now: Signature) -> str:
+    """The name of the first leaf that is new, gone, or of another kind."""
+    old = {path: kind and (kind.plain, kind.recipe) for path, kind in before}
+    new = {path: kind and (kind.plain, kind.recipe) for path, kind in now}
+    changed = [path for path in new if path not in old] or [path for path in old if path not in new]
+    changed += [path for path, kind in new.items() if path in old and old[path] != kind]
+    return state_tree.name(changed[0]) if changed else "which tensors share memory"
+
+
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Equal for tensors that are one in memory, and so have equal values; None for a tensor without bytes."""
     if not tensor.numel():

@@ -404,6 +404,24 @@ async def test_the_last_step_is_kept_although_a_rank_has_missed_an_earlier_one(g
     await gang.committed(Version(1, 3))
 
 
+async def test_a_rank_that_asks_for_other_slots_after_a_skipped_step_holds_nobody_up(gang: Gang) -> None:
+    """Rank 1 skips step 2 before its agent hears that this is the one to keep, and its new slots are for any step."""
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    gang.nodes["n1"].peer_service.drops_decisions = True
+    await gang.step(1, replica(1))
+    first, second = gang.ranks[0], gang.ranks[1]
+    await until(lambda: first.connection.slot_for_scheduled_step(2) is not None)
+    assert await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2))
+    second.connection.report_progress(2, skipped=True)
+    gang.nodes["n1"].peer_service.drops_decisions = False
+    await until(lambda: gang.nodes["n1"].committed() == Version(1, 1))
+    assert await asyncio.to_thread(second.layout, len(replica(3)(1)), 1 << 17) == ""
+    last = [asyncio.to_thread(one.step, 3, replica(3)(r), own(r, 3), 10.0) for r, one in ((0, first), (1, second))]
+    assert await asyncio.gather(*last) == [True, True]
+    await gang.committed(Version(1, 3))
+
+
 async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR, size=1 << 20)

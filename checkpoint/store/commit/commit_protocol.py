@@ -88,6 +88,8 @@ class CommitProtocol:
         """The most ranks of a node in this generation."""
         self._answered_ranks: set[int] = set()
         """Ranks of this node that have kept or skipped the step that all ranks keep next."""
+        self._skipped_last: dict[int, Version] = {}
+        """Ranks of this node that have kept no step since they skipped this one."""
         self.next_step = 0
         self._peer_addresses: dict[str, str] = {}
         self._replicated_ranks: dict[Version, set[int]] = {}
@@ -127,7 +129,7 @@ class CommitProtocol:
         self.disagreement = None
         self._replicated_ranks, self.skipped = {}, NO_VERSION
         self.costs, self._stalls = SnapshotCosts(order.mtbf_s), {}
-        self.next_step, self._answered_ranks = 0, set()
+        self.next_step, self._answered_ranks, self._skipped_last = 0, set(), {}
         self._cancel_restored_version_task()
         return True
 
@@ -169,15 +171,23 @@ class CommitProtocol:
     def record_filled(self, rank: int, version: Version, stall_s: float = 0.0) -> None:
         """Record that a rank of this node has filled a slot, which held its training up for `stall_s` seconds."""
         self._note_stall(version, stall_s)
+        self._skipped_last.pop(rank, None)
         if version.step >= self.next_step:
             self._answered_ranks.add(rank)
 
     def record_skipped(self, rank: int, version: Version) -> None:
         """Record that a rank of this node had no slot for a due step. Only the step that all ranks keep matters."""
+        self._skipped_last[rank] = version
         if rank in self._answered_ranks or version.step < self.next_step:
             return
         self._answered_ranks.add(rank)
         self.skip(version)
+
+    def record_new_slots(self, rank: int) -> None:
+        """Record that a rank of this node asks for slots. It will not be told any more which older step was to be kept,
+        and other ranks may wait for that step: what it skipped last, and all before, is void."""
+        if rank in self._skipped_last:
+            self.skip(self._skipped_last.pop(rank))
 
     def skip(self, version: Version) -> None:
         """Report to the commit leader that this node will never store a version."""

@@ -42,7 +42,11 @@ def parameter_names(models: Mapping[str, torch.nn.Module]) -> dict[int, str]:
 
 
 def state_of(optimizer: torch.optim.Optimizer, names: ParameterNames | None) -> dict[str, Any]:
-    """The state that this rank holds. `names`: of the parameters, for the flattened form; None: by numbers."""
+    """The state that this rank holds. `names`: of the parameters, for the flattened form; None: by numbers.
+
+    Raises:
+        CheckpointError: a parameter has no name.
+    """
     if names is None and not is_sharded(optimizer):
         whole: dict[str, Any] = optimizer.state_dict()
         return whole
@@ -52,6 +56,13 @@ def state_of(optimizer: torch.optim.Optimizer, names: ParameterNames | None) -> 
         state: dict[Any, Any] = {numbers[id(parameter)]: own.state[parameter] for parameter in _with_state(optimizer)}
         groups = [{**group, "params": [numbers[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        if id(parameter) not in names:
+            raise CheckpointError(
+                f"parameter {number} of an optimizer, of shape {tuple(parameter.shape)}, is of no model that "
+                "Checkpoint keeps, and ranks optimize different parameters, so that they are kept by their names: give "
+                "Checkpoint each model whose parameters are optimized"
+            )
     packed = {} if is_sharded(optimizer) else optimizer.state_dict()["state"]
     state = {
         names[id(parameter)]: packed.get(numbers[id(parameter)], own.state[parameter])

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.states import optimizer_states, random_generators, state_tree
-from muster.checkpoint.training.states.differing_names import PREFIX, DifferingNames, Part
+from muster.checkpoint.training.states.differing_names import PREFIX, DifferingNames, Part, plain_name
 from muster.checkpoint.training.states.optimizer_states import ParameterNames
 
 RESERVED = ("ranks", "muster", PREFIX)
@@ -139,6 +139,12 @@ class TrainingState:
         """The present value of a leaf of an optimizer's state; None if there is none."""
         owner, _, path = name.partition(".")
         return optimizer_states.owner(self.shared[owner]).state.get(parameter, {}).get(path.rpartition(".")[2])
+
+    def described(self, leaf: str, shared: Mapping[str, Any]) -> str:
+        """A leaf's name and, if it belongs to a parameter, that one's. `shared`: the present state."""
+        parameter = self.parameters_by_leaf(state_tree.structure(shared)).get(plain_name(leaf))
+        name = self.parameter_names().get(id(parameter))
+        return leaf if name is None else f"{leaf} (of the parameter {name})"
 
     def parts(self, structure: Mapping[str, Any]) -> Callable[[str], Part | None]:
         """A function of the plain name of a shared leaf: which part of it this rank holds, None if the name means the

@@ -1,0 +1,137 @@
+"""When ranks plan anew: all before the same snapshot, whichever of them has changed. With a store and threads."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.training import joint_planning
+from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
+
+RANKS, SNAPSHOTS = 3, 12
+
+
+class Store:
+    """The store of a process group, for ranks that are threads. `questions`: how often it was asked anything."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+        self.questions = 0
+
+    def add(self, key: str, amount: int) -> int:
+        with self.changed:
+            self.values[key] = str(int(self.values.get(key, 0)) + amount).encode()
+            return int(self.values[key])
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        with self.changed:
+            self.questions += 1
+            return all(key in self.values for key in keys)
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        with self.changed:
+            if self.values.get(key, b"").decode() == expected_value:
+                self.values[key] = desired_value.encode()
+            self.changed.notify_all()
+            return self.values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout.total_seconds()):
+                raise RuntimeError("wait timeout")
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(RANKS) as pool:
+        yield pool
+
+
+def ranks_of(store: Store, world_size: int = RANKS) -> list[JointPlanning]:
+    ranks = []
+    for number in range(RANKS):
+        group = RanksWithStore(number, world_size, store)
+        ranks.append(JointPlanning(lambda group=group: group))  # type: ignore[misc]
+        ranks[-1].begin()
+    return ranks
+
+
+@settings(max_examples=40)
+@given(changes=st.lists(st.tuples(st.integers(1, SNAPSHOTS), st.integers(0, RANKS - 1)), max_size=4))
+def test_all_ranks_plan_before_the_same_snapshot_and_no_change_is_forgotten(
+    threads: ThreadPoolExecutor, changes: list[tuple[int, int]]
+) -> None:
+    ranks, changed, waited = ranks_of(Store()), set[int](), 0
+    for snapshot in range(1, SNAPSHOTS + 1):
+        changed |= {rank for at, rank in changes if at == snapshot}
+        last = snapshot == SNAPSHOTS
+
+        def ask(number: int, changed: set[int] = changed, last: bool = last) -> bool:
+            return ranks[number].is_due("weight" if number in changed else "", last=last)
+
+        due = list(threads.map(ask, range(RANKS)))
+        assert len(set(due)) == 1, f"snapshot {snapshot}: {due}"
+        changed, waited = (set(), 0) if due[0] else (changed, waited + bool(changed))
+        assert waited <= 2**joint_planning.MOST_DOUBLINGS
+    assert not changed
+
+
+def test_a_change_costs_one_snapshot_and_no_change_one_question_each(threads: ThreadPoolExecutor) -> None:
+    store = Store()
+    ranks = ranks_of(store)
+
+    def snapshot(change: str) -> list[bool]:
+        return list(
+            threads.map(lambda number: ranks[number].is_due(change if number == 1 else "", last=False), range(3))
+        )
+
+    for _ in range(20):
+        assert snapshot("") == [False] * RANKS
+    assert store.questions == 20 * RANKS
+    assert snapshot("weight") == [False] * RANKS
+    assert snapshot("weight") == [True] * RANKS
+    assert snapshot("") == [False] * RANKS
+
+
+def test_in_a_large_job_looks_are_further_apart() -> None:
+    store = Store()
+    rank = ranks_of(store, world_size=16_000)[0]
+    assert not any(rank.is_due("", last=False) for _ in range(630))
+    assert store.questions == 10
+
+
+def test_ranks_that_do_not_come_are_an_error_that_names_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint_planning, "MEETING_S", 0.0)
+    ranks = ranks_of(Store())
+    assert not ranks[1].is_due("experts.2.weight", last=False)
+    assert not ranks[0].is_due("", last=False)
+    for rank, change in ((ranks[1], "experts.2.weight"), (ranks[0], "")):  # the second comes when the first has gone
+        with pytest.raises(CheckpointError, match=r"the first experts\.2\.weight of rank 1, and not all 3 ranks came"):
+            rank.is_due(change, last=False)
+
+
+def test_a_rank_that_does_not_come_to_the_last_snapshot_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint_planning, "LAST_MEETING_S", 0.0)
+    ranks = ranks_of(Store())
+    assert [rank.is_due("weight", last=True) for rank in ranks] == [False] * RANKS
+
+
+def test_a_rank_alone_plans_at_once() -> None:
+    alone: Callable[[], RanksWithStore | None] = lambda: None  # noqa: E731
+    rank = JointPlanning(alone)
+    rank.begin()
+    assert rank.is_due("weight", last=False)
+    assert not rank.is_due("", last=True)
