@@ -17,14 +17,14 @@ from typing import Any
 
 from benchmarks.checkpoint.equal_rank import EqualRank
 from benchmarks.checkpoint.figures import COUNT, MEBIBYTES, PERCENT, RATE, SECONDS, Rows, ratio
-from benchmarks.checkpoint.gang import Gang
 from benchmarks.checkpoint.peak_memory import PeakMemory, held_bytes
 from benchmarks.checkpoint.plain_socket import SocketEnd
 from benchmarks.checkpoint.training_rank import WIDTH, TrainingRank
-from benchmarks.checkpoint.worker import Worker
 from benchmarks.peers.checkpoints.library import LIBRARIES, Library, NotMeasured, RunningLibrary
 from muster.checkpoint.store.commit.snapshot_interval import best_interval
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK
+from muster.checkpoint.testing.gang_of_processes import Gang
+from muster.checkpoint.testing.worker import Worker
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
 NODE, BUDDY, SPARE = "n0", "n1", "spare"

@@ -1,4 +1,5 @@
-"""A gang in one process, for tests and benchmarks. It connects `checkpoint.training` with `checkpoint.store`.
+"""A gang in one process, or with a process for each agent, for tests and benchmarks. It connects `checkpoint.training`
+with `checkpoint.store`.
 
 No program imports it.
 """

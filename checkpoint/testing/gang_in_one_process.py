@@ -184,7 +184,7 @@ class _DamagingSocket(socket.socket):
         return count
 
 
-class _PeerService(peer_pb2_grpc.PeerServiceServicer):
+class PeerService(peer_pb2_grpc.PeerServiceServicer):
     """A checkpoint service behind a server. It counts the bytes of pieces that others put into their offers.
 
     `drops_decisions`: announcements of the commit leader are refused.
@@ -232,7 +232,7 @@ class InProcessNode:
 
     checkpoint_service: CheckpointService
     transport: ObservedTransport
-    peer_service: _PeerService
+    peer_service: PeerService
     server: grpc.aio.Server
     address: str
 
@@ -270,15 +270,23 @@ class InProcessGang:
     async def add(self, *names: str) -> None:
         """Start nodes."""
         for name in names:
-            transport = ObservedTransport(self.stream_count)
+            transport = self._make_transport()
             checkpoint_service = CheckpointService(
                 self.gang_id, name, self.dial, transport, lambda: None, slot_wait_s=self.slot_wait_s
             )
-            peer_service, server = _PeerService(checkpoint_service), grpc.aio.server()
+            peer_service, server = self._serve(checkpoint_service), grpc.aio.server()
             peer_pb2_grpc.add_PeerServiceServicer_to_server(peer_service, server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             self.nodes[name] = InProcessNode(checkpoint_service, transport, peer_service, server, f"127.0.0.1:{port}")
+
+    def _make_transport(self) -> ObservedTransport:
+        """How a new node's pieces travel."""
+        return ObservedTransport(self.stream_count)
+
+    def _serve(self, checkpoint_service: CheckpointService) -> PeerService:
+        """What answers other nodes."""
+        return PeerService(checkpoint_service)
 
     async def lose(self, name: str) -> None:
         """Stop a node and free its memory."""

@@ -1,5 +1,5 @@
-"""The simulator finds bugs: each planted bug is found within 300 seeds, one that shows seldom within more. The seed that
-has found it last is tried first."""
+"""The simulator finds bugs: each planted bug is found within 300 seeds, one that shows seldom within more. The seed
+that has found it last is tried first."""
 
 import subprocess
 import sys

@@ -67,6 +67,8 @@ BOUNDARIES = {
             "daemon/preflight/check_process.py": "the node check, which may hang in a driver",
             "daemon/host/orphan_guard.py": "the agent's parent forks the agent",
             "checkpoint/testing/rank_processes.py": "the ranks of a test as forks of one process that has torch",
+            "checkpoint/testing/gang_of_processes.py": "agents as processes, for tests and measurements",
+            "checkpoint/testing/worker.py": "how such a process is called",
             "daemon/agent/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",

@@ -1,6 +1,6 @@
 """One node's agent as a process of its own: its checkpoint service behind a gRPC server. It has no torch.
 
-Everything is as in production but who gives the orders: the benchmark, and no coordinator.
+Everything is as in production but who gives the orders: a test or a benchmark, and no coordinator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang
 from muster.v1 import agent_pb2
 
-GANG = "bench"
+GANG = "g"
 _COMMIT_TIMEOUT_S = 300.0
 _POLL_S = 0.001
 
@@ -30,10 +30,14 @@ class NodeAgent:
         self._node = node
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._gang = InProcessGang(GANG)
+        self._gang = self._make_gang()
         self._gang.stream_count = None
         self._run(self._gang.add(node))
         self._generation = 0
+
+    def _make_gang(self) -> InProcessGang:
+        """What joins this node to the others."""
+        return InProcessGang(GANG)
 
     def address(self) -> str:
         """Where the other agents reach this one: host:port."""
@@ -49,6 +53,22 @@ class NodeAgent:
             self._generation = order.generation
 
         self._run(apply())
+
+    def fence(self) -> None:
+        """Fence the generation, and return when all that its ranks have filled is among the shards."""
+
+        async def fence() -> None:
+            self._service.fence(self._generation)
+            ranks = self._service.progress()
+            while any(self._service.is_digesting(rank, self._generation) for rank in ranks):  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+
+        self._run(fence())
+
+    def committed(self) -> tuple[int, int]:
+        """Generation and step of the newest version that this node knows to be committed."""
+        version = self._gang.nodes[self._node].committed()
+        return version.generation, version.step
 
     def rank_socket(self, rank: int) -> socket.socket:
         """A rank's end of a new connection."""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from benchmarks.checkpoint.node_agent import NodeAgent
-from benchmarks.checkpoint.worker import Worker
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.testing.node_agent import NodeAgent
+from muster.checkpoint.testing.worker import Worker
 from muster.v1 import agent_pb2, common_pb2
 
 
 class Gang:
-    """Agents by node. A context manager: its exit ends the agents."""
+    """Agents by node. A context manager: its exit ends the agents.
 
-    def __init__(self) -> None:
+    Args:
+        make_agent: makes the agent of a node in its process.
+        start_method: of these processes, as `multiprocessing` calls it.
+    """
+
+    def __init__(self, make_agent: Callable[[str], NodeAgent] = NodeAgent, start_method: str = "spawn") -> None:
+        self._make_agent, self._context = make_agent, multiprocessing.get_context(start_method)
         self._agents: dict[str, Worker] = {}
         self._addresses: dict[str, str] = {}
         self.generation = 0
@@ -29,7 +36,7 @@ class Gang:
     def add(self, *nodes: str) -> None:
         """Start the agents of nodes."""
         for node in nodes:
-            self._agents[node] = Worker(multiprocessing.get_context("spawn"), NodeAgent, node)
+            self._agents[node] = Worker(self._context, self._make_agent, node)
             self._addresses[node] = self._agents[node].call("address")
 
     def remove(self, *nodes: str) -> None:
@@ -42,6 +49,19 @@ class Gang:
     def pids(self) -> list[int]:
         """The processes of the agents."""
         return [pid for agent in self._agents.values() if (pid := agent.process.pid) is not None]
+
+    def process(self, node: str) -> BaseProcess:
+        """The process of an agent."""
+        process: BaseProcess = self._agents[node].process
+        return process
+
+    def call(self, node: str, method: str, *arguments: Any) -> Any:
+        """Call a method of one agent."""
+        return self._agents[node].call(method, *arguments)
+
+    def fence(self) -> None:
+        """Fence the generation on all nodes. What its ranks have filled counts, and nothing is copied or committed."""
+        self._call_all("fence")
 
     def begin(
         self, places: Mapping[int, str], buddies: Mapping[str, str], restore: agent_pb2.RestorePlan | None = None
@@ -72,6 +92,15 @@ class Gang:
     def committed_at(self, step: int) -> float:
         """The moment (time.monotonic) from which all agents know that a step of this generation is committed."""
         return float(max(self._call_all("wait_committed", self.generation, step)))
+
+    def committed(self) -> list[Version]:
+        """For each node, the newest version that it knows to be committed."""
+        return [Version(*found) for found in self._call_all("committed")]
+
+    def shards(self) -> dict[str, list[agent_pb2.ShardStatus]]:
+        """What each node holds."""
+        held = zip(self._agents, self._call_all("shards"), strict=True)
+        return {node: [agent_pb2.ShardStatus.FromString(data) for data in shards] for node, shards in held}
 
     @property
     def reserved_bytes(self) -> int:
