@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from muster.checkpoint.training.late_copies import LateCopies
+from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.publication import plan_publication
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.shard_plan import ShardPlan

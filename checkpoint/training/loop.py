@@ -25,11 +25,11 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import agreed_states, resume
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
+from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
-from muster.checkpoint.training.late_copies import LateCopies
 from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer

@@ -28,8 +28,8 @@ from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
 from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
+from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.durable_loading.checkpoint_files import CheckpointFiles
-from muster.checkpoint.training.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.own_structure import own_structure, without_missing_states
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.resharding.shard_reader import ShardReader

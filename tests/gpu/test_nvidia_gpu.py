@@ -22,7 +22,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from muster.checkpoint.training.pinned_memory import PinnedMemory  # noqa: E402
+from muster.checkpoint.training.copies.pinned_memory import PinnedMemory  # noqa: E402
 from muster.daemon.coordinator.policy.policy import Policy  # noqa: E402
 from muster.daemon.node.kernel.kernel_errors import KernelErrors  # noqa: E402
 from muster.daemon.node.kernel.kernel_log import open_kernel_log  # noqa: E402

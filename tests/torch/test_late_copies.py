@@ -13,8 +13,9 @@ from torch import nn  # noqa: E402
 
 from muster.checkpoint import Checkpoint  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
-from muster.checkpoint.training import late_copies, snapshot  # noqa: E402
-from muster.checkpoint.training.late_copies import LateCopies  # noqa: E402
+from muster.checkpoint.training import snapshot  # noqa: E402
+from muster.checkpoint.training.copies import late_copies  # noqa: E402
+from muster.checkpoint.training.copies.late_copies import LateCopies  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

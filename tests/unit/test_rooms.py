@@ -73,10 +73,12 @@ ROOMS: dict[str, set[str]] = {
     "checkpoint/training/rank_signals": set(),
     "checkpoint/training/resharding": {"checkpoint/format"},
     "checkpoint/training/states": {"checkpoint/format"},
+    "checkpoint/training/copies": {"checkpoint/training/states"},
     "checkpoint/training/durable_loading": {"checkpoint/durable", "checkpoint/format"},
     "checkpoint/training": {
         "checkpoint/format",
         "checkpoint/durable",
+        "checkpoint/training/copies",
         "checkpoint/training/durable_loading",
         "checkpoint/training/rank_signals",
         "checkpoint/training/resharding",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from muster.checkpoint.training.memory_copy import TensorCopy
+from muster.checkpoint.training.copies.memory_copy import TensorCopy
 from muster.checkpoint.training.states.inner_tensors import taken_apart
 from muster.checkpoint.training.states.optimizer_states import owner, parameters_of
 from muster.checkpoint.training.states.training_state import StateLeaf
