@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import threading
 from weakref import WeakSet
 
 from muster.checkpoint.format.errors import CorruptShard
@@ -30,13 +31,15 @@ class NoMemoryLeft(Exception):
 _SPARSE: "WeakSet[SealedMemory]" = WeakSet()
 """All sparse memory of this process that is still used."""
 _TO_ALLOCATE: "WeakSet[SealedMemory]" = WeakSet()
-"""All memory of this process whose pages `allocate` has still to allocate."""
+"""All memory of this process whose pages `allocate` has still to allocate. Several threads use it, under the lock."""
+_TO_ALLOCATE_LOCK = threading.Lock()
 
 
 class SealedMemory:
     """A sealed memfd and this process's view of it."""
 
-    _is_allocated = True
+    _unallocated = 0
+    """Bytes that `allocate` has still to allocate."""
 
     def __init__(self, name: str, size: int, *, sparse: bool = False, later: bool = False) -> None:
         """Make a memfd of `size` bytes, all zero.
@@ -67,11 +70,12 @@ class SealedMemory:
         except OSError as error:
             raise NoMemoryLeft(f"{name} of {size >> 20} MiB: {error.strerror}") from error
         self.view = memoryview(self._map)
-        self._is_allocated = not later
         if sparse:
             _SPARSE.add(self)
         if later:
-            _TO_ALLOCATE.add(self)
+            self._unallocated = size
+            with _TO_ALLOCATE_LOCK:
+                _TO_ALLOCATE.add(self)
 
     def allocate(self) -> None:
         """Allocate all pages that are not there yet, from the begin on. A thread may call this: others may write
@@ -80,7 +84,7 @@ class SealedMemory:
         Raises:
             NoMemoryLeft: there is too little memory.
         """
-        if self._is_allocated:
+        if not self._unallocated:
             return
         view, size, descriptor = self.view, self.size, os.dup(self.fd)  # both outlive `close`
         try:
@@ -91,12 +95,13 @@ class SealedMemory:
                     return
                 if not touch(begin + start, length):  # an older kernel can't
                     os.posix_fallocate(descriptor, start, length)
+                self._unallocated = size - start - length
         except OSError as error:
             raise NoMemoryLeft(f"{size >> 20} MiB can't be allocated: {error.strerror}") from error
         finally:
             os.close(descriptor)
-        self._is_allocated = True
-        _TO_ALLOCATE.discard(self)
+            with _TO_ALLOCATE_LOCK:
+                _TO_ALLOCATE.discard(self)
 
     @classmethod
     def adopt(cls, fd: int) -> "SealedMemory":
@@ -157,8 +162,8 @@ def sparse_bytes() -> int:
 
 def _allocated_soon() -> int:
     """Bytes that are promised to memory of this process and not allocated yet."""
-    waiting = [memory for memory in list(_TO_ALLOCATE) if memory.fd >= 0]
-    return sum(max(0, memory.size - os.fstat(memory.fd).st_blocks * 512) for memory in waiting)
+    with _TO_ALLOCATE_LOCK:
+        return sum(memory._unallocated for memory in _TO_ALLOCATE if memory.fd >= 0)
 
 
 def available_bytes() -> int:
