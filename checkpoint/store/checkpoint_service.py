@@ -42,6 +42,7 @@ from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
+from muster.checkpoint.store.restore.folder_loads import FolderLoads
 from muster.checkpoint.store.restore.recall import Recall
 from muster.checkpoint.store.restore.shard_holders import ShardHolders
 from muster.checkpoint.store.restore.shard_reads import ShardReads
@@ -141,6 +142,7 @@ class CheckpointService:
         holders = ShardHolders(gang_id, node, dial, commit.address_of)
         self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change)
         self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
+        self._folder_loads = FolderLoads()
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
         self._progress: dict[int, int] = {}
@@ -176,6 +178,7 @@ class CheckpointService:
             self._copies = CopiesOfOthers(len(copied_ranks), len(self._commit_protocol.local_ranks))
             local_ranks = self._commit_protocol.local_ranks
             self._slots.retire_all_but(local_ranks)
+            self._folder_loads = FolderLoads(order.generation, len(local_ranks))
             self._shard_reads.begin(order, local_ranks)
             self._recall.start(order, sorted(local_ranks) if not self._shard_reads.written_ranks else ())
 
@@ -222,7 +225,9 @@ class CheckpointService:
         return self._shard_store.corrupt_copies.newest()
 
     def restore_progress(self) -> RestoreProgress | None:
-        """How far the restore of this node's ranks is; None: they get nothing from memory."""
+        """How far the restore of this node's ranks is; None: they start without a state."""
+        if (loads := self._folder_loads.status()) is not None:
+            return loads
         return (self._shard_reads if self._shard_reads.written_ranks else self._recall).progress.status()
 
     def reserved_bytes(self) -> int:
@@ -377,6 +382,9 @@ class CheckpointService:
                 self._spawn(generation, self._on_layout(rank, generation, message.layout))
             case "read" if generation == self._commit_protocol.order.generation:
                 self._on_read(rank, generation, message.read)
+            case "load" if generation == self._commit_protocol.order.generation:
+                self._folder_loads.note(rank, message.load)
+                self._on_change()
 
     def _note_costs(self, message: rank_pb2.RankMessage) -> None:
         """Take what a message of rank 0 says of the pace of the training and of its snapshots."""

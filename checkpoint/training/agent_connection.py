@@ -22,6 +22,7 @@ from math import inf
 from muster.checkpoint.format import stack_file
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
 from muster.checkpoint.format.touched_memory import map_touched
+from muster.checkpoint.training.durable_loading.load_progress import Loaded
 from muster.checkpoint.training.rank_signals import flight_recorder
 from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import (
@@ -34,6 +35,7 @@ from muster.v1.rank_pb2 import (
     RankFilled,
     RankJoin,
     RankLayout,
+    RankLoad,
     RankMessage,
     RankNotFinite,
     RankProgress,
@@ -188,6 +190,18 @@ class AgentConnection:
     def end_reads(self) -> None:
         """Tell the agent that this rank reads no more shards."""
         self._send(RankMessage(read=RankRead(done=True)))
+
+    def report_load(self, load: Loaded) -> None:
+        """Report how far this rank is with a durable checkpoint."""
+        told = RankLoad(
+            folder=load.folder,
+            version=load.version.to_wire(),
+            bytes=load.size,
+            loaded=load.loaded,
+            done=load.done,
+            damage=load.damage,
+        )
+        self._send(RankMessage(load=told))
 
     def request_slots(self, slot_bytes: int, header_bytes: int, shared_bytes: int = 0) -> str:
         """Ask for two slots of this size. Their bytes are in `slots` afterwards.

@@ -27,6 +27,7 @@ from muster.checkpoint.training.agent_connection import AgentConnection, Snapsho
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
+from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
@@ -158,8 +159,10 @@ class Checkpoint:
         """Load what this generation starts from; returns the number of finished steps."""
         rank, _ = rank_and_world_size()
         if folder is not None:
-            load = partial(resume.from_folder, self._states, rank=rank, trusts_store=self._trusts_store)
-            step, folder = load_newest_intact(load, folder, may_be_older=may_be_older)
+            progress = LoadProgress(self._connection.report_load) if self._connection else LoadProgress()
+            trusts = self._trusts_store
+            load = partial(resume.from_folder, self._states, rank=rank, progress=progress, trusts_store=trusts)
+            step, folder = load_newest_intact(load, folder, progress, may_be_older=may_be_older)
             log.info("starting after step %d, from %s", step, folder)
             return step
         if start.shard is not None:

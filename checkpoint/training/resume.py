@@ -18,7 +18,6 @@ import torch
 from torch.distributed.checkpoint import StorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
 
 from muster.checkpoint.durable.locations import is_url, open_store
 from muster.checkpoint.durable.newest import finished_steps_of
@@ -30,6 +29,7 @@ from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.durable_loading.checkpoint_files import CheckpointFiles
+from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.own_structure import own_structure, without_missing_states
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.resharding.shard_reader import ShardReader
@@ -166,11 +166,14 @@ def from_shards(states: TrainingState, shards: AgentShards, rank: int) -> int:
     return int(found[STEP])
 
 
-def from_folder(states: TrainingState, folder: str, rank: int, *, trusts_store: bool = False) -> int:
+def from_folder(
+    states: TrainingState, folder: str, rank: int, progress: LoadProgress, *, trusts_store: bool = False
+) -> int:
     """Load a durable checkpoint. Its world size may differ from the present one.
 
     Args:
         folder: its path or URL.
+        progress: is told how much is needed, and how much was read.
         trusts_store: a store of objects is believed, whoever has written there.
 
     Returns:
@@ -181,18 +184,19 @@ def from_folder(states: TrainingState, folder: str, rank: int, *, trusts_store: 
         CheckpointError: the folder can't be read, or holds another state.
     """
     try:
-        with _open_trusted(folder, trusts_store=trusts_store) as files:
+        with _open_trusted(folder, progress, trusts_store=trusts_store) as files:
             return _from_trusted_folder(states, folder, files, rank)
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
 
 
 @contextmanager
-def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[CheckpointFiles]:
+def _open_trusted(where: str, progress: LoadProgress, *, trusts_store: bool) -> Iterator[CheckpointFiles]:
     """Open a checkpoint for reading, while the block lasts.
 
     Args:
         where: its path or URL.
+        progress: is told how much is needed, and how much was read.
         trusts_store: a store of objects is believed, whoever has written there.
 
     Raises:
@@ -203,7 +207,7 @@ def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[CheckpointFiles
     if not is_url(where):
         with (
             TrustedFolder(where) as folder,
-            CheckpointFiles(where, PosixFolder(folder.path), folder.check_file) as files,
+            CheckpointFiles(where, PosixFolder(folder.path), folder.check_file, progress) as files,
         ):
             yield files
         return
@@ -212,7 +216,7 @@ def _open_trusted(where: str, *, trusts_store: bool) -> Iterator[CheckpointFiles
             f"{where} is in a store of objects, which does not say who has written it: it would run as your user if it "
             "were loaded. If only you, or people that you trust, may write there: restore(trust_durable_store=True)"
         )
-    with CheckpointFiles(where, open_store(where), _check_name) as files:
+    with CheckpointFiles(where, open_store(where), _check_name, progress) as files:
         yield files
 
 
@@ -292,20 +296,12 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
 
 
 def _read(reader: StorageReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
-    """Fill `wanted` in place. Every rank reads what it needs, each file from its begin to its end, without a collective
-    call."""
+    """Fill `wanted` in place. Every rank reads what it needs, without a collective call."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(wanted, metadata, True)
     reader.set_up_storage_reader(metadata, True)
     plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
-    plan.items.sort(key=lambda item: _place(metadata, item))
     reader.read_data(plan, planner).wait()
-
-
-def _place(metadata: Metadata, item: ReadItem) -> tuple[str, int]:
-    """The file that an item is in, and where."""
-    place = metadata.storage_data[item.storage_index]
-    return place.relative_path, place.offset
 
 
 def _foreign_structure(metadata: Metadata, states: TrainingState) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
 
 
 def _restore_words(view: RestoreView) -> Iterator[str]:
-    done = view.own_bytes + view.copied_bytes + view.fetched_bytes
-    words = f"step {view.version.step} from memory"
+    done = view.own_bytes + view.copied_bytes + view.fetched_bytes + view.loaded_bytes
+    words = f"step {view.version.step} from {view.folder or 'memory'}"
     if view.bytes:
         words += f": {size_of(done, view.bytes)}"
     if done and view.seconds:
@@ -37,6 +37,8 @@ def _restore_words(view: RestoreView) -> Iterator[str]:
     shares = ", ".join(_share(share) for share in view.shares)
     if shares:
         yield shares
+    if view.damage:
+        yield f"not the newest checkpoint, because {view.damage}"
     if view.ranks and view.ranks_done == view.ranks:
         yield f"complete after {duration(view.seconds)}"
 

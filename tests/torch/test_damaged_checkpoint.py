@@ -81,6 +81,20 @@ def test_the_next_older_checkpoint_is_loaded(
         Job(None).checkpoint.restore(durable=newer.parent)
 
 
+def test_the_agent_is_told_how_far_a_load_is(agent: AgentInThread, folders: tuple[Path, Path]) -> None:
+    newer, older = folders
+    flip(newer / "__0_0.distcp", 5000)
+    agent.call(agent.checkpoint_service._shard_store.drop, lambda _: True, "a test")
+    job = Job(agent.connect())
+    assert job.checkpoint.restore(durable=newer.parent) == 1
+    agent.until(lambda: agent.checkpoint_service.restore_progress().ranks_done == 1)
+    told = agent.call(agent.checkpoint_service.restore_progress)
+    assert (told.generation, told.folder, told.version.step) == (agent.generation, str(older), 1)
+    assert told.loaded_bytes == told.bytes > 5000
+    assert "__0_0.distcp is damaged" in told.damage
+    job.checkpoint.close()
+
+
 def test_a_file_that_was_cut_is_damaged(folders: tuple[Path, Path]) -> None:
     newer, _ = folders
     file = newer / "__0_0.distcp"

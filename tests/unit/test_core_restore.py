@@ -106,6 +106,24 @@ def test_a_restore_is_recorded_once_when_all_nodes_have_their_states() -> None:
     assert "complete after 2 s" in (line(world) or "")
 
 
+def test_a_restore_from_a_durable_checkpoint_is_shown_and_recorded() -> None:
+    world = swapped()
+    folder, damage = "/d/step_00000005_g1_g", "/d/step_00000009_g1_g/__0_0.distcp is damaged"
+    part = RestoreProgress(2, 1, 0, 2 * GIB, 0, 0, {}, 0.5, folder, Version(1, 5), GIB, damage)
+    for node in ("n0", "n2", "n3"):
+        report(world, node, part)
+    assert line(world) is not None
+    assert f"step 5 from {folder}: 3.0 of 6.0 GiB" in (line(world) or "")
+    for node in ("n0", "n2", "n3"):
+        report(world, node, replace(part, ranks_done=1, loaded=2 * GIB, seconds=3.0))
+    (found,) = world.facts(facts.StateRestored)
+    assert (found.folder, found.version, found.loaded_bytes) == (folder, Version(1, 5), 6 * GIB)
+    assert describe(found) == (
+        f"generation 2 has loaded {folder}: 6.0 GiB in 3.0 s; not the newest one, because {damage}"
+    )
+    assert f"not the newest checkpoint, because {damage}; complete after 3 s" in (line(world) or "")
+
+
 def test_a_record_names_eight_nodes_and_the_rest_by_its_size() -> None:
     fetched = tuple((f"n{number}", 1 << 20) for number in range(8))
     fact = facts.StateRestored("g", 3, Version(2, 7), 0, 0, (8 << 20) + (1 << 19), fetched, 0.25)

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state.events import (
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
 from muster.simulator.scenarios.scenario import Scenario
-from muster.v1.api_pb2 import CheckpointView, FlushView
+from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreView
 
 
 def lines(view: CheckpointView) -> dict[str, str]:
@@ -94,6 +94,17 @@ def test_the_view_of_a_flush_adds_what_its_nodes_report() -> None:
     assert (view.serial, view.version.step, view.written, view.bytes) == (1, newer.step, 800, 1400)
     assert (view.quiet_node, round(view.quiet_s), view.nodes_holding_slots) == ("n0", 60, 1)
     assert view.seconds >= 60.0
+
+
+def test_a_restore_from_a_folder() -> None:
+    folder = "/d/step_00001200_g3_g"
+    view = RestoreView(version={"step": 1200}, folder=folder, bytes=8 << 30, loaded_bytes=3 << 30, seconds=2.0, ranks=4)
+    assert lines(CheckpointView(restore=view)) == {"restore": f"step 1200 from {folder}: 3.0 of 8.0 GiB, 1.61 GB/s"}
+    view.damage, view.loaded_bytes, view.ranks_done = "/d/b is damaged", 8 << 30, 4
+    assert lines(CheckpointView(restore=view))["restore"] == (
+        f"step 1200 from {folder}: 8.0 of 8.0 GiB, 4.29 GB/s; not the newest checkpoint, because /d/b is damaged; "
+        "complete after 2 s"
+    )
 
 
 def test_why_nothing_is_kept() -> None:

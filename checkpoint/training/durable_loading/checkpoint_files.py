@@ -9,16 +9,19 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import xxhash
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.durable.verified_file import VerifiedFile
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.block_digests import trailer_bytes
 from muster.checkpoint.format.errors import CheckpointError, CorruptCheckpoint
+from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 
 MOST_THREADS = 8
 """Threads of a rank that read and digest. Three of them digest more than most storage gives to a node."""
@@ -33,7 +36,7 @@ class CheckpointFiles:
         where: the checkpoint as messages name it.
         store: the checkpoint itself.
         check_file: called with the name of a file before it is read. It raises UntrustedCheckpoint.
-        counted: called with the size of each part that was read.
+        progress: is told how much is needed, and how much was read.
     """
 
     def __init__(
@@ -41,9 +44,9 @@ class CheckpointFiles:
         where: str,
         store: DurableStore,
         check_file: Callable[[str], None],
-        counted: Callable[[int], None] = lambda _: None,
+        progress: LoadProgress,
     ) -> None:
-        self._where, self._store, self._check_file, self._counted = where, store, check_file, counted
+        self._where, self._store, self._check_file, self.progress = where, store, check_file, progress
         self._threads = ThreadPoolExecutor(_threads_of_a_rank(), thread_name_prefix="durable")
         self._manifest: dict[str, Any] | None = None
         self._damage: CorruptCheckpoint | None = None
@@ -58,9 +61,7 @@ class CheckpointFiles:
 
     def reader(self) -> FileSystemReader:
         """Torch's reader of these files."""
-        reader = FileSystemReader("")
-        reader.fs, reader.path = self, ""
-        return reader
+        return _Reader(self)
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
         """A file of the checkpoint: there are no folders in it."""
@@ -101,7 +102,7 @@ class CheckpointFiles:
         try:
             known = durable_folders.digests_of_file(self._what_was_written(), name)
             if known is None:
-                return VerifiedFile(path, file, file.size, None, self._threads, self._counted)
+                return VerifiedFile(path, file, file.size, None, self._threads, self.progress.add)
             digests = bytearray(trailer_bytes(known.data_bytes))
             if file.size != known.data_bytes + len(digests):
                 raise CorruptCheckpoint(
@@ -113,7 +114,7 @@ class CheckpointFiles:
                     f"{path} is damaged: its bytes from {known.data_bytes} on, which are digests, are not those that "
                     "were written"
                 )
-            return VerifiedFile(path, file, known.data_bytes, bytes(digests), self._threads, self._counted)
+            return VerifiedFile(path, file, known.data_bytes, bytes(digests), self._threads, self.progress.add)
         except BaseException:
             file.close()
             raise
@@ -136,6 +137,25 @@ class CheckpointFiles:
         if not isinstance(manifest, dict):
             raise CheckpointError(f"{self._where}/{durable_folders.MANIFEST} is not the manifest of a checkpoint")
         return manifest
+
+
+class _Reader(FileSystemReader):  # type: ignore[misc]  # torch is not there for mypy
+    """Reads each file from its begin to its end, and says beforehand how much it will read."""
+
+    def __init__(self, files: CheckpointFiles) -> None:
+        super().__init__("")
+        self.fs, self.path = files, ""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The same plan, in another order."""
+        places = {item.storage_index: self.storage_data[item.storage_index] for item in plan.items}
+        self.fs.progress.expect(sum(place.length for place in places.values()))
+
+        def place_of(item: ReadItem) -> tuple[str, int]:
+            place = places[item.storage_index]
+            return place.relative_path, place.offset
+
+        return replace(plan, items=sorted(plan.items, key=place_of))
 
 
 def _threads_of_a_rank() -> int:

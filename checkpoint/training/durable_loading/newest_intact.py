@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from muster.checkpoint.durable.newest import older_checkpoint
 from muster.checkpoint.format.errors import CorruptCheckpoint
+from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +22,15 @@ _loads = itertools.count()
 """All ranks load equally often."""
 
 
-def load_newest_intact(load: Callable[[str], int], folder: str, *, may_be_older: bool) -> tuple[int, str]:
+def load_newest_intact(
+    load: Callable[[str], int], folder: str, progress: LoadProgress, *, may_be_older: bool
+) -> tuple[int, str]:
     """Load the checkpoint `folder`, or the next older one of its gang that no rank finds damaged.
 
     Args:
         load: loads a checkpoint, and returns its step. It raises CorruptCheckpoint.
         folder: a path or a URL.
+        progress: is told which checkpoint is loaded, and the end.
         may_be_older: another checkpoint may be loaded in its place.
 
     Returns:
@@ -35,7 +39,9 @@ def load_newest_intact(load: Callable[[str], int], folder: str, *, may_be_older:
     Raises:
         CorruptCheckpoint: it is damaged, and there is no older one, or none may be loaded.
     """
+    damage = ""
     while True:
+        progress.begin(folder, damage)
         step, damage = 0, ""
         try:
             step = load(folder)
@@ -43,6 +49,7 @@ def load_newest_intact(load: Callable[[str], int], folder: str, *, may_be_older:
             damage = str(error)
         damage = _damage_on_any_rank(damage)
         if not damage:
+            progress.end()
             return step, folder
         if not may_be_older:
             raise CorruptCheckpoint(f"{damage}. To start from another checkpoint, name the folder that it lies in")

@@ -478,6 +478,10 @@ def _restore(message: agent_pb2.RestoreProgress, members: Collection[str]) -> ev
         _bytes(message.copied_bytes),
         {node: _bytes(fetched[node]) for node in nodes if node in others},
         min(message.ms / 1000, job_limits.MAX_SECONDS),
+        _free_text(message.folder),
+        _version(message.version) if message.HasField("version") else None,
+        _bytes(message.loaded_bytes),
+        _free_text(message.damage),
     )
 
 

@@ -109,11 +109,18 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
 
 
 def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
-    """The restore of the running generation from memory, until its first step; None: there is none."""
-    version = gang.restored_version
-    if version is None or gang.phase not in ACTIVE or gang.stepped_generation >= gang.generation:
+    """The restore of the running generation, until its first step; None: there is none."""
+    if gang.phase not in ACTIVE or gang.stepped_generation >= gang.generation:
+        return None
+    reports = (seen.status(seat.node).restore for seat in gang.seats)
+    loads = (report for report in reports if report is not None and report.generation == gang.generation)
+    loaded = next((report for report in loads if report.folder), None)
+    version = loaded.version if loaded is not None else gang.restored_version
+    if version is None:
         return None
     view = api_pb2.RestoreView(version=common_pb2.Version(generation=version.generation, step=version.step))
+    if loaded is not None:
+        view.folder, view.damage = loaded.folder, loaded.damage
     for source, (ranks, nodes) in restore_plan.shares(gang).items():
         view.shares.add(source=source, ranks=ranks, nodes=nodes[:_NODES_NAMED])
     for seat in gang.seats:
@@ -125,6 +132,7 @@ def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
         view.bytes += report.size
         view.own_bytes += report.own
         view.copied_bytes += report.copied
+        view.loaded_bytes += report.loaded
         view.fetched_bytes += sum(report.fetched.values())
         view.seconds = max(view.seconds, report.seconds)
     return view

@@ -672,6 +672,10 @@ class RestoreProgress(_message.Message):
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     FETCHED_BYTES_FIELD_NUMBER: _builtins.int
     MS_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LOADED_BYTES_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     ranks: _builtins.int
     """Ranks of this node, and how many of them have their whole state, verified."""
@@ -683,8 +687,15 @@ class RestoreProgress(_message.Message):
     copied_bytes: _builtins.int
     ms: _builtins.int
     """Until now, or until all ranks had their states."""
+    folder: _builtins.str
+    """Not empty: the ranks read this durable checkpoint by themselves, of this version, and so many of the bytes."""
+    loaded_bytes: _builtins.int
+    damage: _builtins.str
+    """Why it is not the newest checkpoint; empty: it is."""
     @_builtins.property
     def fetched_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
     def __init__(
         self,
         *,
@@ -696,10 +707,14 @@ class RestoreProgress(_message.Message):
         copied_bytes: _builtins.int = ...,
         fetched_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         ms: _builtins.int = ...,
+        folder: _builtins.str = ...,
+        version: _common_pb2.Version | None = ...,
+        loaded_bytes: _builtins.int = ...,
+        damage: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copied_bytes", b"copied_bytes", "fetched_bytes", b"fetched_bytes", "generation", b"generation", "ms", b"ms", "own_bytes", b"own_bytes", "ranks", b"ranks", "ranks_done", b"ranks_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copied_bytes", b"copied_bytes", "damage", b"damage", "fetched_bytes", b"fetched_bytes", "folder", b"folder", "generation", b"generation", "loaded_bytes", b"loaded_bytes", "ms", b"ms", "own_bytes", b"own_bytes", "ranks", b"ranks", "ranks_done", b"ranks_done", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

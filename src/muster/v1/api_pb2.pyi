@@ -382,7 +382,7 @@ Global___ExclusionView: _TypeAlias = ExclusionView  # noqa: Y015
 
 @_typing.final
 class RestoreView(_message.Message):
-    """The restore of the running generation from memory, until its first step."""
+    """The restore of the running generation, until its first step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -395,6 +395,9 @@ class RestoreView(_message.Message):
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     FETCHED_BYTES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    LOADED_BYTES_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
     ranks: _builtins.int
     """Of the ranks that agents have reported on so far. Verified are own_bytes + copied_bytes + fetched_bytes of `bytes`."""
     ranks_done: _builtins.int
@@ -405,6 +408,11 @@ class RestoreView(_message.Message):
     fetched_bytes: _builtins.int
     seconds: _builtins.float
     """Since the order, or until all of them had their states: of the node that takes longest."""
+    folder: _builtins.str
+    """Not empty: the state comes from this durable checkpoint, and so many of the bytes are read."""
+    loaded_bytes: _builtins.int
+    damage: _builtins.str
+    """Why it is not the newest checkpoint; empty: it is."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -423,10 +431,13 @@ class RestoreView(_message.Message):
         copied_bytes: _builtins.int = ...,
         fetched_bytes: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        folder: _builtins.str = ...,
+        loaded_bytes: _builtins.int = ...,
+        damage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copied_bytes", b"copied_bytes", "fetched_bytes", b"fetched_bytes", "own_bytes", b"own_bytes", "ranks", b"ranks", "ranks_done", b"ranks_done", "seconds", b"seconds", "shares", b"shares", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copied_bytes", b"copied_bytes", "damage", b"damage", "fetched_bytes", b"fetched_bytes", "folder", b"folder", "loaded_bytes", b"loaded_bytes", "own_bytes", b"own_bytes", "ranks", b"ranks", "ranks_done", b"ranks_done", "seconds", b"seconds", "shares", b"shares", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,7 +593,7 @@ class CheckpointView(_message.Message):
     """Seconds by which the copies of one snapshot delay the training; 0: not measured, or nothing that is certain."""
     @_builtins.property
     def restore(self) -> Global___RestoreView:
-        """Absent: the running generation does not start from memory, or has finished a step."""
+        """Absent: the running generation starts without a state, or has finished a step."""
 
     @_builtins.property
     def flush(self) -> Global___FlushView:

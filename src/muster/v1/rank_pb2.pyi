@@ -337,6 +337,45 @@ class RankRead(_message.Message):
 Global___RankRead: _TypeAlias = RankRead  # noqa: Y015
 
 @_typing.final
+class RankLoad(_message.Message):
+    """The rank loads a durable checkpoint by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LOADED_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    bytes: _builtins.int
+    """Of the items that this rank needs, in the checkpoint; and those that are read and verified."""
+    loaded: _builtins.int
+    done: _builtins.bool
+    damage: _builtins.str
+    """Why an older checkpoint is loaded than the newest one; empty: it is the newest."""
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        version: _common_pb2.Version | None = ...,
+        bytes: _builtins.int = ...,
+        loaded: _builtins.int = ...,
+        done: _builtins.bool = ...,
+        damage: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "damage", b"damage", "done", b"done", "folder", b"folder", "loaded", b"loaded", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015
+
+@_typing.final
 class RankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -349,6 +388,7 @@ class RankMessage(_message.Message):
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___RankJoin: ...
     @_builtins.property
@@ -367,6 +407,8 @@ class RankMessage(_message.Message):
     def alive(self) -> Global___RankAlive: ...
     @_builtins.property
     def read(self) -> Global___RankRead: ...
+    @_builtins.property
+    def load(self) -> Global___RankLoad: ...
     def __init__(
         self,
         *,
@@ -379,12 +421,13 @@ class RankMessage(_message.Message):
         not_finite: Global___RankNotFinite | None = ...,
         alive: Global___RankAlive | None = ...,
         read: Global___RankRead | None = ...,
+        load: Global___RankLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "load", b"load", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "load", b"load", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive", "read"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive", "read", "load"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -193,12 +193,15 @@ def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
 
 
 def note_restored(gang_turn: GangTurn) -> None:
-    """Record that all ranks of the running generation have their states from memory, once."""
+    """Record that all ranks of the running generation have their states, once."""
     gang, done = gang_turn.gang, gang_turn.index.restored
-    version = gang.restored_version
-    if version is None or gang.restored_generation == gang.generation or len(done) < len(gang.seats):
+    if gang.restored_generation == gang.generation or len(done) < len(gang.seats):
         return
     reports = [report for node in done if (report := gang_turn.observed.status(node).restore) is not None]
+    loaded = next((report for report in reports if report.folder), None)
+    version = loaded.version if loaded is not None else gang.restored_version
+    if version is None:
+        return
     fetched: Counter[str] = Counter()
     for report in reports:
         fetched.update(report.fetched)
@@ -212,5 +215,8 @@ def note_restored(gang_turn: GangTurn) -> None:
             fetched_bytes=fetched.total(),
             fetched=tuple(sorted(fetched.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]),
             seconds=max((report.seconds for report in reports), default=0.0),
+            folder=loaded.folder if loaded is not None else "",
+            loaded_bytes=sum(report.loaded for report in reports),
+            damage=loaded.damage if loaded is not None else "",
         )
     )

@@ -269,7 +269,8 @@ class CorruptCopy:
 
 @dataclass(frozen=True, slots=True)
 class RestoreProgress:
-    """The states that the ranks of one node get from memory (RestoreProgress in agent.proto). Sizes are bytes."""
+    """The states that the ranks of one node get (RestoreProgress in agent.proto). Sizes are bytes. `folder`: empty if
+    they come from memory; otherwise they are of version `version`, and `loaded` is read."""
 
     generation: int
     ranks: int
@@ -279,6 +280,10 @@ class RestoreProgress:
     copied: int
     fetched: dict[str, int]
     seconds: float
+    folder: str = ""
+    version: Version | None = None
+    loaded: int = 0
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,11 @@ def _of_corrupt_copy(fact: facts.CorruptCopyFound) -> str:
 
 
 def _of_restore(fact: facts.StateRestored) -> str:
+    if fact.folder:
+        words = (
+            f"generation {fact.generation} has loaded {fact.folder}: {_size(fact.loaded_bytes)} in {fact.seconds:.1f} s"
+        )
+        return f"{words}; not the newest one, because {fact.damage}" if fact.damage else words
     whole = fact.own_bytes + fact.copied_bytes + fact.fetched_bytes
     parts = [
         f"{_size(size)} {where}"

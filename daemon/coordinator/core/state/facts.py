@@ -222,11 +222,12 @@ class CorruptCopyFound:
 
 @dataclass(frozen=True, slots=True)
 class StateRestored:
-    """All ranks of the generation have their states from memory, verified. Sizes are bytes.
+    """All ranks of the generation have their states, verified. Sizes are bytes.
 
     `own_bytes`: were in slots of the ranks' own nodes. `copied_bytes`: were in other memory of these nodes.
     `fetched_bytes`: have come from other nodes; `fetched`: from which, those with the most.
-    `seconds`: of the node that took longest, from its order on.
+    `seconds`: of the node that took longest, from its order on. `folder`: the durable checkpoint that the ranks have
+    loaded instead, of `loaded_bytes`; empty: the states come from memory. `damage`: why it is not the newest one.
     """
 
     gang: str
@@ -237,6 +238,9 @@ class StateRestored:
     fetched_bytes: int
     fetched: tuple[tuple[str, int], ...]
     seconds: float
+    folder: str = ""
+    loaded_bytes: int = 0
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
