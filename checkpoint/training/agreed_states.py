@@ -6,7 +6,6 @@ from memory: whether replicas are equal. All of it is a collective call.
 """
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,15 +13,14 @@ import torch.distributed as dist
 
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.publication import rank_and_world_size
-from muster.checkpoint.training.states import optimizer_states, state_tree
+from muster.checkpoint.training.states import optimizer_states, replica_samples, state_tree
 from muster.checkpoint.training.states.inner_tensors import taken_apart
+from muster.checkpoint.training.states.replica_samples import Samples, Unequal
+from muster.checkpoint.training.states.replicas import ignored_by_ddp
 from muster.checkpoint.training.states.training_state import CapturedState, StateLeaf, TrainingState
 
-_SAMPLES = 64
-"""Elements of each tensor that ranks compare. Experts differ in nearly all of theirs."""
-
-Samples = Mapping[tuple[Any, ...], bytes]
-"""By the name of a tensor, and by which shard of a DTensor it is: a digest of some of its elements."""
+_CHUNK_BYTES = 4 << 20
+"""The most that is written to the store at once: a store over TCP takes 8 MiB."""
 
 
 def agree_on_optimizers(states: TrainingState) -> None:
@@ -99,69 +97,56 @@ def refuse_unequal_replicas(states: TrainingState, leaves: list[StateLeaf], step
         CheckpointError: they are not equal. A durable checkpoint would hold those of one rank only.
     """
     rank, world_size = rank_and_world_size()
-    if world_size == 1:
+    if world_size == 1 or _compared(replica_samples.samples(states, leaves, shards_by_mesh=True)) is None:
         return
-    own = samples(states, leaves)
-    gathered: list[Any] = [None] * world_size
-    dist.gather_object(own, gathered if rank == 0 else None)
-    outcome: list[Any] = [first_unequal(gathered) if rank == 0 else None]
-    dist.broadcast_object_list(outcome)
-    if outcome[0]:
-        name, one, other, count = outcome[0]
-        raise CheckpointError(
-            f"after step {step}, {name} is not equal on ranks {one} and {other} ({count} such tensors): a durable "
-            "checkpoint would keep one of them. If they are different tensors, as experts are, say in which group of "
-            f'ranks they differ: Checkpoint(..., differs_in={{"{name}": expert_group}}), or None in place of the group '
-            "for all ranks. If they are replicas, make them equal before the first step"
-        )
+    own = replica_samples.samples(states, leaves)
+    unequal = _compared(own)
+    if unequal is None:  # equal shards over different meshes
+        return
+    found: list[Any] = [None]
+    if rank == unequal.rank:
+        numbers = replica_samples.names_by_number(own)
+        number, name = next((number, name) for number, name in numbers.items() if number in unequal.others)
+        ignored = "DistributedDataParallel was told to ignore it, and " if name in ignored_by_ddp(states) else ""
+        found = [(name, unequal.others[number], ignored)]
+    dist.broadcast_object_list(found, src=unequal.rank)
+    name, other, ignored = found[0]
+    raise CheckpointError(
+        f"after step {step}, {name} is not equal on ranks {unequal.rank} and {other} ({unequal.count} such tensors): "
+        f"{ignored}a durable checkpoint would keep one of them. If they are different tensors, as experts are, say in "
+        f'which group of ranks they differ: Checkpoint(..., differs_in={{"{name}": expert_group}}), or None in place '
+        "of the group for all ranks. If they are replicas, make them equal before the first step"
+    )
 
 
-def samples(states: TrainingState, leaves: list[StateLeaf]) -> Samples:
-    """What other ranks' parameters and optimizer states are compared with. Buffers may differ."""
-    checked = {f"{key}.{name}" for key, model in states.models().items() for name, _ in model.named_parameters()}
-    optimizers = states.optimizers().keys()
-    return {
-        (leaf.name, *_place(leaf.value)): _sample(leaf.value)
-        for leaf in leaves
-        if isinstance(leaf.value, torch.Tensor)
-        and (leaf.name in checked or (leaf.path[0] in optimizers and leaf.path[1] == "state"))
-    }
+def _compared(samples: Samples) -> Unequal | None:
+    """Which tensors are not equal on all ranks. A collective call; ranks with equal samples send them once.
 
-
-def _place(value: Any) -> tuple[Any, ...]:
-    """Which shard of a DTensor this is; empty for other tensors."""
-    if not hasattr(value, "placements"):
-        return ()
-    coordinate = value.device_mesh.get_coordinate() or ()
-    pairs = zip(value.placements, coordinate, strict=False)
-    return tuple((str(placement), number) for placement, number in pairs if not placement.is_replicate())
-
-
-def _sample(value: torch.Tensor) -> bytes:
-    """A digest of some elements of this rank's part of a tensor, of its dtype and of its shape."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in taken_apart(value.detach())[0]:
-        flat = part.detach().reshape(-1)
-        some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].resolve_conj().resolve_neg()
-        chosen = torch.empty(some.numel(), dtype=some.dtype).copy_(some)  # a view of one element may have any stride
-        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        digest.update(bytes(chosen.view(torch.uint8).tolist()))
-    return digest.digest()
-
-
-def first_unequal(by_rank: list[Samples]) -> tuple[str, int, int, int] | None:
-    """The first tensor that is not equal, two ranks that differ in it, and the number of such tensors."""
-    first: dict[Any, tuple[int, bytes]] = {}
-    found: dict[str, tuple[int, int]] = {}
-    for rank, samples in enumerate(by_rank):
-        for place, sample in samples.items():
-            of, expected = first.setdefault(place, (rank, sample))
-            if sample != expected:
-                found.setdefault(place[0], (of, rank))
-    if not found:
+    They go through the store of the process group: a gather would take room on rank 0 for all that any rank sends, once
+    for each rank.
+    """
+    rank, _ = rank_and_world_size()
+    rows = replica_samples.rows(samples)
+    digests = _gathered((hashlib.blake2b(rows, digest_size=8).digest(), len(rows)))
+    senders = {digest: sender for sender, digest in reversed([*enumerate(digests)])}
+    if len(senders) == 1:
         return None
-    name, (one, other) = next(iter(found.items()))
-    return name, one, other, len(found)
+    store = dist.PrefixStore("muster-replicas", dist.distributed_c10d._get_default_store())
+    if senders[digests[rank]] == rank:
+        for start in range(0, len(rows), _CHUNK_BYTES):
+            store.set(f"{rank} {start}", rows[start : start + _CHUNK_BYTES])
+    outcome: list[Any] = [None]
+    if rank == 0:
+        by_rank: dict[int, bytes] = {}
+        for (_, length), sender in senders.items():
+            keys = [f"{sender} {start}" for start in range(0, length, _CHUNK_BYTES)]
+            by_rank[sender] = b"".join(store.get(key) for key in keys)
+            for key in keys:
+                store.delete_key(key)
+        outcome = [replica_samples.first_unequal(by_rank)]
+    dist.broadcast_object_list(outcome)
+    found: Unequal | None = outcome[0]
+    return found
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from muster.checkpoint.training import agreed_states  # noqa: E402
 from muster.checkpoint.training.finite_values import not_finite  # noqa: E402
+from muster.checkpoint.training.states import replica_samples  # noqa: E402
 from muster.checkpoint.training.states.replicas import Replicas, find_replicas  # noqa: E402
 from muster.checkpoint.training.states.training_state import TrainingState  # noqa: E402
 
@@ -73,20 +73,31 @@ def test_other_ranks_and_another_layout_are_another_group() -> None:
     assert Replicas().group("x") == 0
 
 
-def test_replicas_that_are_none_are_found_by_some_of_their_bytes() -> None:
-    def samples(seed: int) -> Any:
-        torch.manual_seed(seed)
-        net = Tied()
-        net.norm.running_mean += seed  # buffers may differ
-        kept = TrainingState({"model": net, "optimizer": stepped(net)})
-        return agreed_states.samples(kept, kept.capture(0, 1).leaves)
+def samples_of(seed: int) -> replica_samples.Samples:
+    torch.manual_seed(seed)
+    net = Tied()
+    net.norm.running_mean += seed  # buffers may differ
+    kept = TrainingState({"model": net, "optimizer": stepped(net)})
+    return replica_samples.samples(kept, kept.capture(0, 1).leaves)
 
-    assert agreed_states.first_unequal([samples(1), samples(1), {}]) is None
-    found = agreed_states.first_unequal([samples(1), samples(1), samples(2)])
-    assert found is not None
-    assert found[:3] == ("model.head.weight", 0, 2)
-    (name, *_), *_ = one = samples(1)
-    assert agreed_states.first_unequal([{(name,): one[(name,)]}, {(name, "S(0)", 1): b"another shard"}]) is None
+
+def test_replicas_that_are_none_are_found_by_some_of_their_bytes() -> None:
+    one, other = replica_samples.rows(samples_of(1)), replica_samples.rows(samples_of(2))
+    assert len(one) == 16 * len(samples_of(1))
+    assert replica_samples.first_unequal({0: one, 1: one, 2: b""}) is None
+    unequal = replica_samples.first_unequal({0: one, 5: one, 7: other})
+    assert unequal is not None
+    names = replica_samples.names_by_number(samples_of(1))
+    assert next(name for number, name in names.items() if number in unequal.others) == "model.head.weight"
+    assert set(unequal.others.values()) == {7}
+    assert unequal.count == len(unequal.others)
+
+
+def test_shards_and_states_that_only_some_ranks_hold_are_not_compared_with_others() -> None:
+    (key, sample), *_ = samples_of(1).items()
+    shard, lacking = {(*key, ("S(0)", 1)): b"7 6 5 4 "}, {(*key, ("S(0)", 0)): sample, ("another",): sample}
+    by_rank = {rank: replica_samples.rows(found) for rank, found in enumerate([{key: sample}, shard, lacking])}
+    assert replica_samples.first_unequal(by_rank) is None
 
 
 def test_what_is_not_finite_is_named_with_its_value() -> None:

@@ -14,7 +14,7 @@ ranks.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,21 @@ def _ranks(model: Any, world_size: int) -> tuple[int, ...]:
 
 def _replicated_parameters(wrapped: Any, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters by name. Tied ones have several names."""
-    ignored = getattr(getattr(wrapped, "_orig_mod", wrapped), "parameters_to_ignore", ())
+    ignored = _ignored(wrapped)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name not in ignored:
             yield name, parameter
+
+
+def _ignored(wrapped: Any) -> Collection[str]:
+    """The names of the parameters that DistributedDataParallel was told to ignore."""
+    found: Collection[str] = getattr(getattr(wrapped, "_orig_mod", wrapped), "parameters_to_ignore", ())
+    return found
+
+
+def ignored_by_ddp(states: TrainingState) -> set[str]:
+    """The leaves of models that DistributedDataParallel was told to ignore."""
+    return {f"{key}.{name}" for key in states.models() for name in _ignored(states.wrapped[key])}
 
 
 def _state_names(
