@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from muster.checkpoint.training import memory_copy  # noqa: E402
+from muster.checkpoint.training.copies import memory_copy  # noqa: E402
 from muster.checkpoint.training.copies.memory_copy import copy_tensors, is_plain  # noqa: E402
 
 pytestmark = pytest.mark.torch
