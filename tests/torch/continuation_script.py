@@ -90,12 +90,14 @@ class Job:
         return nn.functional.mse_loss(self.model(batch[:, :2]).squeeze(1), batch[:, 0] * 2)
 
     def train(self, until: int, agent: AgentInThread | None = None) -> None:
-        """Finish steps. With an agent, each step is committed before the next one begins."""
+        """Finish steps. With an agent, each step is committed before the next one begins, but the one whose states are
+        new: the ranks plan again before the next one."""
         while self.step < until:
+            had_states = bool(self.optimizer.state)
             self.train_step()
             self.step += 1
             self.checkpoint.step(self.step)
-            if agent is not None:
+            if agent is not None and (self.step == 1 or had_states):
                 agent.await_committed(self.step)
 
     def train_step(self) -> None:
