@@ -91,7 +91,8 @@ def test_a_sharded_job_without_a_spare_goes_on_with_fewer_ranks_from_memory(heal
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
     """One job gets the node, in a pool job. The other one, which is elastic too, continues with fewer replicas.
 
-    Then the nodes that both have lost are repaired. The node of the pool gives way, and the other job grows back.
+    Then the nodes that both have lost are repaired, one of them a batch host. The node of the pool gives way, and the
+    other job grows back.
     """
     specs = [
         TrainingSpec(name, nodes=3, spares=0, arguments=SLOW_STEPS, settings=("elastic = true",))
@@ -106,8 +107,10 @@ def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> Non
         taken = {training.node_of(rank) for training in both for rank in range(3)}
         last, *others = sorted(set(healthy.nodes) - taken)
         healthy.sh(CONTROLLER, f"scontrol update nodename={','.join(others)} state=drain reason=elsewhere")
-        for training in both:
-            healthy.crash(training.node_of(1))
+        healthy.crash(one.node_of(1))
+        host = re.search(r"BatchHost=(\S+)", healthy.sh(CONTROLLER, f"scontrol show job {two.job}"))
+        assert host is not None
+        healthy.crash(host[1])
         for training in both:
             training.wait_recovered(2)
         came = {t: [n for r in t.view["recoveries"] for n in r.get("nodes_in", ())] for t in both}
