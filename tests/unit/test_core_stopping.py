@@ -101,6 +101,24 @@ def test_a_job_that_slurm_requeues_is_saved_and_not_requeued_twice() -> None:
     assert world.facts(facts.GenerationStarted)[-1].version == world.gang.durable_version
 
 
+def test_a_stop_waits_for_the_only_copy_whose_agent_has_just_lost_its_stream() -> None:
+    """The node was left, and holds the shard of the only rank until the next node has it."""
+    world = Scenario(1, 1, durable_dir="/durable", copy_s=60.0)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 3)
+    world.signal("n0")
+    world.run_until(lambda: world.gang.generation == 2)
+    world.sigterm()
+    world.run_until(lambda: world.gang.stop is not None)
+    world.kill_rank("n1")
+    stream = world.agent("n0").stream
+    assert stream is not None
+    stream.reset()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 30)
+    started = world.facts(facts.GenerationStarted)[-1]
+    assert started.version is not None
+    assert durable(world) == started.version.step
+
+
 def test_without_a_durable_folder_the_ranks_are_asked_to_stop_all_the_same() -> None:
     world = training(durable_dir="")
     world.sigterm()

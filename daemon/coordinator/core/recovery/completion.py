@@ -1,7 +1,7 @@
 """The regular ends of training: every rank has exited, or the ranks were stopped by plan. What they kept is saved
 first."""
 
-from muster.daemon.coordinator.core.recovery import flushing, gang_end, requeueing
+from muster.daemon.coordinator.core.recovery import flushing, gang_end, requeueing, restore_plan
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -19,8 +19,15 @@ def save_and_leave(gang_turn: GangTurn) -> None:
     gang, stop = gang_turn.gang, gang_turn.gang.stop
     assert stop is not None
     kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)
+    if kept and flushing.unsaved_version(gang_turn) is None and _state_may_return(gang_turn):
+        return
     if not kept or not flushing.start_final_flush(gang_turn, stop.reason, stop.next_phase):
         _enter_next_phase(gang_turn, stop.next_phase, stop.reason)
+
+
+def _state_may_return(gang_turn: GangTurn) -> bool:
+    """What the ranks have kept seems to be lost, and an agent that may hold it is about to attach again."""
+    return bool(gang_turn.gang.spec.durable_dir) and restore_plan.memory_may_return(gang_turn)
 
 
 def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> None:

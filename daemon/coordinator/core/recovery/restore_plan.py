@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
+from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.facts import ShardSource, StateRestored
@@ -69,6 +70,24 @@ def ranks_needed(gang_turn: GangTurn, count: int, version: Version) -> int:
     """
     written = gang_turn.gang.ranks_of(version)
     return written if is_resharded(gang_turn, count, version) else min(count, written)
+
+
+def memory_may_return(gang_turn: GangTurn) -> bool:
+    """An agent that holds the only copy of what is not durable yet may be about to attach again: its stream has just
+    ended, or the coordinator has just started. A recovery waits for its own nodes; this is about nodes that were left
+    before, too."""
+    gang, observed, agents = gang_turn.gang, gang_turn.turn.observed, gang_turn.observed.agents
+    away = [m.node for m in gang.members.values() if m.alive and not gang_turn.observed.is_attached(m.node)]
+    saved = gang.durable_version or Version(0, 0)
+    known = {node: agents[node] for node in away if node in agents}
+    empty = {node for node, agent in known.items() if all(shard.version <= saved for shard in agent.status.shards)}
+    gone_at = (known[node].gone_at if node in known else 0.0 for node in away if node not in empty)
+    until = [max(observed.observing_since, at) + failure_detector.REATTACH_S for at in gone_at]
+    pending = [at for at in until if at > gang_turn.now]
+    if not gang.stepped_generation or not pending:
+        return False
+    gang_turn.turn.tick_at(min(pending))
+    return True
 
 
 def _is_sharded(held: Held, version: Version) -> bool:

@@ -273,7 +273,7 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
 def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang = gang_turn.gang
     version, sources, others, warning = _choose_state(gang_turn, ranked)
-    if version is None and _memory_may_return(gang_turn):
+    if version is None and restore_plan.memory_may_return(gang_turn):
         return
     fabric = gang_turn.fabric
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
@@ -316,20 +316,6 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             ),
         )
     )
-
-
-def _memory_may_return(gang_turn: GangTurn) -> bool:
-    """After a coordinator's restart: a removed node that holds the only copy may not have attached again yet."""
-    since = gang_turn.turn.observed.observing_since
-    away = [
-        m
-        for m in gang_turn.gang.members.values()
-        if m.removed and m.alive and not gang_turn.observed.is_attached(m.node)
-    ]
-    if not gang_turn.gang.stepped_generation or not away or gang_turn.now - since >= failure_detector.REATTACH_S:
-        return False
-    gang_turn.turn.tick_at(since + failure_detector.REATTACH_S)
-    return True
 
 
 def _action(gang: Gang, ranked: list[str]) -> str:
