@@ -119,8 +119,8 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "keep-a-node-that-crashes-its-ranks": PlantedBug(
         "A gang that has grown onto a broken node fails, and does not go back to the nodes that it had before.",
         module=f"{_ROOM}.growth.undone_growth",
-        code="    if growth is None or gang.recoveries[-1].hardware or",
-        bug="    if growth is None or not gang.recoveries[-1].hardware or",
+        code="    return _unproven_growth(gang)\n",
+        bug="    return None\n",
     ),
     "undo-a-growth-that-was-not-the-last-change": PlantedBug(
         "A gang leaves nodes that it has had for long, because ranks crash after some other node has come.",

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.recovery.growth.surplus_nodes import KEPT_S
 from muster.daemon.coordinator.core.recovery.growth.undone_growth import PAUSE_S, PROVEN_S
 from muster.daemon.coordinator.core.recovery.planned_growth import REQUESTED_S, WARM_UP_S
@@ -442,6 +443,33 @@ def test_a_hang_after_a_growth_counts_as_a_crash() -> None:
         world.hang_rank("n2")
         trains(world, generation, 300.0)
     assert sorted(carriers(world)) == ["n0", "n1", "n3"]
+
+
+def test_a_growth_of_an_earlier_run_concerns_no_later_one() -> None:
+    world = grown_onto_a_broken_node()
+    world.run_until(lambda: world.gang.failures_in_a_row == 2)
+    gang = replace(world.gang, recoveries=[replace(one, nodes_undone=[]) for one in world.gang.recoveries])
+    assert undone_growth.suspected(gang) is not None
+    assert undone_growth.suspected(replace(gang, phase=Phase.PREFLIGHT)) is None
+    trains(world, 5)
+    assert undone_growth.times_undone(world.gang) == 1
+    assert not undone_growth.is_undone(world.gang)
+    assert world.gang.seats_to_fill() == carriers(world)
+
+
+def test_a_node_of_the_pool_is_not_kept_idle_until_a_growth_that_is_far_away() -> None:
+    world = training(4, limits=NO_LIMITS, pool_nodes=1, idle_nodes=1, step_s=2.0)
+    world.drain_by_hand("n4", "elsewhere")
+    world.crash("n2")
+    trains(world, 2, 120.0)
+    world.machines["n2"].crashes_ranks_after = 0
+    repaired(world, "n2")
+    trains(world, 5, 120.0)
+    world.world.cluster.resume("n4")
+    world.run_for(2 * PAUSE_S - 60)
+    assert sorted(member.node for member in world.gang.present()) == ["n0", "n1", "n3"]
+    trains(world, 6, 2 * RETRY_S)
+    assert (sorted(carriers(world)), grown(world)) == (["n0", "n1", "n3", "n4"], [4, 4])
 
 
 def test_a_restarted_coordinator_still_goes_back() -> None:

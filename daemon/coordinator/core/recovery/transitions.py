@@ -144,7 +144,8 @@ def _recover(gang_turn: GangTurn) -> None:
         completion.save_and_leave(gang_turn)
         return
     observed = gang_turn.turn.limits.observe and gang.seats
-    undone_growth.go_back(gang_turn, shared_pool.has_room(gang_turn))
+    if (growth := undone_growth.suspected(gang)) is not None:
+        undone_growth.go_back(gang_turn, growth, shared_pool.has_room(gang_turn))
     if _software_fails(gang) and not observed:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang_turn))
         return

@@ -33,9 +33,10 @@ def request(gang_turn: GangTurn) -> None:
     if not may_change(gang_turn):
         return
     gang, now = gang_turn.gang, gang_turn.now
-    if undone_growth.times_undone(gang) and now < undone_growth.next_at(gang):
+    spares = len(gang_turn.index.present) - len(gang.seats)
+    if undone_growth.grows_later(gang, now) and spares >= gang.spec.spares:
         gang_turn.turn.tick_at(undone_growth.next_at(gang))
-        return  # a node that came now would stand idle until then
+        return
     retry_at = gang.last_request_at + RETRY_S * 2 ** min(gang.requests_in_vain, MOST_DOUBLINGS)
     is_due = now >= retry_at or not gang.last_request_at
     repaired = [

@@ -408,8 +408,8 @@ class Gang:
         return member.job != self.job and not member.returned
 
     def seats_to_fill(self) -> list[str]:
-        """The nodes of the newest generation, without the seats that an undone growth has brought."""
-        undone = self.recoveries[-1].seats_undone if self.recoveries else []
+        """The nodes of the newest generation; in a recovery that undoes a growth, without the seats of that growth."""
+        undone = self.recoveries[-1].seats_undone if self.phase is Phase.RECOVERING else []
         return [seat.node for seat in self.seats if seat.node not in undone]
 
     def needs_memory_of(self, node: str) -> bool:

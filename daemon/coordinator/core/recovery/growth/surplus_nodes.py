@@ -1,9 +1,11 @@
 """Surplus nodes: nodes that came with a job of their own, carry no rank, and are not wanted as spares.
 
 A gang requests several nodes at once, for example a repaired one and one of the shared pool. If both come, one may be
-left over. It is given back after a time: other jobs want it. Nothing is held against it.
+left over. So it is if a growth was undone, and the next one is far away. The node is given back after a time: other
+jobs want it. Nothing is held against it.
 """
 
+from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -17,7 +19,8 @@ that follows at once would cost a job's start."""
 def give_back(gang_turn: GangTurn, is_awaited: bool) -> None:
     """Remove the nodes that are left over while the gang trains. `is_awaited`: a node with ranks waits for a spare."""
     gang = gang_turn.gang
-    many = len(gang_turn.index.present) - gang.spec.nodes - gang.spec.spares
+    seats = len(gang.seats) if undone_growth.grows_later(gang, gang_turn.now) else gang.spec.nodes
+    many = len(gang_turn.index.present) - seats - gang.spec.spares
     if many <= 0 or not gang.pool or gang.phase is not Phase.RUNNING or gang.swap is not None or is_awaited:
         return
     for member in _without_ranks(gang)[:many]:

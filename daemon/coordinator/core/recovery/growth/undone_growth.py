@@ -15,6 +15,7 @@ from typing import Literal
 from muster.daemon.coordinator.core.detection import attribution
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang, Recovery
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 GROWTH, GIVES_WAY = "more replicas", "pool node gives way"
@@ -30,15 +31,19 @@ MOST_DOUBLINGS = 6
 """Growths undone after which that time becomes no longer: five hours."""
 
 
-def go_back(gang_turn: GangTurn, pool_has_room: bool) -> None:
-    """No rank runs: if the growth seems to be the cause, remove the nodes that have come.
+def suspected(gang: Gang) -> Recovery | None:
+    """The growth that seems to be why the ranks have failed, while no rank runs; None: there is none."""
+    if gang.phase is not Phase.RECOVERING or is_undone(gang) or gang.recoveries[-1].hardware:
+        return None
+    return _unproven_growth(gang)
+
+
+def go_back(gang_turn: GangTurn, growth: Recovery, pool_has_room: bool) -> None:
+    """Remove the nodes that `growth` has brought, if the gang can go on without them.
 
     `pool_has_room`: a node of the shared pool may be requested for a seat that gets empty.
     """
     gang = gang_turn.gang
-    growth = _unproven_growth(gang)
-    if growth is None or gang.recoveries[-1].hardware or gang.recoveries[-1].nodes_undone:
-        return
     new = [node for node in growth.nodes_in if node in gang_turn.index.present]
     if attribution.node_to_swap(gang_turn) not in ("", *new):
         return  # ranks crash on a node that was there before, and a spare can take its place
@@ -53,12 +58,17 @@ def go_back(gang_turn: GangTurn, pool_has_room: bool) -> None:
 
 def is_undone(gang: Gang) -> bool:
     """This recovery undoes a growth: the software has not failed on the nodes that are left."""
-    return bool(gang.recoveries) and bool(gang.recoveries[-1].nodes_undone)
+    return gang.phase is Phase.RECOVERING and bool(gang.recoveries[-1].nodes_undone)
 
 
 def times_undone(gang: Gang) -> int:
     """How many growths of the gang were undone."""
     return sum(bool(recovery.nodes_undone) for recovery in gang.recoveries)
+
+
+def grows_later(gang: Gang, now: float) -> bool:
+    """A growth was undone, and the next one has to wait: a node that comes now for a seat would stand idle."""
+    return times_undone(gang) > 0 and now < next_at(gang)
 
 
 def next_at(gang: Gang) -> float:
