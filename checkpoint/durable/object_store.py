@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -31,14 +30,8 @@ from muster.checkpoint.format.versions import Version
 PART_BYTES = 32 << 20
 """Size of the parts in which a file is uploaded. S3 takes 10,000 parts: 320 GB for a rank."""
 
-_LIBRARY_ERRORS = (
-    ("botocore.exceptions", "BotoCoreError"),
-    ("botocore.exceptions", "ClientError"),
-    ("aiohttp", "ClientError"),
-    ("azure.core.exceptions", "AzureError"),
-    ("google.auth.exceptions", "GoogleAuthError"),
-)
-"""What the packages for stores raise that is no OSError: (module, class)."""
+UPLOAD_BYTES = 3 * PART_BYTES
+"""Memory of one upload: the part that is filled, the part that is sent, and a copy of it in the HTTP client."""
 
 
 class PackageMissing(CheckpointError):
@@ -162,14 +155,17 @@ class ObjectStore:
         return name
 
     def check(self) -> None:
-        """Write an object and remove it again.
+        """Write an object, look for it as a restore looks for checkpoints, and remove it again.
 
         Raises:
-            OSError: the bucket is missing, may not be written to, or can't be reached.
+            OSError: the bucket is missing, may not be written to or listed, or can't be reached.
         """
         name = f".muster-check-{id(self):x}"
         self.write(name, b"")
-        self.remove(name)
+        try:
+            self.names()
+        finally:
+            self.remove(name)
 
     @staticmethod
     def is_absent(error: OSError) -> bool:
@@ -228,7 +224,7 @@ class ObjectStore:
                 kind = type(error) if isinstance(error, FileNotFoundError | PermissionError) else OSError
                 raise kind(error.errno or errno.EIO, _words(error), self._name(name)) from error
             raise
-        except _library_errors() as error:
+        except Exception as error:
             raise OSError(errno.EIO, _words(error), self._name(name)) from error
 
 
@@ -295,13 +291,9 @@ def _open(url: str) -> tuple[Any, str]:
         ) from None
     except ValueError as error:
         raise CheckpointError(f"{url!r} is no URL that fsspec knows: {error}") from None
+    except Exception as error:
+        raise CheckpointError(f"{url!r} can't be opened: {_words(error)}") from error
     return files, str(root).rstrip("/")
-
-
-def _library_errors() -> tuple[type[Exception], ...]:
-    """The classes of `_LIBRARY_ERRORS` whose modules are loaded."""
-    modules = ((sys.modules.get(module), name) for module, name in _LIBRARY_ERRORS)
-    return tuple(getattr(module, name) for module, name in modules if module is not None)
 
 
 def _words(error: Exception) -> str:

@@ -48,7 +48,7 @@ def _find_problem(url: str) -> str:
     except CheckpointError as error:
         return f"durable_dir = {error}"
     except PermissionError as error:
-        return f"durable_dir = {url!r} can't be written to ({error.strerror}): give the job's user the right"
+        return f"durable_dir = {url!r} can't be written to or listed ({error.strerror}): give the job's user the right"
     except OSError as error:
         if ObjectStore.is_absent(error):
             return f"durable_dir = {url!r}: {error.strerror}: create it, or name another one"

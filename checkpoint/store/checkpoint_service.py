@@ -25,10 +25,12 @@ from typing import Any
 import grpc
 
 from muster.checkpoint.durable.locations import is_url, open_store
+from muster.checkpoint.durable.object_store import UPLOAD_BYTES
 from muster.checkpoint.format.errors import CheckpointError, CorruptShard, FlushError, RestoreError
 from muster.checkpoint.format.layout import read_footer
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
+from muster.checkpoint.store.flush.flush_part import WRITERS
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.flush.retention import Retention
 from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory, check_room_for_flush
@@ -90,6 +92,7 @@ class CheckpointService:
         on_change: called when `shards`, `committed`, `progress` or `rank_reports` have something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
         slot_wait_s: seconds that an offer waits for slots of this node.
+        uploads: durable checkpoints go to a store of objects, so that uploads take memory of this process.
     """
 
     def __init__(
@@ -101,9 +104,12 @@ class CheckpointService:
         on_change: Callable[[], None],
         slots_refused: str = "",
         slot_wait_s: float = LOCAL_SLOT_WAIT_S,
+        *,
+        uploads: bool = False,
     ) -> None:
         self._gang_id = gang_id
         self._slots_refused = slots_refused
+        self._upload_bytes = WRITERS * UPLOAD_BYTES if uploads else 0
         self._node = node
         self._transport = transport
         self._on_change = on_change
@@ -464,7 +470,7 @@ class CheckpointService:
                 raise NoMemoryLeft(self._slots_refused)
             new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)
             self._copies.note(rank, size, layout.shared_bytes)
-            check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies)
+            check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies, self._upload_bytes)
             await self._allocate_slots(rank, size, new_slots, new_memories)
         except NoMemoryLeft as error:
             log.error("rank %d gets no slots: %s", rank, error)

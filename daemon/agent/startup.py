@@ -15,6 +15,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
+from muster.checkpoint.durable.locations import is_url
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, StreamSecurity
@@ -189,7 +190,13 @@ async def _serve(settings: AgentSettings) -> int:
         refused = "" if settings.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
         identity = settings.identity
         return CheckpointService(
-            identity.gang, identity.node, channels.stub_for, _piece_transport(settings), changed, refused
+            identity.gang,
+            identity.node,
+            channels.stub_for,
+            _piece_transport(settings),
+            changed,
+            refused,
+            uploads=is_url(settings.spec.durable_dir),
         )
 
     def make_pool(changed: Callable[[], None]) -> PoolRequests:

@@ -51,7 +51,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--run-dir", type=Path, help="folder for the logs; default: a temporary folder, kept on failure"
     )
     parser.add_argument("--hang-after", type=float, default=60.0, metavar="S", help="as in job.toml; default 60")
-    parser.add_argument("--durable-dir", default="", help="folder for durable checkpoints")
+    parser.add_argument("--durable-dir", default="", help="folder or URL for durable checkpoints")
+    parser.add_argument(
+        "--trust-durable-store",
+        action="store_true",
+        help="--durable-dir is a URL, and all who may write there are trusted: to load a checkpoint runs what it says",
+    )
     parser.add_argument("words", nargs="+", metavar="command", help="the command of each rank; after --")
 
 
@@ -117,6 +122,7 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
         "command": options.words,
         "run_dir": str(run_dir.absolute()),
         "durable_dir": _durable_dir(options.durable_dir),
+        "checkpoint": {"trust_durable_store": options.trust_durable_store},
         "requeue": False,
         "gather_timeout": 60,
         "hang_after": options.hang_after,
@@ -126,6 +132,7 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
     try:
         return Job.model_validate(given).to_proto(work_dir=os.getcwd())
     except ValidationError as error:
-        raise WrongInput(
-            "the command line is not valid:\n" + "\n".join(f"  {line}" for line in explain_errors(error, Job))
-        ) from None
+        words = "\n".join(f"  {line}" for line in explain_errors(error, Job))
+        # Where job.toml has a key, this command has an option.
+        words = words.replace("checkpoint.trust_durable_store = true", "--trust-durable-store")
+        raise WrongInput(f"the command line is not valid:\n{words}") from None

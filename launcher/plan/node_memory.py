@@ -19,11 +19,14 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.plan.defaults import Defaults
 from muster.launcher.plan.model_of_job import model_of, schedule_of
 from muster.launcher.plan.units import gigabytes
+from muster.launcher.spec.checkpoint import is_url
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.types import Node
 
 SLOTS, VERSIONS_OF_COPIES = 2, 2
 """Of each rank: the committed version, and the next one."""
+UPLOADS = 384 << 20
+"""Bytes that an agent needs to upload durable checkpoints: four files at a time, three parts of 32 MiB each."""
 _MIB = 1 << 20
 _UNITS = {"K": 1 << 10, "M": _MIB, "": _MIB, "G": 1 << 30, "T": 1 << 40}
 _MEM = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
@@ -38,16 +41,19 @@ class NodeMemory:
     """Of the states of another node's ranks."""
     offloaded: float
     """State that the training itself keeps there."""
+    uploads: float = 0.0
+    """Parts of durable checkpoints on their way to a store of objects."""
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.slots + self.copies + self.offloaded
+        return self.slots + self.copies + self.offloaded + self.uploads
 
     @property
     def words(self) -> str:
         """The sum and its parts."""
         parts = {"slots": self.slots, "copies for other nodes": self.copies, "offloaded state": self.offloaded}
+        parts["uploads of durable checkpoints"] = self.uploads
         listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
         return f"{gigabytes(self.total)} of each node's memory: {listed}"
 
@@ -64,7 +70,8 @@ def node_memory(job: Job, model: Model, schedule: Schedule) -> NodeMemory:
     replica_on_each = axes.pipeline == 1 and ranks % axes.tensor == 0 and axes.data > 1
     own = sharded if replica_on_each else state
     copies = VERSIONS_OF_COPIES * (job.checkpoint.copies - 1) * own * ranks if job.nodes > 1 else 0.0
-    return NodeMemory(SLOTS * state * ranks, copies, offloaded)
+    uploads = float(UPLOADS) if is_url(job.durable_dir) else 0.0
+    return NodeMemory(SLOTS * state * ranks, copies, offloaded, uploads)
 
 
 def needed_memory(job: Job) -> NodeMemory | None:

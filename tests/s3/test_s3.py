@@ -192,7 +192,7 @@ def test_what_submit_can_see_is_told_at_submit(proxy: FaultyProxy) -> None:
     assert problem.startswith("durable_dir = 's3://absent/jobs': there is no such bucket")
     assert problem.endswith("create it, or name another one")
     proxy.fault = lambda method, path: "denied"
-    assert "can't be written to" in store_check.find_problem(WHERE)
+    assert "can't be written to or listed" in store_check.find_problem(WHERE)
     assert "give the job's user the right" in store_check.find_problem(WHERE)
 
 

@@ -5,10 +5,13 @@ import asyncio
 import pytest
 from tests.unit.test_checkpoint_service import SHARED, running_gang
 
+from muster.checkpoint.durable.object_store import UPLOAD_BYTES
+from muster.checkpoint.store.flush.flush_part import WRITERS
 from muster.checkpoint.store.memory import memory_need
 from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft
 from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, sparse_bytes
+from muster.launcher.plan import node_memory
 
 MIB = 1 << 20
 
@@ -42,6 +45,17 @@ def test_memory_for_slots_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -
         check_memory(0, 2, 10 * MIB, copies)
     assert "rank 0 needs 20 MiB for 2 slots, copies of other nodes' states need" in str(refused.value)
     assert "the memory limit of the cgroup /job" in str(refused.value)
+
+
+def test_uploads_need_memory_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(monkeypatch, 30)
+    check_memory(0, 2, 10 * MIB, CopiesOfOthers(), 10 * MIB)
+    with pytest.raises(NoMemoryLeft, match="uploads of durable checkpoints need 11 MiB, and 30 MiB are left"):
+        check_memory(0, 2, 10 * MIB, CopiesOfOthers(), 11 * MIB)
+
+
+def test_the_plan_counts_what_agents_count_for_uploads() -> None:
+    assert node_memory.UPLOADS == WRITERS * UPLOAD_BYTES
 
 
 def test_copies_that_are_there_already_need_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

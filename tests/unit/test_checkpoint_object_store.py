@@ -54,6 +54,61 @@ def complete(store: ObjectStore, step: int, serial: int, gang: str = GANG) -> st
     return name
 
 
+def test_a_metadata_file_that_is_not_whole_completes_nothing(tmp_path: Path) -> None:
+    """Over SFTP, SMB and HDFS a file is seen while it is written."""
+    store = local_objects(tmp_path)
+    name = complete(store, 1, 1)
+    manifest = json.loads(store.read(f"{name}/{durable_folders.MANIFEST}", 1000)) | {"metadata_bytes": 8}
+    store.write(f"{name}/{durable_folders.MANIFEST}", json.dumps(manifest).encode())
+    assert steps(store) == [1]
+    store.write(f"{name}/{durable_folders.METADATA}", b"meta")
+    assert steps(store) == []
+    assert store.is_open(name, name)
+
+
+class OwnError(Exception):
+    """As packages for stores have them, with no class that Python knows."""
+
+
+def test_each_error_of_a_package_is_an_error_of_the_store(tmp_path: Path) -> None:
+    store = local_objects(tmp_path)
+    name = complete(store, 1, 1)
+
+    class Failing(WholeFiles):
+        def __getattribute__(self, attribute: str) -> Any:
+            if attribute in ("ls", "open", "pipe_file", "cat_file", "rm_file", "size"):
+                raise OwnError("quota exceeded\nand more")
+            return super().__getattribute__(attribute)
+
+    store._files = Failing(auto_mkdir=True)
+    for operation in (
+        lambda: store.names(),
+        lambda: list(store.folders()),
+        lambda: store.create("file"),
+        lambda: store.write("file", b""),
+        lambda: store.read("file", 10),
+        lambda: store.open("file"),
+        lambda: store.remove("file"),
+        lambda: store.is_open(name, name),
+        lambda: store.check(),
+    ):
+        with pytest.raises(OSError, match="quota exceeded:") as raised:
+            operation()
+        assert raised.value.errno == errno.EIO
+
+
+def test_a_store_that_may_not_be_listed_is_told_before_a_job_is_queued(tmp_path: Path) -> None:
+    class Unlisted(WholeFiles):
+        def ls(self, path: str, detail: bool = False, **more: Any) -> Any:
+            raise PermissionError(errno.EACCES, "Access Denied")
+
+    store = local_objects(tmp_path)
+    store._files = Unlisted(auto_mkdir=True)
+    with pytest.raises(PermissionError, match="Access Denied"):
+        store.check()
+    assert not list(tmp_path.iterdir()), "what was written is removed"
+
+
 def steps(store: ObjectStore) -> list[int]:
     return sorted(found.label.version.step for found in store.folders() if found.completed_ns is not None)
 

@@ -18,6 +18,7 @@ from muster.daemon.host import process_tree
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.server_limits import COORDINATOR
+from muster.launcher.commands import run as run_command
 from muster.launcher.errors import WrongInput
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault, Kind, describe_missed, due_faults, parse_fault
@@ -268,3 +269,15 @@ def test_a_bad_command_line_is_explained(tmp_path: Path) -> None:
     status, _, err = Run(tmp_path, "true", "--nodes", "0").end()
     assert status == 64
     assert "nodes = 0: must be 1 or more" in err
+
+
+def test_a_store_of_objects_is_taken_once_it_is_trusted(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    run_command.COMMAND.arguments(parser)
+    given = ["--local", "--durable-dir", "s3://bucket/jobs"]
+    trusted = run_command._spec(parser.parse_args([*given, "--trust-durable-store", "--", "true"]), tmp_path)
+    assert (trusted.durable_dir, trusted.trust_durable_store) == ("s3://bucket/jobs", True)
+    with pytest.raises(WrongInput, match="may write there, set --trust-durable-store"):
+        run_command._spec(parser.parse_args([*given, "--", "true"]), tmp_path)
+    with pytest.raises(WrongInput, match="is for a durable_dir that is a URL"):
+        run_command._spec(parser.parse_args(["--local", "--trust-durable-store", "--", "true"]), tmp_path)

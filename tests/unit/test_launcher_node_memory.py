@@ -56,6 +56,16 @@ def test_stages_of_a_pipeline_differ_from_node_to_node() -> None:
     assert needed.copies == needed.slots == pytest.approx(2 * 8 * 7e9 * 14 / 4)
 
 
+def test_uploads_to_a_store_of_objects_need_memory() -> None:
+    trusted = "[checkpoint]\ntrust_durable_store = true\n"
+    needed = needed_memory(job(trusted, top=TOP + 'durable_dir = "s3://bucket/jobs"\n'))
+    plain = needed_memory(job())
+    assert needed is not None
+    assert plain is not None
+    assert needed.total == plain.total + 384 * (1 << 20)
+    assert "uploads of durable checkpoints 0.4 GB" in needed.words
+
+
 def test_offloaded_state_is_there_besides() -> None:
     needed = needed_memory(job(model=MODEL + 'offload = "optimizer"\n'))
     assert needed is not None
@@ -103,7 +113,7 @@ def test_a_plan_shows_it_on_the_screen_and_as_json() -> None:
     shown = "memory checkpoints: 1,568.0 GB of each node's memory: slots 1,568.0 GB"
     assert any(shown in line for line in lines(prepared))
     assert to_dict(prepared)["node_memory_bytes"] == {
-        "slots": 1_568e9, "copies": 0.0, "offloaded": 0.0, "total": 1_568e9,
+        "slots": 1_568e9, "copies": 0.0, "offloaded": 0.0, "uploads": 0.0, "total": 1_568e9,
     }  # fmt: skip
 
 

@@ -43,19 +43,20 @@ class CopiesOfOthers:
         return VERSIONS_OF_COPIES * ranks_each * sum(self._own_bytes.values())
 
 
-def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers) -> None:
-    """Check that the node has the memory for `slots` new slots of a rank, and for all copies that it will keep. Slots
-    that come from the node's reserve do not count.
+def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers, upload_bytes: int = 0) -> None:
+    """Check that the node has the memory for `slots` new slots of a rank, for all copies that it will keep, and for
+    uploads of durable checkpoints. Slots that come from the node's reserve do not count.
 
     Raises:
         NoMemoryLeft: it has not. The message names each part, and the limit.
     """
     new_slots, coming = max(0, slots) * slot_bytes, max(0, copies.bytes - sparse_bytes())
     left = left_to_this_process()
-    if new_slots + coming > left.bytes:
+    if new_slots + coming + upload_bytes > left.bytes:
+        uploads = f"uploads of durable checkpoints need {upload_bytes >> 20} MiB, " if upload_bytes else ""
         raise NoMemoryLeft(
             f"rank {rank} needs {new_slots >> 20} MiB for {slots} slots, copies of other nodes' states need "
-            f"{coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
+            f"{coming >> 20} MiB, {uploads}and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
         )
 
 
