@@ -6,7 +6,7 @@ reader's memory, with several threads: each reads a block, and digests it while 
 
 import io
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from typing import Any, Protocol
 
 import xxhash
@@ -105,7 +105,9 @@ class VerifiedFile(io.RawIOBase):
             self._read_blocks(runs[0][0][0], view[runs[0][0][0] - begin : runs[0][-1][1] - begin])
         elif runs:
             places = [(run[0][0], view[run[0][0] - begin : run[-1][1] - begin]) for run in runs]
-            for task in [self._threads.submit(self._read_blocks, *place) for place in places]:
+            tasks = [self._threads.submit(self._read_blocks, *place) for place in places]
+            wait(tasks)  # after an error, too: the caller may free the buffer
+            for task in tasks:
                 task.result()
         self._position = end
         self._counted(len(view))

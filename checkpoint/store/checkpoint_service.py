@@ -266,7 +266,8 @@ class CheckpointService:
     def stop_ranks(self, reason: str, last_generation: float = inf) -> None:
         """Ask every rank up to `last_generation` to finish the step, keep the state and exit. A flush lets go of their
         slots."""
-        self._spawn(_NEVER_FENCED, self._flusher.let_go_before_a_stop())
+        if any(self._sockets.generation(rank) is not None for rank in self._commit_protocol.local_ranks):
+            self._spawn(_NEVER_FENCED, self._flusher.let_go_before_a_stop())
         self._sockets.stop(reason, last_generation)
 
     async def flush(

@@ -87,6 +87,7 @@ def test_a_source_may_move_at_any_part_and_its_slot_be_written_again(
             WrittenBytes(),
         )
         assert moved == plain
+        assert source.bytes_to_move() == len(source._view) == 0, "the copy is freed"
     assert (folder / "moved").read_bytes() == (folder / "plain").read_bytes()
 
 

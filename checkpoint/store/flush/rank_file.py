@@ -47,6 +47,7 @@ def write_rank_file(
     with WrittenFile(store.create(name), counted) as file:
         source.write_to(file, raise_if_given_up)
         file.finish()
+    source.end()
     return RankFileNote(
         source.rank,
         source.world_size,

@@ -118,6 +118,11 @@ class RankSource:
             under_way = self._file.leave_memory() if self._file is not None else []
         wait(under_way)
 
+    def end(self) -> None:
+        """All is written: free the copy, if there is one."""
+        with self._lock:
+            self._view, self._parts, self.owns_bytes = memoryview(b""), [], True
+
     def _prepare(self) -> None:
         if self._is_prepared:
             return
