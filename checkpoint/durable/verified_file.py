@@ -1,7 +1,7 @@
 """Reading a file of a durable checkpoint: every byte is verified before its reader has it.
 
-A block is verified as a whole, so that a reader of a part of it reads the whole block. Large reads go straight into the
-reader's memory, with several threads: each reads a block, and digests it while it is in the processor's cache.
+A file block is verified as a whole, so that a reader of a part of it reads the whole block. Large reads go straight
+into the reader's memory, with several threads: each reads a block, and digests it while it is in the processor's cache.
 """
 
 import io

@@ -201,3 +201,20 @@ async def test_a_planned_stop_keeps_its_last_step_and_a_newer_flush_writes_it(
         await flush_all(gang, flush_order(gang, Version(1, 3)), tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["step_00000003_g1_g1"]
     check_files(tmp_path / "step_00000003_g1_g1", 3)
+
+
+async def test_a_stop_without_ranks_gives_no_flush_up(store: SlowStore, tmp_path: Path) -> None:
+    """An agent may hear of the stop only when the last step is being written."""
+    async with running_gang() as gang:
+        running = await slow_flush(gang, store)
+        services = [node.checkpoint_service for node in gang.nodes.values()]
+        for rank in gang.ranks.values():
+            rank.connection.close()
+        await until(lambda: all(services[rank]._sockets.generation(rank) is None for rank in PLACES))
+        for service in services:
+            service.stop_ranks("the time limit is near")
+        await asyncio.sleep(0)
+        assert [service._flusher._stop_during for service in services] == [0, 0]
+        store.go_on()
+        assert await running == [Version(1, 1), None]
+    check_files(tmp_path / FOLDER, 1)
