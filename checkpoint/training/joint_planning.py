@@ -14,12 +14,15 @@ Ranks that don't come end in an error, not in a hang. In a large job the looks a
 plan follows soon after another.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
 from muster.checkpoint.format.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 MEETING_S, LAST_MEETING_S = 600.0, 30.0
 """Seconds that a rank waits for all others at a look, and at the last snapshot, where nothing may have changed."""
@@ -75,6 +78,7 @@ class JointPlanning:
         self._planned_at = 0
         self._asked_for = 0
         """The look for which this rank has written its change down."""
+        self._has_lost_store = False
 
     def begin(self) -> None:
         """All ranks have planned for the first time."""
@@ -93,13 +97,22 @@ class JointPlanning:
         """
         if self._group is None:
             return bool(change)
+        if self._has_lost_store:
+            return False
         self._snapshots += 1
-        if last:
-            return self._is_due_at_last(self._group, change)
-        due = self._snapshots == self._next_look and self._is_due_at_look(self._group)
+        try:
+            return self._is_due_at_last(self._group, change) if last else self._is_due_before(self._group, change)
+        except RuntimeError as error:  # what torch.distributed raises if the store is gone, as at the end of rank 0
+            log.log(logging.INFO if last else logging.WARNING, "no rank will plan again: %s", error)
+            self._has_lost_store = True
+            return False
+
+    def _is_due_before(self, group: RanksWithStore, change: str) -> bool:
+        """Whether all ranks plan before a snapshot that is not the last one."""
+        due = self._snapshots == self._next_look and self._is_due_at_look(group)
         if not due and change and self._asked_for < self._next_look:
             self._asked_for = self._next_look
-            self._write_down(self._group, change)
+            self._write_down(group, change)
         return due
 
     def _is_due_at_look(self, group: RanksWithStore) -> bool:

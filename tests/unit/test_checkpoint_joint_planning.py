@@ -129,6 +129,21 @@ def test_a_rank_that_does_not_come_to_the_last_snapshot_holds_nobody_up(monkeypa
     assert [rank.is_due("weight", last=True) for rank in ranks] == [False] * RANKS
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_training_goes_on_without_the_store(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
+    """Rank 0, in whose process the store is, may end first."""
+    store = Store()
+    rank = ranks_of(store)[1]
+
+    def gone(*_: object) -> bool:
+        raise RuntimeError("connection reset by peer")
+
+    for name in ("add", "check", "compare_set", "wait"):
+        monkeypatch.setattr(store, name, gone)
+    assert not rank.is_due("", last=last)
+    assert not rank.is_due("weight", last=last)
+
+
 def test_a_rank_alone_plans_at_once() -> None:
     alone: Callable[[], RanksWithStore | None] = lambda: None  # noqa: E731
     rank = JointPlanning(alone)
