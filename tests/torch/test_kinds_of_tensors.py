@@ -117,6 +117,20 @@ def bits(value: Any) -> Any:
     return recipe, [(part.dtype, tuple(part.shape)) for part in parts], raw
 
 
+def test_a_dtensor_of_partial_sums_is_refused() -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        assert len(taken_apart(DTensor.from_local(torch.ones(3), mesh, [Replicate()], run_check=False))[0]) == 1
+        with pytest.raises(CheckpointError, match=r"gradient is a DTensor of partial sums .*: redistribute it"):
+            taken_apart(DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False), "gradient")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_tensor_of_a_subclass_is_taken_apart_at_any_depth() -> None:
     value = Quantized(quantized(1, signed=False), torch.rand(6, 1), signed=True)
     parts, recipe = taken_apart(value)

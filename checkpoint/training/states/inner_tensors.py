@@ -37,6 +37,11 @@ def taken_apart(value: torch.Tensor, name: str = "a tensor") -> tuple[list[torch
     Raises:
         CheckpointError: the bytes of this kind of tensor can't be kept.
     """
+    if any(placement.is_partial() for placement in getattr(value, "placements", ())):
+        raise CheckpointError(
+            f"{name} is a DTensor of partial sums ({value.placements}), whose values no rank has: redistribute it to "
+            "Replicate() or Shard() before the step, or leave it out"
+        )
     parts: list[torch.Tensor] = []
     recipe = _take_apart(local_tensor(value), parts, name)
     return parts, recipe
