@@ -32,7 +32,8 @@ RANKS_PER_LOOK = 256
 store answers some 100,000 questions a second, so that the looks take 3 ms of a step at most."""
 
 SOON, MOST_DOUBLINGS = 8, 4
-"""A plan that follows within so many looks doubles the distance of the looks, up to so many times."""
+"""A plan that follows within so many looks doubles the distance of the looks, up to so many times; as many looks
+without a plan undo that."""
 
 _ALL, _GONE = "all", "gone"
 
@@ -118,14 +119,15 @@ class JointPlanning:
     def _is_due_at_look(self, group: RanksWithStore) -> bool:
         look = str(self._next_look)
         due = group.store.check([look])
-        if due:
-            if not _meet(group, look, MEETING_S):
-                raise CheckpointError(
-                    f"{_changed(group, look)}, and not all {group.world_size} ranks came to the same snapshot within "
-                    f"{MEETING_S:.0f} s to plan it together: call Checkpoint.step on all ranks with the same numbers"
-                )
-            soon = self._snapshots - self._planned_at < SOON * self._spacing()
+        if due and not _meet(group, look, MEETING_S):
+            raise CheckpointError(
+                f"{_changed(group, look)}, and not all {group.world_size} ranks came to the same snapshot within "
+                f"{MEETING_S:.0f} s to plan it together: call Checkpoint.step on all ranks with the same numbers"
+            )
+        soon = self._snapshots - self._planned_at < SOON * self._spacing()
+        if due or not soon:
             self._doublings = min(self._doublings + 1, MOST_DOUBLINGS) if soon else 0
+        if due:
             self._planned_at = self._snapshots
         self._next_look += self._spacing()
         return due

@@ -13,7 +13,7 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import joint_planning
 from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
 
-RANKS, SNAPSHOTS = 3, 12
+RANKS, SNAPSHOTS = 3, 40
 
 
 class Store:
@@ -70,7 +70,7 @@ def ranks_of(store: Store, world_size: int = RANKS) -> list[JointPlanning]:
 
 
 @settings(max_examples=40)
-@given(changes=st.lists(st.tuples(st.integers(1, SNAPSHOTS), st.integers(0, RANKS - 1)), max_size=4))
+@given(changes=st.lists(st.tuples(st.integers(1, SNAPSHOTS), st.integers(0, RANKS - 1)), max_size=8))
 def test_all_ranks_plan_before_the_same_snapshot_and_no_change_is_forgotten(
     threads: ThreadPoolExecutor, changes: list[tuple[int, int]]
 ) -> None:
@@ -104,6 +104,18 @@ def test_a_change_costs_one_snapshot_and_no_change_one_question_each(threads: Th
     assert snapshot("weight") == [False] * RANKS
     assert snapshot("weight") == [True] * RANKS
     assert snapshot("") == [False] * RANKS
+
+
+def test_plans_in_a_row_are_put_together_until_there_are_none_for_a_while(threads: ThreadPoolExecutor) -> None:
+    ranks = ranks_of(Store())
+
+    def snapshot(change: str) -> bool:
+        return all([*threads.map(lambda rank: rank.is_due(change, last=False), ranks)])
+
+    planned = [number for number in range(1, 60) if snapshot("weight")]
+    assert planned == [2, 4, 8, 16, 32, 48]
+    assert [number for number in range(60, 260) if snapshot("")] == [64]
+    assert [snapshot("weight"), snapshot("weight")] == [False, True]
 
 
 def test_in_a_large_job_looks_are_further_apart() -> None:
