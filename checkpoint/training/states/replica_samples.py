@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from muster.checkpoint.training.states.inner_tensors import taken_apart
+from muster.checkpoint.training.states.optimizer_states import is_sharded
 from muster.checkpoint.training.states.training_state import StateLeaf, TrainingState
 
 _ELEMENTS = 64
@@ -37,12 +38,13 @@ class Unequal:
 
 
 def samples(states: TrainingState, leaves: list[StateLeaf], *, shards_by_mesh: bool = False) -> Samples:
-    """What other ranks' parameters and optimizer states are compared with. Buffers may differ.
+    """What other ranks' parameters and optimizer states are compared with. Buffers may differ, and each rank of a
+    ZeroRedundancyOptimizer has the states of other parameters.
 
     `shards_by_mesh`: of a shard that has no replica in its mesh, take the ranks of the mesh in place of elements.
     """
     checked = {f"{key}.{name}" for key, model in states.models().items() for name, _ in model.named_parameters()}
-    optimizers = states.optimizers().keys()
+    optimizers = {key for key, optimizer in states.optimizers().items() if not is_sharded(optimizer)}
     found: dict[tuple[Any, ...], bytes] = {}
     for leaf in leaves:
         of_optimizer = leaf.path[0] in optimizers and leaf.path[1] == "state"
