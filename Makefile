@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test object-store-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test deepspeed-test object-store-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -91,6 +91,19 @@ $(ADAPTERS)/.ready: pyproject.toml constraints.txt
 adapters-test: $(ADAPTERS)/.ready ## train with PyTorch Lightning, transformers, Accelerate and optimizers of 8 bits themselves
 	@$(ADAPTERS)/bin/python -Im pytest -p no:cacheprovider tests/adapters -m long
 
+# Its build looks for PyTorch, and compiles its operators only if it is not told not to.
+DEEPSPEED := $(VENV)/deepspeed
+$(DEEPSPEED)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DEEPSPEED)
+	$(DEEPSPEED)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]' pytest pytest-asyncio \
+	    setuptools wheel
+	DS_BUILD_OPS=0 $(DEEPSPEED)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt \
+	    deepspeed
+	@touch $@
+
+deepspeed-test: $(DEEPSPEED)/.ready ## train with DeepSpeed's engine
+	@$(DEEPSPEED)/bin/python -Im pytest -p no:cacheprovider tests/adapters/test_deepspeed.py -m long
+
 # They need another python-dateutil than the rest.
 S3 := $(VENV)/s3
 $(S3)/.ready: pyproject.toml constraints.txt
@@ -137,6 +150,7 @@ test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit test
 	@$(PYTEST) -n 2 -m long tests/unit tests/cluster
 	@$(TORCH) -m long
 	@$(MAKE) --no-print-directory adapters-test
+	@$(MAKE) --no-print-directory deepspeed-test
 	@$(MAKE) --no-print-directory object-store-test
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
