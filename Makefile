@@ -33,13 +33,13 @@ lint: setup ## ruff and strict mypy (also part of the tests)
 # A watchdog tells which test is slow once a part of the run exceeds its --budget; it fails nothing. --timeout ends a test
 # that hangs, and is far above what any test takes on a busy machine.
 PYTEST := $(BIN)/python -Im pytest --timeout 900
-UNIT := $(PYTEST) --budget 90 -n 3 --dist worksteal tests/unit
+UNIT := $(PYTEST) --budget 210 -n 3 --dist worksteal tests/unit
 
 unit: setup ## lint and unit tests: a minute or so, no container
 	@$(UNIT)
 
 SIMULATOR := $(BIN)/python -m muster.simulator
-SEEDS := $(PYTEST) --budget 60 tests/simulator/test_seeds.py
+SEEDS := $(PYTEST) --budget 105 tests/simulator/test_seeds.py
 PLANTED_BUGS := $(PYTEST) --budget 60 -n 2 --dist worksteal tests/simulator/test_planted_bugs.py
 
 sim: setup ## two thousand simulated worlds of faults, and planted bugs; one seed with its transcript: make sim SEED=7
@@ -76,7 +76,7 @@ cluster-down: ## remove the cluster, and what runs that died have left
 	@$(CLUSTER) down
 	@$(CLUSTER) down --stale
 
-TORCH := $(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider --budget 150 tests/torch
+TORCH := $(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider --budget 400 tests/torch
 
 torch-test: image ## the tests that need PyTorch, inside the image
 	@$(TORCH)
@@ -135,7 +135,7 @@ test: setup ## everything that is promised: unit tests, simulated worlds, PyTorc
 	    wait $$image || { cat $(VENV)/image.log; exit 1; }; exit $$unit
 	@nice -n 19 $(MAKE) --no-print-directory beside-cluster >$(VENV)/beside.log 2>&1 & beside=$$!; \
 	    trap 'kill $$beside 2>/dev/null' INT TERM; \
-	    { $(PYTEST) --budget 500 -n 3 --dist worksteal tests/cluster; echo $$? >$(VENV)/cluster.status; } | tee $(VENV)/cluster.log; \
+	    { $(PYTEST) --budget 860 -n 3 --dist worksteal tests/cluster; echo $$? >$(VENV)/cluster.status; } | tee $(VENV)/cluster.log; \
 	    wait $$beside; beside=$$?; cat $(VENV)/beside.log; \
 	    read cluster <$(VENV)/cluster.status; \
 	    [ $$cluster = 0 ] || sed -n '/^=* short test summary/,$$p' $(VENV)/cluster.log; \

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,10 @@ TRAIN = """
         mark("imports")
         dist.init_process_group("gloo")
         mark("group")
+        store = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        print("store", os.environ["MASTER_PORT"] == str(store.port), os.environ["TORCHELASTIC_USE_AGENT_STORE"])
         torch.manual_seed(1)
         layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
         model = nn.Sequential(nn.Embedding(256, 256), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False),
@@ -65,8 +70,6 @@ TRAIN = """
                 late = sorted(name for name in new if name.startswith(("torch", "numpy", "sympy")))
                 print("parameters", parameters)
                 print("late", *late, flush=True)
-            if step + 1 == int(os.environ.get("STEPS", "1000")):
-                break
         dist.destroy_process_group()
 
     if __name__ == "__main__":  # loaders import this file again
@@ -143,35 +146,62 @@ async def begin(gang: Gang, generation: int) -> None:
     gang.coordinator.order(gang.run_order(generation))
 
 
-async def test_from_a_killed_rank_to_the_first_step(gang: Gang, capsys: pytest.CaptureFixture[str]) -> None:
-    await gang.start(4, sys.executable, gang.script(TRAIN))
-    generation = await train(gang, 1, "step 5")
-    table = []
-    for _ in range(3):
-        killed = time.time()
-        with suppress(LookupError):  # its agent has just killed it, as in `train`
-            os.kill(rank_pid(gang, "n1"), signal.SIGKILL)
-        await gang.until(lambda: gang.rank("n1", generation).phase == RANK_PHASE_EXITED)  # noqa: B023
-        told = time.time()
-        generation = await train(gang, generation + 1, "step 5")
-        found = marks(gang, generation)
-        phases = {"told": told} | {words: max(found[words]) for words in ("script", "group", "model", "step 1")}
-        table.append(" ".join(f"{name} {1000 * (at - killed):.0f}" for name, at in phases.items()))
-    steps = [max(found[f"step {n}"]) for n in range(1, 6)]
-    step = statistics.median(b - a for a, b in itertools.pairwise(steps))
+@dataclass(frozen=True)
+class Restarts:
+    """Three generations of four ranks, each ended by a rank that is killed. `table`: milliseconds of each restart.
+    `outputs`: of the ranks of the last generation. `errors`: of the agents."""
+
+    table: list[str]
+    step_s: float
+    outputs: list[str]
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def restarts(tmp_path_factory: pytest.TempPathFactory) -> Restarts:
+    return asyncio.run(restart_three_times(tmp_path_factory.mktemp("restarts")))
+
+
+async def restart_three_times(folder: Path) -> Restarts:
+    async with scripted_gang(folder, PRELOAD) as gang:
+        await gang.start(4, sys.executable, gang.script(TRAIN))
+        generation = await train(gang, 1, "step 5")
+        table = []
+        for _ in range(3):
+            killed = time.time()
+            with suppress(LookupError):  # its agent has just killed it, as in `train`
+                os.kill(rank_pid(gang, "n1"), signal.SIGKILL)
+            await gang.until(lambda: gang.rank("n1", generation).phase == RANK_PHASE_EXITED)  # noqa: B023
+            told = time.time()
+            generation = await train(gang, generation + 1, "step 5")
+            found = marks(gang, generation)
+            phases = {"told": told} | {words: max(found[words]) for words in ("script", "group", "model", "step 1")}
+            table.append(" ".join(f"{name} {1000 * (at - killed):.0f}" for name, at in phases.items()))
+        steps = [max(found[f"step {n}"]) for n in range(1, 6)]
+        outputs = [gang.output(rank, generation) for rank in range(4)]
+        errors = [(gang.folder / f"{node}.err").read_text() for node in gang.nodes]
+        return Restarts(table, statistics.median(b - a for a, b in itertools.pairwise(steps)), outputs, errors)
+
+
+def test_from_a_killed_rank_to_the_first_step(restarts: Restarts, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"rank killed, 4 ranks, ms since the kill, a step takes {1000 * restarts.step_s:.0f} ms:"
     with capsys.disabled():
-        print(f"\nrank killed, 4 ranks, ms since the kill, a step takes {1000 * step:.0f} ms:", *table, sep="\n  ")
+        print(f"\n{words}", *restarts.table, sep="\n  ")
     # No rank imported torch for itself, which would take longer than all of that.
-    assert not [node for node in gang.nodes if "started by exec" in (gang.folder / f"{node}.err").read_text()]
+    assert not [error for error in restarts.errors if "started by exec" in error]
 
 
-async def test_nothing_is_imported_late(gang: Gang) -> None:
-    await gang.start(1, sys.executable, gang.script(TRAIN), env={"STEPS": "2"})
-    output = gang.output(0, await run_to_the_end(gang))
-    assert int(re.findall(r"^parameters (\d+)$", output, re.M)[0]) >= 3_000_000
-    (late,) = re.findall(r"^late ?(.*)$", output, re.M)
-    assert len(late.split()) <= 2, late  # what costs nothing
-    assert "started by exec" not in (gang.folder / "n0.err").read_text()
+def test_nothing_is_imported_late(restarts: Restarts) -> None:
+    for output in restarts.outputs:
+        assert int(re.findall(r"^parameters (\d+)$", output, re.M)[0]) >= 3_000_000
+        (late,) = re.findall(r"^late ?(.*)$", output, re.M)
+        assert len(late.split()) <= 2, late  # what costs nothing
+
+
+def test_the_store_is_the_agents(restarts: Restarts) -> None:
+    for output in restarts.outputs:
+        assert re.findall(r"^store (.*)$", output, re.M) == ["True True"], output
+        assert "failed to bind" not in output
 
 
 async def test_loaders_work_and_end_with_their_rank(gang: Gang) -> None:
@@ -184,25 +214,6 @@ async def test_loaders_work_and_end_with_their_rank(gang: Gang) -> None:
     assert len(loaders) >= 2
     assert not [pid for pid in loaders if Path(f"/proc/{pid}").exists()]
     assert not alive(rank)  # its zygote reaps it after the agent knows of the end
-
-
-async def test_the_store_is_the_agents(gang: Gang) -> None:
-    show = """
-        import os, torch.distributed as dist
-        dist.init_process_group("gloo")
-        store = dist.distributed_c10d._get_default_store()
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        print(os.environ["MASTER_PORT"] == str(store.port), os.environ["TORCHELASTIC_USE_AGENT_STORE"])
-        dist.barrier()
-        dist.destroy_process_group()
-    """
-    await gang.start(2, sys.executable, gang.script(show))
-    generation = await run_to_the_end(gang)
-    for rank in range(2):
-        output = gang.output(rank, generation)
-        assert output.splitlines()[-1] == "True True", output
-        assert "failed to bind" not in output
 
 
 async def test_a_cold_start_finds_the_store_too(gang: Gang) -> None:
