@@ -6,6 +6,7 @@ A test starts a script with `start_ranks`; the script calls `run_ranks`.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import runpy
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -26,10 +28,12 @@ _PRELOADED = "muster.checkpoint.testing.preloaded_torch"
 
 
 class RankScript:
-    """A script that runs, with its ranks, which die with it."""
+    """A script that runs, with its ranks, which die with it. A script that nobody refers to any more is ended."""
 
     def __init__(self, process: ForkServerProcess, stdin: Connection) -> None:
         self._process, self._stdin = process, stdin
+        # At the exit of this process, too: multiprocessing's own handler, which runs later, would wait for the script.
+        atexit.register(weakref.finalize(self, process.kill))
 
     @property
     def pid(self) -> int:
