@@ -38,6 +38,9 @@ from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
+from muster.checkpoint.store.parity.parity_receiver import ParityReceiver
+from muster.checkpoint.store.parity.parity_restore import ParityRestore
+from muster.checkpoint.store.parity.parity_store import ParityStore
 from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.replication import shard_offers
@@ -57,6 +60,7 @@ from muster.v1.agent_pb2 import (
     FlushOrder,
     FlushProgress,
     Order,
+    ParityStatus,
     ReplicaDisagreement,
     ReplicaTransfer,
     RestoreProgress,
@@ -89,7 +93,7 @@ class CheckpointService:
         gang_id, node: the gang and the node of this agent.
         dial: returns a stub for the agent on a node.
         transport: how pieces travel between agents. `close` closes it.
-        on_change: called when `shards`, `committed`, `progress` or `rank_reports` have something new.
+        on_change: called when `shards`, `parities`, `committed`, `progress` or `rank_reports` have something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
         slot_wait_s: seconds that an offer waits for slots of this node.
         uploads: durable checkpoints go to a store of objects, so that uploads take memory of this process.
@@ -146,7 +150,13 @@ class CheckpointService:
             lambda size: check_room_for_flush(size, self._copies),
         )
         holders = ShardHolders(gang_id, node, dial, commit.address_of)
-        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change)
+        self._parity_store = ParityStore(gang_id, on_change)
+        store.on_versions_dropped = self._parity_store.drop
+        self._parity_receiver = ParityReceiver(
+            gang_id, node, self._parity_store, transport, commit.address_of, commit.stale_reason, run_in_thread
+        )
+        rebuild = ParityRestore(gang_id, node, dial, commit.address_of, holders, transport, run_in_thread).rebuild
+        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change, rebuild)
         self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
         self._folder_loads = FolderLoads()
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -179,6 +189,7 @@ class CheckpointService:
             self._advised, self.no_slots = rank_pb2.AgentInterval(), ""
             self.rank_reports.begin_generation()
             replicated_nodes = {m.node for m in order.members if self._node in (m.buddy, *m.more_buddies)}
+            self._parity_store.set_held(self._commit_protocol.parity_places.held)
             copied_ranks = [place.rank for place in order.places if place.node in replicated_nodes]
             self._replica_builder.set_replicated_ranks(copied_ranks)
             self._copies = CopiesOfOthers(len(copied_ranks), len(self._commit_protocol.local_ranks))
@@ -209,6 +220,10 @@ class CheckpointService:
     def shards(self) -> list[ShardStatus]:
         """All complete, digested shards in this node's memory: in its slots, and replicas."""
         return [shard.status() for shard in self._shard_store.all()]
+
+    def parities(self) -> list[ParityStatus]:
+        """All whole parts of parities in this node's memory."""
+        return self._parity_store.statuses()
 
     def committed(self) -> common_pb2.Version:
         """The newest version that this agent knows to be committed; (0, 0) before the first commit."""
@@ -338,6 +353,7 @@ class CheckpointService:
         self._transport.close()
         self._replica_builder.close()
         self._shard_store.drop(lambda _: True, "the agent ends")
+        self._parity_store.close()
         self._slots.close()
         self._run_in_thread.close()
         self._flush_threads.close()
@@ -347,14 +363,17 @@ class CheckpointService:
     async def Offer(
         self, request: peer_pb2.ShardOffer, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.ShardStored:
-        """A node whose buddy this node is offers a shard."""
+        """A node offers a shard: this node is its buddy, or holds a part of its parity."""
+        if request.HasField("parity"):
+            return await self._parity_receiver.offer(request)
         return await self._replica_receiver.offer(request)
 
     async def Fetch(
         self, request: peer_pb2.FetchRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncGenerator[peer_pb2.ShardOffer, None]:
-        """A node asks for a whole shard, because the shard's rank starts there."""
-        async with aclosing(self._replica_receiver.fetch(request, context)) as answers:
+        """A node asks for a whole shard, because the shard's rank starts there, or for what rebuilds one."""
+        receiver = self._parity_receiver if request.parity_ranks else self._replica_receiver
+        async with aclosing(receiver.fetch(request, context)) as answers:
             async for offer in answers:
                 yield offer
 
@@ -459,9 +478,8 @@ class CheckpointService:
     async def _on_layout(self, rank: int, generation: int, layout: rank_pb2.RankLayout) -> None:
         """Give a rank its slots. The rank has its state, so shards that no restore plan needs are dropped before."""
         restored = Version.from_wire(self._commit_protocol.order.restore.version)
-        self._shard_store.drop(
-            lambda shard: shard.version.generation < generation and shard.version != restored,
-            "a newer generation runs",
+        self._shard_store.drop_versions(
+            lambda version: version.generation < generation and version != restored, "a newer generation runs"
         )
         self._commit_protocol.record_new_slots(rank)
         new_memories: list[SealedMemory] = []

@@ -247,8 +247,8 @@ class InProcessNode:
 
 
 class InProcessGang:
-    """Nodes on the loopback interface. Among the nodes with ranks, each node's buddy is the next one by name, and the
-    `more_copies` nodes after that one hold replicas, too."""
+    """Nodes on the loopback interface. With `parity_groups` they have parities, as an order names them. Otherwise each
+    node with ranks has the next one by name as buddy, and the `more_copies` nodes after that hold replicas, too."""
 
     def __init__(self, gang_id: str) -> None:
         self.gang_id = gang_id
@@ -257,6 +257,7 @@ class InProcessGang:
         self.agreed_groups: tuple[int, ...] = ()
         self.replicas_differ = False
         self.more_copies = 0
+        self.parity_groups: Sequence[Sequence[str]] = ()
         self.slot_wait_s = LOCAL_SLOT_WAIT_S
         self.stream_count: int | None = 1
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -312,13 +313,14 @@ class InProcessGang:
             common_pb2.Member(
                 node=name,
                 peer_address=node.address,
-                buddy=next(iter(following.get(name, ())), ""),
+                buddy="" if self.parity_groups else next(iter(following.get(name, ())), ""),
                 more_buddies=following.get(name, [])[1 : 1 + self.more_copies],
             )
             for name, node in self.nodes.items()
         )
         order.places.extend(agent_pb2.RankPlace(rank=rank, node=name) for rank, name in places.items())
         order.agreed_groups.extend(self.agreed_groups)
+        order.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in self.parity_groups)
         order.replicas_differ = self.replicas_differ
         if restore is not None:
             order.restore.CopyFrom(restore)
@@ -335,6 +337,13 @@ class InProcessGang:
             for shard in node.checkpoint_service.shards():
                 if Version.from_wire(shard.version) == version and tier in (None, shard.tier):
                     plan.sources.add(rank=shard.rank, tier=shard.tier, node=name, digest=shard.digest)
+        copied = {source.rank for source in plan.sources}
+        for name, node in self.nodes.items():
+            for parity in node.checkpoint_service.parities():
+                for rank, digest in zip(parity.ranks, parity.digests, strict=True):
+                    if digest and Version.from_wire(parity.version) == version and rank not in copied:
+                        source = plan.sources.add(rank=rank, tier=agent_pb2.TIER_PARITY, node=name, digest=digest)
+                        source.parity_ranks.extend(parity.ranks)
         return plan
 
     def newest(self, world_size: int) -> Version | None:

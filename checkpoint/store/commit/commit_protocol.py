@@ -23,6 +23,7 @@ from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.commit.snapshot_interval import SnapshotCosts
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
+from muster.checkpoint.store.parity.parity_places import ParityPlaces
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
 from muster.checkpoint.store.replication.transfer_rates import TransferRates
@@ -103,6 +104,7 @@ class CommitProtocol:
         self.transfer_rates = TransferRates()
         self.order = Order()
         self.local_ranks: frozenset[int] = frozenset()
+        self.parity_places = ParityPlaces(self.order, node)
         self.costs = SnapshotCosts()
         """What snapshots cost in this generation. Complete on the commit leader, whose node has rank 0."""
         self._stalls: dict[Version, float] = {}
@@ -120,6 +122,7 @@ class CommitProtocol:
             return False
         self.order = order
         self.local_ranks = frozenset(place.rank for place in order.places if place.node == self._node)
+        self.parity_places = ParityPlaces(order, self._node)
         ranks_by_node = Counter(place.node for place in order.places)
         nodes = frozenset(ranks_by_node)
         self._ranks_per_node = max(ranks_by_node.values(), default=0)
@@ -251,10 +254,10 @@ class CommitProtocol:
             self._restored_version_task = None
 
     async def _replicate_until_stored(self, shard: Shard) -> bool:
-        """Replicate a shard to all buddies; retry until its version is decided.
+        """Replicate a shard to all buddies, or add it to a parity; retry until its version is decided.
 
         Returns:
-            True: each buddy holds a replica. False: the version is no longer needed.
+            True: each buddy holds a replica, or the whole parity has the shard. False: the version is no longer needed.
 
         Raises:
             CorruptShard: the shard's bytes have changed; the shard is quarantined.
@@ -277,15 +280,20 @@ class CommitProtocol:
         return False
 
     async def _replicate(self, shard: Shard) -> None:
-        """Bring a replica to each buddy, to all of them at the same time."""
+        """Bring the shard to each buddy, or to each holder of its parity, to all of them at the same time."""
         own = next((member for member in self.order.members if member.node == self._node), Member())
         buddies = {*own.more_buddies, own.buddy} - {"", self._node}
-        outcomes = await asyncio.gather(*(self._bring(shard, buddy) for buddy in buddies), return_exceptions=True)
+        parts = self.parity_places.sent.get(shard.rank, ())
+        brought = (
+            *(self._bring(shard, buddy) for buddy in buddies),
+            *(self._bring(shard, part.holder, part.to_wire()) for part in parts),
+        )
+        outcomes = await asyncio.gather(*brought, return_exceptions=True)
         failures = [outcome for outcome in outcomes if outcome is not None]
         if failures:
             raise next((failure for failure in failures if isinstance(failure, CorruptShard)), failures[0])
 
-    async def _bring(self, shard: Shard, buddy: str) -> None:
+    async def _bring(self, shard: Shard, buddy: str, parity: peer_pb2.ParityPart | None = None) -> None:
         sent = await replicate(
             self._gang_id,
             self._node,
@@ -293,6 +301,7 @@ class CommitProtocol:
             self._stub(buddy),
             self._transport,
             lambda size, seconds: self.transfer_rates.note(buddy, size, seconds),
+            parity,
         )
         log.debug("rank %d's shard of %s is on %s, %d bytes sent", shard.rank, shard.version, buddy, sent)
 
@@ -424,14 +433,14 @@ class CommitProtocol:
             self._commit(decision.committed)
         if decision.void and version > self._void:
             self._void = version
-            self._shard_store.drop(lambda shard: self._is_void(shard.version), "it is void")
+            self._shard_store.drop_versions(self._is_void, "it is void")
         self._on_decision()
 
     def _commit(self, version: Version) -> None:
         self.committed = version
         # The task would hold a slot that is about to be written again.
         self._cancel_restored_version_task()
-        self._shard_store.drop(lambda shard: shard.version < version, "a newer version is committed")
+        self._shard_store.drop_versions(lambda older: older < version, "a newer version is committed")
         self._replicated_ranks = {newer: ranks for newer, ranks in self._replicated_ranks.items() if newer > version}
         self._stalls = {newer: stall_s for newer, stall_s in self._stalls.items() if newer > version}
 

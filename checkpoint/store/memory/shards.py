@@ -148,6 +148,8 @@ class ShardStore:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._shards: dict[ShardKey, Shard] = {}
         self._on_change = on_change
+        self.on_versions_dropped: Callable[[Callable[[Version], bool]], None] = lambda _: None
+        """Called by `drop_versions`, to drop what else is kept of these versions."""
         self.corrupt_copies = CorruptCopies()
 
     def add(self, shard: Shard) -> None:
@@ -183,6 +185,11 @@ class ShardStore:
             shard.release()
         if dropped:
             self._on_change()
+
+    def drop_versions(self, is_dropped: Callable[[Version], bool], reason: str) -> None:
+        """Remove every shard, and every parity, of the versions for which `is_dropped` returns True."""
+        self.drop(lambda shard: is_dropped(shard.version), reason)
+        self.on_versions_dropped(is_dropped)
 
     def quarantine(self, shard: Shard, reason: str, corrupt: int = 1) -> None:
         """Remove a shard whose bytes have changed, and every replica that refers to its pieces. The status tells of it.

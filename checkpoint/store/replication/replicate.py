@@ -12,6 +12,7 @@ from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.streams.transport import PieceTransport
+from muster.v1.peer_pb2 import ParityPart
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -33,9 +34,11 @@ async def replicate(
     stub: "PeerServiceAsyncStub",
     transport: PieceTransport,
     note_sent: Callable[[int, float], None],
+    parity: ParityPart | None = None,
 ) -> int:
     """Bring a replica of `shard` to the buddy behind `stub`, which fetches what it lacks through `transport`.
     `note_sent` is told the bytes of pieces that were fetched, and the seconds.
+    `parity`: the buddy adds the shard to this part of a parity, and holds no replica.
 
     Returns:
         How many bytes of pieces were sent.
@@ -47,6 +50,8 @@ async def replicate(
     """
     with shard.held(), transport.grant(shard) as grant:
         offer = shard_offers.make_offer(gang_id, node, shard, grant.access, inline=True)
+        if parity is not None:
+            offer.parity.CopyFrom(parity)
         stored = await stub.Offer(offer, timeout=OFFER_TIMEOUT_S + shard.bytes / LEAST_BYTES_PER_S)
         sent_bytes, seconds = grant.sent
         if grant.changed:

@@ -8,12 +8,12 @@ without a version names a durable folder, which each rank reads by itself.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from muster.checkpoint.format.errors import CorruptShard, RestoreError
+from muster.checkpoint.format.errors import CheckpointError, RestoreError
 from muster.checkpoint.format.rank_shards import source_rank
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, verify_pieces
@@ -25,7 +25,7 @@ from muster.checkpoint.store.restore.restore_progress import NodeRestore
 from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import TIER_OWN, Order, RestorePlan, RestoreSource
+from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY, Order, RestorePlan, RestoreSource
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,13 @@ class RecalledState:
     durable_path: str = ""
 
 
+Rebuild = Callable[
+    [int, Version, RestorePlan, Callable[[int], Awaitable[SealedMemory]], NodeRestore],
+    Awaitable[tuple[tuple[Piece, ...], SealedMemory]],
+]
+"""Rank, version, plan, what allocates memory of some bytes, progress: to the pieces of the shard and their bytes."""
+
+
 class Recall:
     """The recalls of one generation on this node.
 
@@ -53,6 +60,7 @@ class Recall:
         transport: how pieces travel.
         run_in_thread: runs a function in a thread.
         on_change: called now and then while a recall runs: `progress` has something new.
+        rebuild: rebuilds a shard of which there is no copy from a parity.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Recall:
         transport: PieceTransport,
         run_in_thread: WorkerThreads,
         on_change: Callable[[], None],
+        rebuild: Rebuild,
     ) -> None:
         self._node = node
         self._shard_store = shard_store
@@ -72,6 +81,7 @@ class Recall:
         self._transport = transport
         self._run_in_thread = run_in_thread
         self._on_change = on_change
+        self._rebuild = rebuild
         self.progress = NodeRestore()
         self._reports: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[RecalledState]] = {}
@@ -125,7 +135,7 @@ class Recall:
             shard = await self._recall_from_memory(rank, version, plan, gathering, progress, failures)
             progress.note_rank_done()
             return RecalledState(shard)
-        except (CorruptShard, NoMemoryLeft, FetchFailed) as error:
+        except (CheckpointError, NoMemoryLeft, FetchFailed) as error:
             reasons = "; ".join([*(f"{node}: {reason}" for node, reason in failures.items()), str(error)])
             log.error("rank %d's state at %s can't be had: %s", rank, version, reasons)
             raise RestoreError(f"rank {rank}'s state at {version} can't be had: {reasons}") from None
@@ -141,7 +151,9 @@ class Recall:
     ) -> Shard:
         """The shard in a slot of this node, verified. What goes wrong with single nodes is added to `failures`."""
         wrote = source_rank(rank, plan.written_ranks)
-        sources = [s for s in plan.sources if s.rank == wrote]
+        sources = [s for s in plan.sources if s.rank == wrote and s.tier != TIER_PARITY]
+        if not sources and any(s.rank == wrote for s in plan.sources):
+            return await self._rebuild_shard(rank, wrote, version, plan, progress)
         digest = next((s.digest for s in sources if s.digest), "")
         elsewhere = [Source(s.node, wrote, digest) for s in sources if s.node != self._node]
         async with AsyncExitStack() as calls:
@@ -175,6 +187,17 @@ class Recall:
                 allocating.add_done_callback(lambda done: done.cancelled() or done.exception())
                 raise
             return self._store(rank, version, wanted.pieces, shard_digest(wanted.pieces), wanted.memory)
+
+    async def _rebuild_shard(
+        self, rank: int, wrote: int, version: Version, plan: RestorePlan, progress: NodeRestore
+    ) -> Shard:
+        """The shard of which there is no copy, in a slot of this node, verified."""
+
+        async def allocate(size: int) -> SealedMemory:
+            return await self._run_in_thread(self._slots.allocate, rank, size)
+
+        pieces, memory = await self._rebuild(wrote, version, plan, allocate, progress)
+        return self._store(rank, version, pieces, shard_digest(pieces), memory)
 
     def _allocate(self, wanted: WantedShard, hold: ExitStack) -> SealedMemory:
         """Memory for a shard. If there is too little, the corrupt copy in this node's memory is given up first."""
@@ -213,7 +236,7 @@ class Recall:
         """
         by_rank: dict[int, RestoreSource] = {}
         for source in plan.sources:
-            if source.node != self._node:
+            if source.node != self._node and source.tier != TIER_PARITY:
                 by_rank.setdefault(source.rank, source)
         mine = {s.node for s in plan.sources if s.rank == rank}
         count = 1 + max((s.rank for s in plan.sources), default=0)

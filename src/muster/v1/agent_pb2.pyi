@@ -56,6 +56,8 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
     TIER_BUDDY: _Tier.ValueType  # 2
     """A copy of a buddy's shard in this node's memory."""
     TIER_DURABLE: _Tier.ValueType  # 3
+    TIER_PARITY: _Tier.ValueType  # 4
+    """A part of a parity that the shard is in."""
 
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper): ...
 
@@ -65,6 +67,8 @@ TIER_OWN: Tier.ValueType  # 1
 TIER_BUDDY: Tier.ValueType  # 2
 """A copy of a buddy's shard in this node's memory."""
 TIER_DURABLE: Tier.ValueType  # 3
+TIER_PARITY: Tier.ValueType  # 4
+"""A part of a parity that the shard is in."""
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 class _Silence:
@@ -488,6 +492,47 @@ class ShardStatus(_message.Message):
 Global___ShardStatus: _TypeAlias = ShardStatus  # noqa: Y015
 
 @_typing.final
+class ParityStatus(_message.Message):
+    """A whole part of a parity in this node's memory (ParityPart in peer.proto)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    part: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def version(self) -> _common_pb2.Version: ...
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """XXH3-128 of each rank's shard, in hex, in the order of `ranks`; empty for the rank that is not combined."""
+
+    @_builtins.property
+    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each rank's shard, likewise; 0 for that rank."""
+
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        version: _common_pb2.Version | None = ...,
+        part: _builtins.int = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+        bytes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digests", b"digests", "part", b"part", "ranks", b"ranks", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParityStatus: _TypeAlias = ParityStatus  # noqa: Y015
+
+@_typing.final
 class ReplicaDisagreement(_message.Message):
     """Ranks that hold replicas of one state have written different bytes: silent data corruption, or a script that does so."""
 
@@ -790,6 +835,7 @@ class AgentStatus(_message.Message):
     CORRUPT_COPIES_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     FLUSH_PROGRESS_FIELD_NUMBER: _builtins.int
+    PARITIES_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -872,6 +918,8 @@ class AgentStatus(_message.Message):
     def flush_progress(self) -> Global___FlushProgress:
         """What this node has written of the newest flush. Absent: nothing yet."""
 
+    @_builtins.property
+    def parities(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityStatus]: ...
     def __init__(
         self,
         *,
@@ -901,10 +949,11 @@ class AgentStatus(_message.Message):
         corrupt_copies: _abc.Iterable[Global___CorruptCopy] | None = ...,
         restore: Global___RestoreProgress | None = ...,
         flush_progress: Global___FlushProgress | None = ...,
+        parities: _abc.Iterable[Global___ParityStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1145,11 +1194,16 @@ class RestoreSource(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    PARITY_RANKS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     tier: Global___Tier.ValueType
     node: _builtins.str
-    """The node whose memory holds the shard (OWN and BUDDY)."""
+    """The node whose memory holds the shard (OWN and BUDDY), or a part of its parity. All parts of a parity are named."""
     digest: _builtins.str
+    @_builtins.property
+    def parity_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With PARITY: the ranks of the parity, in its order (ParityPart in peer.proto)."""
+
     def __init__(
         self,
         *,
@@ -1157,10 +1211,11 @@ class RestoreSource(_message.Message):
         tier: Global___Tier.ValueType = ...,
         node: _builtins.str = ...,
         digest: _builtins.str = ...,
+        parity_ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "node", b"node", "rank", b"rank", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "node", b"node", "parity_ranks", b"parity_ranks", "rank", b"rank", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1301,6 +1356,7 @@ class Order(_message.Message):
     REPLICAS_DIFFER_FIELD_NUMBER: _builtins.int
     AGREED_GROUPS_FIELD_NUMBER: _builtins.int
     MTBF_S_FIELD_NUMBER: _builtins.int
+    PARITY_GROUPS_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -1349,6 +1405,10 @@ class Order(_message.Message):
     def agreed_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """With RUN: the replica groups that agree at the version which is restored. From now on they must agree."""
 
+    @_builtins.property
+    def parity_groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ParityGroup]:
+        """With RUN. Nodes in none of them have buddies."""
+
     def __init__(
         self,
         *,
@@ -1373,10 +1433,11 @@ class Order(_message.Message):
         replicas_differ: _builtins.bool = ...,
         agreed_groups: _abc.Iterable[_builtins.int] | None = ...,
         mtbf_s: _builtins.float = ...,
+        parity_groups: _abc.Iterable[_common_pb2.ParityGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "parity_groups", b"parity_groups", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,6 +182,7 @@ class JobSpec(_message.Message):
     DURABLE_KEEP_S_FIELD_NUMBER: _builtins.int
     MORE_COPIES_FIELD_NUMBER: _builtins.int
     TRUST_DURABLE_STORE_FIELD_NUMBER: _builtins.int
+    PARITY_NODES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -261,6 +262,8 @@ class JobSpec(_message.Message):
     """`durable_dir` is in a store of objects, which knows no owners, and whoever may write there is trusted: to load a
     checkpoint runs what it says, as the job's user.
     """
+    parity_nodes: _builtins.int
+    """The most nodes of a parity group: they hold one parity (XOR) of their states together, and no replicas. 0: replicas."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -337,10 +340,11 @@ class JobSpec(_message.Message):
         durable_keep_s: _builtins.float = ...,
         more_copies: _builtins.int = ...,
         trust_durable_store: _builtins.bool = ...,
+        parity_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -586,6 +590,28 @@ class Hardware(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hardware: _TypeAlias = Hardware  # noqa: Y015
+
+@_typing.final
+class ParityGroup(_message.Message):
+    """Nodes that hold the parity of their states together. Ranks with the same place on their nodes are combined."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParityGroup: _TypeAlias = ParityGroup  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):

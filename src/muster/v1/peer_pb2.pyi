@@ -139,6 +139,34 @@ class PieceAccess(_message.Message):
 Global___PieceAccess: _TypeAlias = PieceAccess  # noqa: Y015
 
 @_typing.final
+class ParityPart(_message.Message):
+    """Which pieces of which shards one node combines: a part of the parity of a group of ranks (see parity_part.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    part: _builtins.int
+    """The node of the rank at this place in `ranks` holds the part, which combines pieces of all other ranks."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One rank of each node of the parity group."""
+
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        part: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParityPart: _TypeAlias = ParityPart  # noqa: Y015
+
+@_typing.final
 class ShardOffer(_message.Message):
     """A shard, to the node that shall hold its replica or that has asked for it. The pieces can be fetched while the call
     lasts.
@@ -154,6 +182,9 @@ class ShardOffer(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
+    PARITY_FIELD_NUMBER: _builtins.int
+    PARITY_PIECES_FIELD_NUMBER: _builtins.int
+    PARITY_DIGESTS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     rank: _builtins.int
@@ -166,6 +197,20 @@ class ShardOffer(_message.Message):
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]: ...
     @_builtins.property
     def access(self) -> Global___PieceAccess: ...
+    @_builtins.property
+    def parity(self) -> Global___ParityPart:
+        """The receiver holds no replica, but adds the shard to this part of a parity. In the answer to a FetchRequest with
+        `parity_ranks`: the part that the sender holds.
+        """
+
+    @_builtins.property
+    def parity_pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
+        """Only in such an answer: the part's pieces, which `access` gives under their numbers K, and the digests of the shards
+        that were combined (`ShardOffer.digest`), in the order of `parity.ranks`; empty for the rank that is not.
+        """
+
+    @_builtins.property
+    def parity_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
@@ -177,10 +222,13 @@ class ShardOffer(_message.Message):
         digest: _builtins.bytes = ...,
         pieces: _abc.Iterable[Global___Piece] | None = ...,
         access: Global___PieceAccess | None = ...,
+        parity: Global___ParityPart | None = ...,
+        parity_pieces: _abc.Iterable[Global___Piece] | None = ...,
+        parity_digests: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "parity", b"parity", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "bytes", b"bytes", "digest", b"digest", "gang_id", b"gang_id", "node", b"node", "pieces", b"pieces", "rank", b"rank", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "bytes", b"bytes", "digest", b"digest", "gang_id", b"gang_id", "node", b"node", "parity", b"parity", "parity_digests", b"parity_digests", "parity_pieces", b"parity_pieces", "pieces", b"pieces", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,11 +266,18 @@ class FetchRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PARITY_RANKS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     rank: _builtins.int
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
+    @_builtins.property
+    def parity_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Asks for the receiver's part of the parity of these ranks (ParityPart.ranks), instead of the shard; empty: for the
+        shard.
+        """
+
     def __init__(
         self,
         *,
@@ -230,10 +285,11 @@ class FetchRequest(_message.Message):
         node: _builtins.str = ...,
         rank: _builtins.int = ...,
         version: _common_pb2.Version | None = ...,
+        parity_ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "rank", b"rank", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "parity_ranks", b"parity_ranks", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,194 @@
+"""Parities in place of whole copies: a lost rank's shard is rebuilt from its parity and the other shards."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.test_checkpoint_service import BUDDY, SHARED, Gang, contents, held, own, running_gang, sharded, until
+
+from muster.checkpoint.format.errors import RestoreError
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
+from muster.checkpoint.store.parity import exclusive_or, parity_receiver
+from muster.checkpoint.store.parity.parity_part import PartKey
+from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
+from muster.v1 import agent_pb2, common_pb2, peer_pb2
+
+SIX = {rank: f"n{rank}" for rank in range(6)}
+GROUPS = (("n0", "n1", "n2"), ("n3", "n4", "n5"))
+
+
+@asynccontextmanager
+async def gang_with_parities() -> AsyncIterator[Gang]:
+    """Six nodes that have committed step 2 of generation 1."""
+    async with running_gang() as gang:
+        gang.parity_groups = GROUPS
+        await gang.add(*SIX.values(), "spare0", "spare1")
+        await gang.run(SIX)
+        for step in (1, 2):
+            await gang.step(step, sharded(step))
+            await gang.committed(Version(1, step))
+        yield gang
+
+
+async def go_on(gang: Gang, places: dict[int, str], version: Version) -> None:
+    """Start the next generation from a version of which some shards may be lost. Check all bytes that ranks get."""
+    moved = {SIX[rank]: node for rank, node in places.items()}
+    gang.parity_groups = tuple(tuple(moved[name] for name in group) for group in GROUPS)
+    starts = await gang.run(places, gang.plan(version))
+    for rank, start in starts.items():
+        assert start.shard is not None
+        assert contents(start.shard)["own"] == own(rank, version.step)
+        assert contents(start.shard)["shared"][:SHARED] == sharded(version.step)(rank)
+
+
+def whole_parts(gang: Gang, version: Version) -> set[tuple[str, tuple[int, ...], int]]:
+    """(node, ranks, part) of every whole part of a parity."""
+    return {
+        (name, tuple(parity.ranks), parity.part)
+        for name, node in gang.nodes.items()
+        for parity in node.checkpoint_service.parities()
+        if Version.from_wire(parity.version) == version
+    }
+
+
+async def test_each_node_holds_a_part_of_its_groups_parity_and_no_copies() -> None:
+    async with gang_with_parities() as gang:
+        assert whole_parts(gang, Version(1, 2)) == {
+            (name, tuple(int(member[1:]) for member in group), part)
+            for group in GROUPS
+            for part, name in enumerate(group)
+        }
+        assert not whole_parts(gang, Version(1, 1))
+        assert all(tier != BUDDY for node in gang.nodes for tier, *_ in held(gang, node))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 5])
+async def test_a_lost_rank_is_rebuilt_from_its_parity(lost: int) -> None:
+    async with gang_with_parities() as gang:
+        await gang.lose(SIX[lost])
+        await go_on(gang, {**SIX, lost: "spare0"}, Version(1, 2))
+        await gang.step(3, sharded(3))
+        await gang.committed(Version(2, 3))
+
+
+async def test_one_node_of_each_group_may_be_lost() -> None:
+    async with gang_with_parities() as gang:
+        await gang.lose("n1")
+        await gang.lose("n3")
+        await go_on(gang, {**SIX, 1: "spare0", 3: "spare1"}, Version(1, 2))
+
+
+async def test_two_lost_nodes_of_one_group_are_too_many() -> None:
+    async with gang_with_parities() as gang:
+        await gang.lose("n1")
+        await gang.lose("n2")
+        places = {**SIX, 1: "spare0", 2: "spare1"}
+        with pytest.raises(RestoreError, match=r"of the parity of ranks \[0, 1, 2\] there are only the parts on n0"):
+            await gang.run(places, gang.plan(Version(1, 2)))
+
+
+async def test_after_a_restore_the_newcomer_gets_its_parts_before_the_next_commit() -> None:
+    async with gang_with_parities() as gang:
+        await gang.lose("n1")
+        await go_on(gang, {**SIX, 1: "spare0"}, Version(1, 2))
+        assert ("spare0", (0, 1, 2), 1) not in whole_parts(gang, Version(1, 2))
+        for rank in gang.ranks.values():
+            rank.connection.report_progress(3)
+        await until(lambda: ("spare0", (0, 1, 2), 1) in whole_parts(gang, Version(1, 2)))
+        await gang.lose("n2")
+        await go_on(gang, {**SIX, 1: "spare0", 2: "spare1"}, Version(1, 2))
+
+
+async def test_a_transfer_that_breaks_is_taken_up_and_adds_no_piece_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity_receiver, "WINDOW_PIECES", 1)
+    async with gang_with_parities() as gang:
+        gang.nodes["n0"].transport.damages = gang.nodes["n1"].transport.damages = 2
+        await gang.step(3, sharded(3))
+        await gang.committed(Version(1, 3))
+        await gang.lose("n2")
+        await go_on(gang, {**SIX, 2: "spare0"}, Version(1, 3))
+
+
+async def test_no_step_is_committed_before_all_holders_have_every_shard() -> None:
+    async with gang_with_parities() as gang:
+        gang.nodes["n1"].transport.flows.clear()
+        await gang.step(3, sharded(3))
+        await until(lambda: ("n0", (0, 1, 2), 0) in whole_parts(gang, Version(1, 3)))
+        assert gang.nodes["n0"].committed() == Version(1, 2)
+        gang.nodes["n1"].transport.flows.set()
+        await gang.committed(Version(1, 3))
+
+
+async def test_shards_of_other_sizes_and_ranks_with_several_places() -> None:
+    """Two ranks on each node, whose states differ in size: the shards of a group have other numbers of pieces."""
+    places = {rank: f"n{rank // 2}" for rank in range(6)}
+    sizes = {rank: (3 << 20) * (1 + rank % 4) + 11 * rank for rank in places}
+    state = {rank: (sharded(rank)(rank) * 2)[: sizes[rank]] for rank in places}
+    async with running_gang() as gang:
+        gang.parity_groups = (("n0", "n1", "n2"),)
+        await gang.add("n0", "n1", "n2", "spare0")
+        await gang.run(places, size=0)
+        for rank, one in gang.ranks.items():
+            assert not await asyncio.to_thread(one.layout, sizes[rank])
+        await gang.step(1, lambda rank: state[rank])
+        await gang.committed(Version(1, 1))
+        await gang.lose("n1")
+        moved = {rank: "spare0" if node == "n1" else node for rank, node in places.items()}
+        starts = await gang.run(moved, gang.plan(Version(1, 1)), size=0)
+        for rank, start in starts.items():
+            assert start.shard is not None
+            assert contents(start.shard)["shared"][: sizes[rank]] == state[rank]
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=7))
+def test_each_piece_of_each_shard_is_in_one_part_that_another_node_holds(counts: list[int]) -> None:
+    """`counts`: the pieces of each rank's shard."""
+    ranks = tuple(range(10, 10 + len(counts)))
+    for rank, count in zip(ranks, counts, strict=True):
+        keys = [PartKey(Version(1, 1), ranks, part) for part in range(len(ranks)) if ranks[part] != rank]
+        numbers = [key.number(rank, position) for key in keys for position in range(key.share(rank, count))]
+        assert sorted(numbers) == list(range(count))
+        assert max(key.share(rank, count) for key in keys) == -(-count // (len(ranks) - 1))
+
+
+def test_an_order_names_the_parts_of_each_node() -> None:
+    order = agent_pb2.Order(parity_groups=[common_pb2.ParityGroup(nodes=["b", "a"]), common_pb2.ParityGroup(nodes="c")])
+    order.places.extend(agent_pb2.RankPlace(rank=rank, node="abc"[rank // 2]) for rank in range(6))
+    places = ParityPlaces(order, "a")
+    assert places.sent == {0: (PartPlace((2, 0), 0, "b"),), 1: (PartPlace((3, 1), 0, "b"),)}
+    assert places.held == [PartPlace((2, 0), 1, "a"), PartPlace((3, 1), 1, "a")]
+    alone = ParityPlaces(order, "c")
+    assert (alone.sent, alone.held) == ({4: (), 5: ()}, [])
+
+
+async def test_impossible_offers_are_refused_and_leave_nothing() -> None:
+    async with running_gang() as gang:
+        await gang.add("n0")
+        service = gang.nodes["n0"].checkpoint_service
+        offer = peer_pb2.ShardOffer(
+            gang_id=gang.gang_id, node="n1", rank=1, version=common_pb2.Version(generation=1, step=1), bytes=3
+        )
+        piece = Piece(0, 3, digest_of(memoryview(b"abc")))
+        offer.pieces.add(offset=0, length=3, digest=piece.digest, data=b"abc")
+        offer.digest = shard_digest([piece])
+        for ranks, part in (([0, 1], 1), ([0, 1], 2), ([1, 1], 0), ([0, 2], 0), ([1], 0), ([], 0)):
+            offer.parity.CopyFrom(peer_pb2.ParityPart(ranks=ranks, part=part))
+            answer = await gang.dial("n0", gang.nodes["n0"].address).Offer(offer)
+            assert "names an impossible parity" in answer.refused
+        offer.gang_id = "other"
+        assert "belongs to gang" in (await gang.dial("n0", gang.nodes["n0"].address).Offer(offer)).refused
+        assert not service.parities()
+
+
+async def test_an_agent_without_numpy_refuses_a_shard_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    exclusive_or.load.cache_clear()
+    with pytest.raises(exclusive_or.NoNumpy, match=r"parities need numpy, and the agents' Python has none"):
+        exclusive_or.load()
+    monkeypatch.undo()
+    exclusive_or.load.cache_clear()
