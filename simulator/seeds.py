@@ -145,6 +145,7 @@ class SeedRun:
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
         self._more_copies = random.Random(f"copies {seed}").choice([0, 0, 0, 0, 1, 2])  # likewise
+        self._parity_nodes = random.Random(f"parity {seed}").choice([0, 0, 0, 3, 4])  # likewise
         self._is_sharded = random.Random(f"sharded {seed}").random() < 0.5  # likewise
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
@@ -156,6 +157,8 @@ class SeedRun:
         tensor = 2 if self._has_groups and ranks % 2 == 0 and not spec.min_nodes else 1
         spec = replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s, tensor=tensor)
         spec = replace(spec, more_copies=self._more_copies)
+        if spec.nodes >= 3 and self._parity_nodes:
+            spec = replace(spec, more_copies=0, parity_nodes=self._parity_nodes)
         return replace(spec, durable_dir="") if self._has_no_folder else spec
 
     def _allow_idleness(self, seed: int) -> None:

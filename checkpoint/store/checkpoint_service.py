@@ -41,6 +41,7 @@ from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
 from muster.checkpoint.store.parity.parity_receiver import ParityReceiver
 from muster.checkpoint.store.parity.parity_restore import ParityRestore
 from muster.checkpoint.store.parity.parity_store import ParityStore
+from muster.checkpoint.store.parity.rebuilt_for_flush import rebuilt_for_flush
 from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.replication import shard_offers
@@ -155,8 +156,9 @@ class CheckpointService:
         self._parity_receiver = ParityReceiver(
             gang_id, node, self._parity_store, transport, commit.address_of, commit.stale_reason, run_in_thread
         )
-        rebuild = ParityRestore(gang_id, node, dial, commit.address_of, holders, transport, run_in_thread).rebuild
-        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change, rebuild)
+        parity_restore = ParityRestore(gang_id, node, dial, commit.address_of, holders, transport, run_in_thread)
+        self._rebuild = parity_restore.rebuild
+        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change, self._rebuild)
         self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
         self._folder_loads = FolderLoads()
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -308,7 +310,8 @@ class CheckpointService:
             )
         except CheckpointError as error:
             raise FlushError(f"durable_dir = {error}") from error
-        version = await self._flusher.flush(order, store, Retention(keep, keep_s))
+        async with rebuilt_for_flush(order, self._node, self._shard_store, self._rebuild, self._run_in_thread):
+            version = await self._flusher.flush(order, store, Retention(keep, keep_s))
         return version.to_wire() if version is not None else None
 
     def slot_shards(self) -> list[Shard]:

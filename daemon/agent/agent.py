@@ -55,6 +55,7 @@ from muster.v1.agent_pb2 import (
     FlushProgress,
     MeasureOrder,
     Order,
+    ParityStatus,
     ProbeOrder,
     ProbeResult,
     ReplicaDisagreement,
@@ -93,6 +94,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, 
     def apply_order(self, order: Order) -> None: ...
     def fence(self, generation: int) -> None: ...
     def shards(self) -> list[ShardStatus]: ...
+    def parities(self) -> list[ParityStatus]: ...
     def committed(self) -> Version | None: ...
     def disagreement(self) -> ReplicaDisagreement | None: ...
     def transfers(self) -> list[ReplicaTransfer]: ...
@@ -360,6 +362,7 @@ class Agent:
             fenced_generation=self._fenced_generation,
             ranks=self._rank_statuses.read(self._fenced_generation, self._killed_generation),
             shards=self._checkpoints.shards(),
+            parities=self._checkpoints.parities(),
             committed=self._checkpoints.committed(),
             store_port=listening.port if listening is not None else 0,
             store_generation=listening.generation if listening is not None else 0,

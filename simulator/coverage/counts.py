@@ -18,6 +18,8 @@ RECOVERIES = (
     "more replicas",
     "pool node gives way",
     "resume from kept memory",
+    "restore from a parity",
+    "flush from a parity",
     "flush, then requeue",
     "requeue: batch process lost",
     "requeue",

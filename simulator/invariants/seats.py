@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.fabric.model.fabric import Fabric
 from muster.simulator.invariants.violation import require
@@ -29,7 +29,7 @@ class SeatInvariant:
         """The coordinator starts a generation."""
         if core.observed.fabric is not None and core.observed.fabric.topologies:
             fabric = core.observed.fabric.topologies[0].fabric
-            self._check_copies(fabric, fact, gang.spec.more_copies)
+            self._check_copies(fabric, fact, gang.spec)
             if gang.spec.tensor == 2 and gang.spec.ranks_per_node == 1 and fact.generation == 1:
                 self._check_pairs(fabric, gang, fact)
         require(
@@ -54,11 +54,14 @@ class SeatInvariant:
             f"waiting",
         )
 
-    def _check_copies(self, fabric: Fabric, fact: facts.GenerationStarted, more_copies: int) -> None:
+    def _check_copies(self, fabric: Fabric, fact: facts.GenerationStarted, spec: events.GangSpec) -> None:
         """A buddy, and the peers that watch a node, share as few failure domains with it as any other nodes would."""
         carriers = [seat.node for seat in fact.seats]
         everybody = carriers + [seat.node for seat in fact.spares]
-        wanted = min(1 + more_copies, len(carriers) - 1)
+        wanted = min(1 + spec.more_copies, len(carriers) - 1)
+        if spec.parity_nodes and wanted:
+            self._check_parity_groups(fact, spec.parity_nodes)
+            wanted = 0
         for seat in fact.seats:
             require(
                 len(seat.buddies) == wanted, f"invariant 13: {seat.node} has {len(seat.buddies)} of {wanted} buddies"
@@ -75,6 +78,15 @@ class SeatInvariant:
                     found == shared[: len(found)],
                     f"invariant 13: {', '.join(chosen)} fail together with {seat.node} more often than others would",
                 )
+
+    def _check_parity_groups(self, fact: facts.GenerationStarted, most: int) -> None:
+        """Each node with ranks is in one group, of `most` nodes at most, and not alone."""
+        grouped = sorted(node for group in fact.parity_groups for node in group)
+        sizes = {len(group) for group in fact.parity_groups}
+        require(
+            grouped == sorted(seat.node for seat in fact.seats) and min(sizes) >= 2 and max(sizes) <= max(most, 3),
+            f"invariant 13: the nodes are not divided into parity groups of 2 to {most}: {fact.parity_groups}",
+        )
 
     def _check_pairs(self, fabric: Fabric, gang: Gang, fact: facts.GenerationStarted) -> None:
         """As many pairs of tensor ranks are on one leaf as there can be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from muster.checkpoint.store.parity.parity_places import ParityPlaces
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Version
@@ -50,6 +51,9 @@ class VersionInvariant:
                 for (id, node), agent in self._world.agents.items()
                 if id == gang and agent.alive and version in agent.memory.versions_of(place.rank)
             ]
+            if order.parity_groups:
+                self._check_parity(gang, order, place, version)
+                continue
             required_copies = min(2, len({p.node for p in order.places}))
             ended_agents = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
             require(
@@ -57,6 +61,15 @@ class VersionInvariant:
                 f"invariant 2: {version} is committed, but the shard of rank {place.rank} is only on {copies}",
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
+
+    def _check_parity(self, gang: str, order: pb.Order, place: pb.RankPlace, version: Version) -> None:
+        """Every other node of the group has the shard in its part, unless the agent that held it has ended."""
+        for part in ParityPlaces(order, place.node).sent[place.rank]:
+            agent = self._world.agents.get((gang, part.holder))
+            require(
+                agent is None or not agent.alive or agent.memory.combines(part, place.rank, version),
+                f"invariant 2: {version} is committed, and {part.holder}'s part of the parity lacks rank {place.rank}",
+            )
 
     def generation_fenced(self, gang: Gang, fact: facts.GenerationFenced) -> None:
         """If every rank has stopped for a planned swap, the step that they have kept counts as committed."""
@@ -110,7 +123,12 @@ class VersionInvariant:
         committed = self._committed.get(fact.gang)
         newest_available = self._durable.get(fact.gang)
         ranks = len(fact.seats) * gang.spec.ranks_per_node
-        if committed is not None and self._is_available(gang, committed, self._ranks_needed(gang, committed, ranks)):
+        if committed is not None and self._is_available(
+            gang,
+            committed,
+            self._ranks_needed(gang, committed, ranks),
+            rebuilds=not self._is_resharded(gang, committed, ranks),
+        ):
             newest_available = max(committed, newest_available) if newest_available else committed
         chosen = fact.version or (gang.durable_version if fact.durable_path else None)
         require(
@@ -126,17 +144,19 @@ class VersionInvariant:
             return
         require(
             (durable is not None and durable >= committed)
-            or not self._is_available(gang, committed, gang.ranks_of(committed)),
+            or not self._is_available(gang, committed, gang.ranks_of(committed), rebuilds=True),
             f"invariant 2: {gang.id} is stopped at {committed}, and only {durable} is in durable storage",
         )
 
-    def _is_available(self, gang: Gang, version: Version, ranks: int) -> bool:
+    def _is_available(self, gang: Gang, version: Version, ranks: int, *, rebuilds: bool) -> bool:
         """The shards of the first `ranks` ranks are on nodes with which the coordinator has been in contact for some
-        time."""
+        time. With `rebuilds`, a lost one counts if its parity is there."""
         world = self._world
         if world.schedule.now - self._reachability.coordinator_since < STABLE_CONTACT_S:
             return False
         held: set[int] = set()
+        written = range(world.written_ranks(gang.id, version))
+        parts: set[tuple[tuple[int, ...], int]] = set()
         for node, member in gang.members.items():
             agent = world.agents.get((gang.id, node))
             if (
@@ -147,5 +167,15 @@ class VersionInvariant:
             ):
                 continue
             if not self._reachability.was_unreachable(COORDINATOR, gang.id, node, STABLE_CONTACT_S):
-                held |= {rank for rank in range(ranks) if version in agent.memory.versions_of(rank)}
-        return len(held) == ranks
+                held |= {rank for rank in written if version in agent.memory.versions_of(rank)}
+                parts |= {(p.ranks, p.part) for p in agent.memory.parities() if p.version == version}
+        lost = set(range(ranks)) - held
+        return all(rebuilds and self._can_be_rebuilt(rank, held, parts) for rank in lost)
+
+    def _can_be_rebuilt(self, lost: int, held: set[int], parts: set[tuple[tuple[int, ...], int]]) -> bool:
+        """Whether all other ranks of a parity are held, and all parts beside the lost rank's own."""
+        for ranks in {ranks for ranks, _ in parts if lost in ranks}:
+            others = [part for part, rank in enumerate(ranks) if rank != lost]
+            if all((ranks, part) in parts and ranks[part] in held for part in others):
+                return True
+        return False

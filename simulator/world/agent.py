@@ -247,6 +247,7 @@ class Agent(Process):
             fenced_generation=0 if self.is_rogue else self.fenced_generation,
             ranks=tuple(ranks),
             shards=self.memory.shards(),
+            parities=self.memory.parities(),
             committed=self.memory.committed,
             store_port=self.store_port,
             store_generation=self.store_generation if self.store_port else 0,

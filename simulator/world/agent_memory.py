@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from muster.checkpoint.format import versions
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
-from muster.daemon.coordinator.core.state.events import ReplicaDisagreement, Shard, Version
+from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
+from muster.daemon.coordinator.core.state.events import Parity, ReplicaDisagreement, Shard, Version
 from muster.simulator.environment.peer_calls import Fate
 from muster.simulator.world.snapshot_crashes import SnapshotPoint
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
@@ -41,6 +42,9 @@ class ShardMemory:
         self._agent = agent
         self._digests: dict[tuple[int, bool, Version], str] = {}
         self._shards_cache: tuple[Shard, ...] | None = ()
+        self._parts: dict[tuple[Version, tuple[int, ...], int], dict[int, str]] = {}
+        """The digests of what each part of a parity combines, by version, ranks and part."""
+        self._places = ParityPlaces(Order(), agent.node)
         self._tracker = CommitTracker(0, frozenset())
         self.disagreement: ReplicaDisagreement | None = None
         self._order = Order()
@@ -79,6 +83,28 @@ class ShardMemory:
         """A shard with this digest is here."""
         return any(self._digests.get((rank, own, version)) == text for own in (True, False))
 
+    def parities(self) -> tuple[Parity, ...]:
+        """All whole parts of parities of this node."""
+        return tuple(
+            Parity(
+                ranks,
+                version,
+                part,
+                tuple(combined.get(rank, "") for rank in ranks),
+                tuple(_SHARD_BYTES if rank in combined else 0 for rank in ranks),
+            )
+            for (version, ranks, part), combined in self._parts.items()
+            if len(combined) == len(ranks) - 1
+        )
+
+    def add_to_part(self, place: PartPlace, rank: int, version: Version) -> None:
+        """A rank's shard is in a part of a parity."""
+        self._parts.setdefault((version, place.ranks, place.part), {})[rank] = digest(rank, version)
+
+    def combines(self, place: PartPlace, rank: int, version: Version) -> bool:
+        """Whether a rank's shard is in a part of a parity here."""
+        return rank in self._parts.get((version, place.ranks, place.part), {})
+
     def versions_of(self, rank: int) -> list[Version]:
         """The versions of `rank` that are here."""
         return sorted({v for r, _, v in self._digests if r == rank})
@@ -103,6 +129,8 @@ class ShardMemory:
         for key in [k for k in self._digests if k[2] < older_than and not self._is_held(k[2])]:
             del self._digests[key]
             self._shards_cache = None
+        for part in [k for k in self._parts if k[0] < older_than and not self._is_held(k[0])]:
+            del self._parts[part]
 
     def _is_held(self, version: Version) -> bool:
         """Real agents commit one more version at most until they know which one a flush writes. Here commits go on, so
@@ -119,7 +147,7 @@ class ShardMemory:
             self._tracker.agreement.enabled = not order.replicas_differ
         if order.duty != DUTY_RUN or order.generation <= max(self._order.generation, self._agent.fenced_generation):
             return
-        self._order = order
+        self._order, self._places = order, ParityPlaces(order, self._agent.node)
         nodes = frozenset(place.node for place in order.places)
         self._tracker = CommitTracker(
             order.generation, nodes, ReplicaAgreement(set(order.agreed_groups), not order.replicas_differ)
@@ -148,14 +176,16 @@ class ShardMemory:
             self._report_to_leader(Version(generation, self._next_step), True)
 
     def _replicate(self, version: Version, ranks: list[int]) -> None:
-        """Offer the shards to the buddies until they have stored them. Without a buddy there is nothing to offer."""
+        """Offer the shards to the buddies, or to the other nodes of the parity group, until they have stored them."""
         if self.is_stale(version):
             return
         member = next((m for m in self._order.members if m.node == self._agent.node), None)
-        self._offer(version, ranks, [node for node in (member.buddy, *member.more_buddies) if node] if member else [])
+        buddies = [node for node in (member.buddy, *member.more_buddies) if node] if member else []
+        holders = [part.holder for rank in ranks for part in self._places.sent.get(rank, ())]
+        self._offer(version, ranks, [*buddies, *dict.fromkeys(holders)])
 
     def _offer(self, version: Version, ranks: list[int], buddies: list[str]) -> None:
-        """Offer the shards to one buddy after the other."""
+        """Offer the shards to one node after the other."""
         if self.is_stale(version):
             return
         if not buddies:
@@ -166,7 +196,11 @@ class ShardMemory:
             if other.memory.is_stale(version):
                 return False
             for rank in ranks:
-                other.memory.add(rank, False, version)
+                places = [place for place in self._places.sent.get(rank, ()) if place.holder == other.node]
+                for place in places:
+                    other.memory.add_to_part(place, rank, version)
+                if not places:
+                    other.memory.add(rank, False, version)
             other.status_changed(0.25)
             self._agent.world.snapshot_crashes.is_killed(self._agent, SnapshotPoint.COPIED)
             return True
@@ -294,6 +328,8 @@ class ShardMemory:
             self._void = max(self._void, version)
             for key in [k for k in self._digests if self._is_void(k[2], version)]:
                 del self._digests[key]
+            for part in [k for k in self._parts if self._is_void(k[0], version)]:
+                del self._parts[part]
         self._shards_cache = None
         agent.status_changed(0.0 if any(rank.stopped_step for rank in agent.ranks.values()) else 0.25)
         return not agent.world.snapshot_crashes.is_killed(agent, SnapshotPoint.TOLD)

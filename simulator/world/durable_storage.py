@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.state.events import Version
-from muster.v1.agent_pb2 import FlushOrder
+from muster.v1.agent_pb2 import TIER_PARITY, FlushOrder
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
@@ -41,7 +41,10 @@ class DurableStorage:
 
     def _write(self, agent: Agent, order: FlushOrder, flush: _Flush) -> None:
         now = self._world.schedule.now
-        writers = {source.node for source in order.sources}
+        writer_of: dict[int, str] = {}
+        for source in order.sources:
+            writer_of[source.rank] = min(source.node, writer_of.get(source.rank, source.node))
+        writers = set(writer_of.values())
         have_agreed = writers <= flush.held_versions.keys()
         if have_agreed:
             newest = max(flush.held_versions[node] for node in writers)
@@ -49,9 +52,10 @@ class DurableStorage:
         if now < self.hangs_until or not have_agreed:
             agent.call_later(0.5, self._write, agent, order, flush)
             return
-        own_ranks = [source.rank for source in order.sources if source.node == agent.node]
+        own_ranks = [rank for rank, node in writer_of.items() if node == agent.node]
+        rebuilt = {source.rank for source in order.sources if source.tier == TIER_PARITY}
         error = "no space left on device" if now < self.fails_until else ""
-        if any(newest not in agent.memory.versions_of(rank) for rank in own_ranks):
+        if any(newest not in agent.memory.versions_of(rank) for rank in own_ranks if rank not in rebuilt):
             error = error or f"no shard of step {newest.step} stands here"
         if not error:
             flush.written_shards.update(dict.fromkeys(own_ranks, newest))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from muster.checkpoint.format.rank_shards import source_rank
 from muster.daemon.coordinator.core.state.events import Version
 from muster.v1 import agent_pb2 as pb
+from muster.v1.agent_pb2 import TIER_PARITY
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
@@ -74,9 +75,23 @@ class Training:
     def _can_be_fetched(self, rank: Rank, needed: int, version: Version) -> bool:
         """Whether some node that the order names gives the shard of the rank `needed`. One source has the digest."""
         sources = [source for source in self._order.restore.sources if source.rank == needed]
+        if all(source.tier == TIER_PARITY for source in sources):
+            return self._can_be_rebuilt(rank, needed, version)
         holders = [self._world.reachable_peer(rank.agent, source.node) for source in sources]
         digests = [source.digest for source in sources if source.digest]
         return any(holder is not None and holder.memory.has(needed, version, digests[0]) for holder in holders)
+
+    def _can_be_rebuilt(self, rank: Rank, lost: int, version: Version) -> bool:
+        """Whether all parts of a parity that the order names, and all other shards in them, can be fetched."""
+        sources = [source for source in self._order.restore.sources if source.rank == lost]
+        ranks = tuple(sources[0].parity_ranks) if sources else ()
+        holders = [self._world.reachable_peer(rank.agent, source.node) for source in sources]
+        parts = [part for holder in holders if holder is not None for part in holder.memory.parities()]
+        found = {part.part for part in parts if (part.version, part.ranks) == (version, ranks)}
+        others = set(ranks) - {lost}
+        return {ranks[part] for part in found} >= others and (
+            len(ranks) == 2 or all(self._can_be_fetched(rank, other, version) for other in others)
+        )
 
     def _join_store(self, rank: Rank, since: float) -> None:
         """Join the other ranks at the rendezvous store."""

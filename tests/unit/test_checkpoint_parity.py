@@ -4,13 +4,26 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.test_checkpoint_service import BUDDY, SHARED, Gang, contents, held, own, running_gang, sharded, until
+from tests.unit.test_checkpoint_service import (
+    BUDDY,
+    SHARED,
+    Gang,
+    contents,
+    flush_all,
+    flush_order,
+    held,
+    own,
+    running_gang,
+    sharded,
+    until,
+)
 
-from muster.checkpoint.format.errors import RestoreError
+from muster.checkpoint.format.errors import FlushError, RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.parity import exclusive_or, parity_receiver
@@ -122,6 +135,26 @@ async def test_no_step_is_committed_before_all_holders_have_every_shard() -> Non
         assert gang.nodes["n0"].committed() == Version(1, 2)
         gang.nodes["n1"].transport.flows.set()
         await gang.committed(Version(1, 3))
+
+
+async def test_a_flush_after_a_loss_writes_what_is_rebuilt(tmp_path: Path) -> None:
+    async with gang_with_parities() as gang:
+        whole = flush_order(gang, Version(1, 2))
+        await flush_all(gang, whole, tmp_path / "whole")
+        await gang.lose("n4")
+        order = flush_order(gang, Version(1, 2), None)
+        assert {source.node for source in order.sources if source.rank == 4} == {"n3", "n5"}
+        await flush_all(gang, order, tmp_path / "rebuilt")
+        assert all(tier != BUDDY for node in gang.nodes for tier, *_ in held(gang, node))
+        (expected,), (found,) = ((tmp_path / name).iterdir() for name in ("whole", "rebuilt"))
+        files = sorted(path.name for path in expected.glob("*.distcp"))
+        assert len(files) == 6
+        assert all((found / name).read_bytes() == (expected / name).read_bytes() for name in files)
+        await gang.lose("n5")
+        with pytest.raises(
+            FlushError, match=r"rank 4's shard of step 2 of generation 1 can't be rebuilt: of the parity"
+        ):
+            await flush_all(gang, flush_order(gang, Version(1, 2), None), tmp_path / "rebuilt")
 
 
 async def test_shards_of_other_sizes_and_ranks_with_several_places() -> None:

@@ -987,7 +987,7 @@ async def test_an_agent_that_ends_frees_all_memory(gang: Gang) -> None:
     await until(lambda: not mapped() - before)
 
 
-def flush_order(gang: Gang, version: Version, tier: int = OWN) -> agent_pb2.FlushOrder:
+def flush_order(gang: Gang, version: Version, tier: int | None = OWN) -> agent_pb2.FlushOrder:
     gang.serial += 1
     plan = gang.plan(version, tier)
     return agent_pb2.FlushOrder(serial=gang.serial, version=version.to_wire(), sources=plan.sources, reason="a test")

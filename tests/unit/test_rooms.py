@@ -246,6 +246,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/core/state",
     },
     "daemon/coordinator/core/recovery/growth": {"daemon/coordinator/core/state", "daemon/coordinator/core/detection"},
+    "daemon/coordinator/core/recovery/parity": {"daemon/coordinator/core/state"},
     "daemon/coordinator/core/recovery": {
         "fabric/cost",
         "fabric/estimate",
@@ -254,6 +255,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",
         "daemon/coordinator/core/recovery/growth",
+        "daemon/coordinator/core/recovery/parity",
     },
     "daemon/coordinator/core/recovery/requests": {
         "daemon/coordinator/core/state",
@@ -377,6 +379,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/format",
         "checkpoint/store",
         "checkpoint/store/commit",
+        "checkpoint/store/parity",
         "slurm/client",
         "slurm/client/parsing",
         "slurm/client/fake",
@@ -395,6 +398,7 @@ ROOMS: dict[str, set[str]] = {
     "simulator/faults": {"daemon/coordinator/core/state", "simulator/environment", "simulator/world"},
     "simulator/ground_truth": {"daemon/coordinator/core/state", "simulator/environment", "simulator/world"},
     "simulator/invariants": {
+        "checkpoint/store/parity",
         "fabric/model",
         "slurm/client",
         "daemon/node/kept_memory",

@@ -109,6 +109,7 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     order.keep_stacks = gang.hang is not None
     order.agreed_groups.extend(gang.agreed_groups)
     order.mtbf_s = gang.mtbf_s
+    order.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.parity_groups)
     order.replicas_differ = gang.disagreement is not None and gang.disagreement.comparison_ends
     if gang.swap is not None:
         order.planned_swap = gang.swap.reason
@@ -154,8 +155,10 @@ def _version_message(version: Version) -> common_pb2.Version:
 
 
 def _source_message(source: facts.ShardSource) -> pb.RestoreSource:
-    tier = pb.TIER_OWN if source.primary else pb.TIER_BUDDY
-    return pb.RestoreSource(rank=source.rank, tier=tier, node=source.node, digest=source.digest)
+    tier = pb.TIER_OWN if source.primary else pb.TIER_PARITY if source.parity_ranks else pb.TIER_BUDDY
+    return pb.RestoreSource(
+        rank=source.rank, tier=tier, node=source.node, digest=source.digest, parity_ranks=source.parity_ranks
+    )
 
 
 def _flush_message(flush: Flush) -> pb.FlushOrder:

@@ -4,6 +4,7 @@ from math import inf
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import restore_plan
+from muster.daemon.coordinator.core.recovery.parity import rebuildable
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Flush, Gang
 from muster.daemon.coordinator.core.state.events import Version
@@ -48,13 +49,14 @@ def unsaved_version(gang_turn: GangTurn) -> Version | None:
     gang = gang_turn.gang
     if not gang.spec.durable_dir:
         return None
-    version, _ = restore_plan.newest_left(gang_turn, gang.ranks_of)
+    version, _ = restore_plan.newest_left(gang_turn, gang.ranks_of, restore_plan.with_rebuilt(gang_turn)[0])
     return version if version is not None and (gang.durable_version is None or version > gang.durable_version) else None
 
 
 def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
     serial = gang_turn.gang.flush.serial + 1 if gang_turn.gang.flush else 1
-    _, warning = restore_plan.newest_left(gang_turn, gang_turn.gang.ranks_of)
+    held, _ = restore_plan.with_rebuilt(gang_turn)
+    _, warning = restore_plan.newest_left(gang_turn, gang_turn.gang.ranks_of, held)
     if warning and warning not in reason:
         reason = f"{reason}; {warning}"
     observed = gang_turn.observed
@@ -66,7 +68,8 @@ def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
 
 def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, ...]:
     """The node that writes each rank's shard: one that has reported it, or else, of a version that the running
-    generation has committed, the rank's own node."""
+    generation has committed, the rank's own node. A shard that no node holds is rebuilt from a parity by one of those
+    nodes that hold the parity."""
     gang, held = gang_turn.gang, gang_turn.shards_in_memory()
     home = {s.rank: n for n, shards in held.items() for s in shards if s.primary and s.version == version}
     leaving = frozenset(m.node for m in gang.members.values() if m.removed)
@@ -74,6 +77,10 @@ def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, 
     chosen = restore_plan.choose_sources(held, version, ranks, home, leaving)
     if len(chosen) == ranks:
         return chosen
+    lost = set(range(ranks)) - {source.rank for source in chosen}
+    rebuilt = tuple(rebuildable.sources_of(restore_plan.with_rebuilt(gang_turn)[1], version, lost))
+    if {source.rank for source in rebuilt} == lost:
+        return (*chosen, *rebuilt)
     per_node = gang.spec.ranks_per_node
     own = ((seat.group_rank * per_node + local, seat.node) for seat in gang.seats for local in range(per_node))
     return tuple(facts.ShardSource(rank, node, True, "") for rank, node in sorted(own))

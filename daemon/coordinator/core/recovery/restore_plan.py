@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.daemon.coordinator.core.detection import failure_detector
+from muster.daemon.coordinator.core.recovery.parity import rebuildable
+from muster.daemon.coordinator.core.recovery.parity.rebuildable import Held, Rebuildable
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.facts import ShardSource, StateRestored
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
-Held = Mapping[str, Sequence[Shard]]
-"""Shards in memory, by node."""
 MOST_NAMED = 8
 """Nodes that the record of a restore names."""
 DISAGREEMENT_WARNING = (
@@ -31,12 +31,16 @@ DISAGREEMENT_WARNING = (
 )
 
 
-def newest_restorable(gang_turn: GangTurn, ranks_of: Callable[[Version], int]) -> Version | None:
+def newest_restorable(
+    gang_turn: GangTurn, ranks_of: Callable[[Version], int], held: Held | None = None
+) -> Version | None:
     """The newest version in the memory of the gang's agents that may be restored or flushed; None if there is none.
 
     The commit leader has compared what it has committed, so only newer versions are compared here.
+
+    `held`: the shards to choose from; None: those in memory.
     """
-    held, gang = gang_turn.shards_in_memory(), gang_turn.gang
+    held, gang = gang_turn.shards_in_memory() if held is None else held, gang_turn.gang
     differ = gang.disagreement
     if differ is not None and differ.comparison_ends:
         return newest_complete_version(held, ranks_of)
@@ -46,14 +50,32 @@ def newest_restorable(gang_turn: GangTurn, ranks_of: Callable[[Version], int]) -
     return newest_complete_version(held, ranks_of, newest_committed, agreed)
 
 
-def newest_left(gang_turn: GangTurn, ranks_of: Callable[[Version], int]) -> tuple[Version | None, str]:
+def newest_left(
+    gang_turn: GangTurn, ranks_of: Callable[[Version], int], held: Held | None = None
+) -> tuple[Version | None, str]:
     """The version in memory to go on from, and a warning if its replicas disagree. Such a version counts only if the
-    gang would have to start afresh otherwise."""
-    version = newest_restorable(gang_turn, ranks_of)
+    gang would have to start afresh otherwise. `held` as in `newest_restorable`."""
+    version = newest_restorable(gang_turn, ranks_of, held)
     if version is not None or gang_turn.gang.durable_version is not None:
         return version, ""
-    version = newest_complete_version(gang_turn.shards_in_memory(), ranks_of)
+    version = newest_complete_version(gang_turn.shards_in_memory() if held is None else held, ranks_of)
     return version, DISAGREEMENT_WARNING if version is not None else ""
+
+
+def with_rebuilt(gang_turn: GangTurn, count: int | None = None) -> tuple[Held, list[Rebuildable]]:
+    """The shards in memory, with those that can be rebuilt from parities; and the latter alone.
+
+    `count`: of the ranks of a generation that starts. Ranks that put their states together from the shards of another
+    number of ranks need whole shards, so nothing is rebuilt for them. None: no generation starts.
+    """
+    held = gang_turn.shards_in_memory()
+    leaving = [member.node for member in gang_turn.gang.members.values() if member.removed]
+    found = [
+        one
+        for one in rebuildable.rebuildable(held, gang_turn.parities_in_memory(), leaving)
+        if count is None or not is_resharded(gang_turn, count, one.shard.version)
+    ]
+    return rebuildable.added(held, found), found
 
 
 def is_resharded(gang_turn: GangTurn, count: int, version: Version) -> bool:
@@ -80,7 +102,11 @@ def memory_may_return(gang_turn: GangTurn) -> bool:
     away = [m.node for m in gang.members.values() if m.alive and not gang_turn.observed.is_attached(m.node)]
     saved = gang.durable_version or Version(0, 0)
     known = {node: agents[node] for node in away if node in agents}
-    empty = {node for node, agent in known.items() if all(shard.version <= saved for shard in agent.status.shards)}
+    empty = {
+        node
+        for node, agent in known.items()
+        if all(held.version <= saved for held in (*agent.status.shards, *agent.status.parities))
+    }
     gone_at = (known[node].gone_at if node in known else 0.0 for node in away if node not in empty)
     until = [max(observed.observing_since, at) + failure_detector.REATTACH_S for at in gone_at]
     pending = [at for at in until if at > gang_turn.now]
@@ -197,15 +223,16 @@ def other_sources(
 
 def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
     """How many ranks of the running generation get their states from where, and from which other nodes: from the "own
-    memory" of their nodes, a "buddy" (a replica), or a "former node" that still has the shard."""
+    memory" of their nodes, a "buddy" (a replica), a "former node" that still has the shard, or a "parity"."""
     per_node = gang.spec.ranks_per_node
     home = {seat.group_rank: seat.node for seat in gang.seats}
     found: dict[str, tuple[int, list[str]]] = {}
     for source in gang.restore_sources:
         here = home.get(source.rank // per_node) == source.node
         kind = "own memory" if here else "former node" if source.primary else "buddy"
+        kind = "parity" if source.parity_ranks else kind
         ranks, nodes = found.get(kind, (0, []))
-        if not here and source.node not in nodes:
+        if kind != "own memory" and source.node not in nodes:
             nodes.append(source.node)
         found[kind] = ranks + 1, nodes
     return found

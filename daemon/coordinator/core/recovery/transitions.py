@@ -36,6 +36,7 @@ from muster.daemon.coordinator.core.recovery import (
     worse_allocation,
 )
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
+from muster.daemon.coordinator.core.recovery.parity import rebuildable
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.communication import (
     closer_than_required,
@@ -280,8 +281,11 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
         gang_turn.turn.record(noted)
     usable = [member.node for member in gang_turn.usable()]
-    seats, spares = placement.assign_seats(fabric, ranked, usable, gang.spec.spread_replicas, gang.spec.more_copies)
-    close = closer_than_required(gang.spec, seats, spares, fabric)
+    groups = _parity_groups(gang_turn, ranked)
+    seats, spares = placement.assign_seats(
+        fabric, ranked, usable, gang.spec.spread_replicas, gang.spec.more_copies, with_buddies=not groups
+    )
+    close = closer_than_required(gang.spec, seats, spares, fabric, groups)
     if close and not gang.seats:
         words = f"[placement] requires other nodes than Slurm gave: {close}"
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, words)
@@ -301,6 +305,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             version=version,
             sources=sources,
             other_sources=others,
+            parity_groups=groups,
             durable_path="" if version else gang.durable_path,
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
@@ -316,6 +321,17 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
                 gang_turn.turn.state, gang_turn.turn.limits, gang.spec, len(seats), gang_turn.now
             ),
         )
+    )
+
+
+def _parity_groups(gang_turn: GangTurn, ranked: list[str]) -> placement.Groups:
+    gang = gang_turn.gang
+    if not gang.spec.parity_nodes:
+        return ()
+    nodes = [seat.node for seat in gang.seats]
+    before = list(zip(nodes, ranked, strict=True)) if len(nodes) == len(ranked) else []
+    return placement.parity_groups(
+        gang_turn.fabric, ranked, gang.spec.parity_nodes, gang.spec.spread_replicas, before, gang.parity_groups
     )
 
 
@@ -336,7 +352,9 @@ def _choose_state(
     """The version in memory to restore, where its shards are, where else, and what is wrong with it, in words."""
     spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
-    version, warning = restore_plan.newest_left(gang_turn, partial(restore_plan.ranks_needed, gang_turn, count))
+    with_rebuilt, rebuilt = restore_plan.with_rebuilt(gang_turn, count)
+    ranks_needed = partial(restore_plan.ranks_needed, gang_turn, count)
+    version, warning = restore_plan.newest_left(gang_turn, ranks_needed, with_rebuilt)
     durable = gang_turn.gang.durable_version
     if version is None or (durable is not None and durable > version):
         return None, (), (), ""
@@ -346,10 +364,14 @@ def _choose_state(
         for local in range(spec.ranks_per_node)
     }
     leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
-    needed = restore_plan.ranks_needed(gang_turn, count, version)
+    needed = ranks_needed(version)
     held = gang_turn.shards_in_memory()
     sources = restore_plan.choose_sources(held, version, needed, home, leaving)
-    return version, sources, restore_plan.other_sources(held, version, sources, leaving), warning
+    others = restore_plan.other_sources(held, version, sources, leaving)
+    lost = set(range(needed)) - {source.rank for source in sources}
+    parities = list(rebuildable.sources_of(rebuilt, version, lost))
+    sources = tuple(sorted((*sources, *(one for one in parities if one.digest)), key=lambda source: source.rank))
+    return version, sources, (*others, *(one for one in parities if not one.digest)), warning
 
 
 def _software_fails(gang: Gang) -> bool:

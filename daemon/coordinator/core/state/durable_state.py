@@ -313,6 +313,8 @@ class Gang:
     """One for each rank."""
     other_sources: tuple[facts.ShardSource, ...] = ()
     """Further nodes that hold shards of `restore_sources`; without digests."""
+    parity_groups: tuple[tuple[str, ...], ...] = ()
+    """Nodes that hold the parity of their states together."""
     restored_generation: int = 0
     """The newest generation whose ranks have all had their states from memory."""
     corrupt_copies: tuple[facts.CorruptCopyFound, ...] = ()
@@ -415,7 +417,8 @@ class Gang:
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""
         started = self.recoveries and self.recoveries[-1].first_step_at > 0
-        return not started and any(source.node == node for source in self.restore_sources)
+        needed = (*self.restore_sources, *(source for source in self.other_sources if source.parity_ranks))
+        return not started and any(source.node == node for source in needed)
 
     @property
     def ranks(self) -> int:

@@ -91,6 +91,8 @@ class GangSpec:
     """When a version is written to `durable_dir` while the gang trains, as in JobSpec (common.proto)."""
     more_copies: int = 0
     """Nodes that hold each rank's state, beside its own node and the buddy."""
+    parity_nodes: int = 0
+    """The most nodes that hold the parity of their states together, and no replicas; 0: they hold replicas."""
 
     @property
     def fewest(self) -> int:
@@ -121,6 +123,20 @@ class Shard:
     replica_digest: int = 0
     size: int = 0
     sharded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """A whole part of a parity in the memory of a node (ParityStatus in agent.proto).
+
+    `digests`, `sizes`: of the shards that it combines, in the order of `ranks`; empty and 0 at place `part`.
+    """
+
+    ranks: tuple[int, ...]
+    version: Version
+    part: int
+    digests: tuple[str, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +326,7 @@ class AgentStatus:
     fenced_generation: int = 0
     ranks: tuple[RankState, ...] = ()
     shards: tuple[Shard, ...] = ()
+    parities: tuple[Parity, ...] = ()
     committed: Version | None = None
     store_port: int = 0
     store_generation: int = 0

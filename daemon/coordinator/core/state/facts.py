@@ -37,12 +37,17 @@ class Seat:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class ShardSource:
-    """Where one rank's shard is read from: the memory of `node`. `primary` as in Shard."""
+    """Where one rank's shard is read from: the memory of `node`. `primary` as in Shard.
+
+    `parity_ranks`: the node holds a part of the parity of these ranks, from which the shard is rebuilt. Empty: it holds
+    the shard.
+    """
 
     rank: int
     node: str
     primary: bool
     digest: str
+    parity_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +269,7 @@ class GenerationStarted:
     `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
     `mtbf_s`: seconds between two failures of the nodes that carry ranks, as far as that is known then.
     `other_sources`: further nodes that hold the shards of `sources`; their digests are empty, because they are equal.
+    `parity_groups`: nodes that hold the parity of their states together (`GangSpec.parity_nodes`).
     `resharded`: another number of ranks wrote `version`, and each rank needs the shards of all of them: `sources`.
     """
 
@@ -287,6 +293,7 @@ class GenerationStarted:
     mtbf_s: float = 0.0
     other_sources: tuple[ShardSource, ...] = ()
     resharded: bool = False
+    parity_groups: tuple[tuple[str, ...], ...] = ()
 
 
 @keeps_stored_names

@@ -446,6 +446,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.restored_version, gang.restore_sources = fact.version, fact.sources
     gang.other_sources = fact.other_sources
+    gang.parity_groups = fact.parity_groups
     gang.resharded = fact.resharded
     gang.agreed_groups = fact.agreed_groups
     gang.mtbf_s = fact.mtbf_s
@@ -479,7 +480,7 @@ def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
-    gang.other_sources, gang.corrupt_copies = (), ()
+    gang.other_sources, gang.corrupt_copies, gang.parity_groups = (), (), ()
     gang.job_nodes = ()
     gang.restored_version = gang.stop = gang.swap = gang.hang = None
     gang.unattributed_node, gang.group_ranks_swapped_once = "", ()

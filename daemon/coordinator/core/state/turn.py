@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.communication import fabric_of_gang
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
-from muster.daemon.coordinator.core.state.events import Shard
+from muster.daemon.coordinator.core.state.events import AgentStatus, Parity, Shard
 from muster.daemon.coordinator.core.state.facts import Fact
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.limits import Limits
@@ -146,16 +146,23 @@ class GangTurn:
         A silent node has an open stream for a while, but is no source. Probes find a silent member, and nobody probes a
         removed one: it is no source once its heartbeats are overdue.
         """
+        return {node: status.shards for node, status in self._sources()}
+
+    def parities_in_memory(self) -> dict[str, tuple[Parity, ...]]:
+        """Whole parts of parities in the memory of the same agents, by node."""
+        return {node: status.parities for node, status in self._sources() if status.parities}
+
+    def _sources(self) -> list[tuple[str, AgentStatus]]:
         members = self.gang.members
-        return {
-            node: agent.status.shards
+        return [
+            (node, agent.status)
             for node, agent in self.observed.agents.items()
             if agent.attached
             and node in members
             and members[node].alive
             and members[node].incarnation == agent.incarnation
             and not (members[node].removed and self._heartbeat_overdue(node))
-        }
+        ]
 
     def _heartbeat_overdue(self, node: str) -> bool:
         return self.now - self.turn.observed.agent_heard_at(self.gang.id, node) >= HEARTBEAT_TIMEOUT_S

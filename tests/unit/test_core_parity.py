@@ -1,0 +1,130 @@
+"""Parity groups, and lost shards that the core has rebuilt from parities."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.daemon.coordinator.core.recovery.parity.rebuildable import rebuildable
+from muster.daemon.coordinator.core.state import facts, placement
+from muster.daemon.coordinator.core.state.events import Parity, Shard, Version
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.shell.orders import Orders
+from muster.fabric.sources.nesting import fabric_of_leaves
+from muster.simulator.scenarios.scenario import Scenario
+from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY
+
+VERSION = Version(1, 5)
+
+
+def held(*ranks: int) -> dict[str, list[Shard]]:
+    return {f"n{rank}": [Shard(rank, VERSION, primary=True, digest=f"d{rank}")] for rank in ranks}
+
+
+def part(ranks: tuple[int, ...], number: int) -> Parity:
+    others = [rank if place != number else -1 for place, rank in enumerate(ranks)]
+    digests = tuple(f"d{rank}" if rank >= 0 else "" for rank in others)
+    return Parity(ranks, VERSION, number, digests, tuple(9 * (rank >= 0) for rank in others))
+
+
+def parts(ranks: tuple[int, ...], *numbers: int) -> dict[str, list[Parity]]:
+    return {f"n{ranks[number]}": [part(ranks, number)] for number in numbers}
+
+
+def test_a_lost_shard_is_rebuilt_from_all_parts_that_it_is_in_and_all_shards_in_these() -> None:
+    (found,) = rebuildable(held(0, 2, 3), parts((0, 1, 2, 3), 0, 2, 3))
+    assert found.shard == Shard(1, VERSION, primary=False, digest="d1", size=9)
+    assert found.nodes == ("n0", "n2", "n3")
+    assert [(source.node, source.digest) for source in found.sources()] == [("n0", "d1"), ("n2", ""), ("n3", "")]
+    assert rebuildable(held(0, 2), parts((0, 1, 2, 3), 0, 2, 3)) == []
+    assert rebuildable(held(0, 2, 3), parts((0, 1, 2, 3), 0, 3)) == []
+    assert rebuildable(held(0, 1, 2, 3), parts((0, 1, 2, 3), 0, 1, 2, 3)) == []
+
+
+def test_parts_that_have_combined_other_shards_are_of_no_use() -> None:
+    wrong = held(0, 2)
+    wrong["n2"] = [replace(wrong["n2"][0], digest="other")]
+    assert rebuildable(wrong, parts((0, 1, 2), 0, 2)) == []
+    parities = parts((0, 1, 2), 0, 2)
+    parities["n2"] = [replace(parities["n2"][0], digests=("d0", "other", ""))]
+    assert rebuildable(held(0, 2), parities) == []
+    older = {"n0": [replace(part((0, 1, 2), 0), version=Version(1, 4))], "n2": [part((0, 1, 2), 2)]}
+    assert rebuildable(held(0, 2), older) == []
+
+
+def test_a_node_that_leaves_is_used_last() -> None:
+    parities = {**parts((0, 1, 2), 0, 2), "a": [part((0, 1, 2), 2)]}
+    assert rebuildable(held(0, 2), parities)[0].nodes == ("n0", "a")
+    assert rebuildable(held(0, 2), parities, ["a"])[0].nodes == ("n0", "n2")
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(3, 9))
+def test_each_node_is_in_one_group_whose_nodes_share_as_few_leaves_as_possible(leaves: list[int], most: int) -> None:
+    """`leaves`: how many nodes each of them has."""
+    nodes = [f"l{leaf}n{number}" for leaf, count in enumerate(leaves) for number in range(count)]
+    fabric = fabric_of_leaves({node: node.partition("n")[0] for node in nodes})
+    groups = placement.parity_groups(fabric, nodes, most)
+    assert sorted(node for group in groups for node in group) == sorted(nodes if len(nodes) > 1 else [])
+    assert {len(group) for group in groups} <= set(range(2, most + 1))
+    for group in groups:
+        together = [sum(node.startswith(f"l{leaf}n") for node in group) for leaf in range(len(leaves))]
+        assert all(count <= -(-size // len(groups)) for count, size in zip(together, leaves, strict=True))
+
+
+def test_groups_stay_with_the_newcomer_in_the_place_of_the_lost_node() -> None:
+    nodes = [f"n{number}" for number in range(6)]
+    fabric = fabric_of_leaves({node: "a" for node in [*nodes, "spare"]})
+    groups = (("n0", "n3", "n1"), ("n4", "n2", "n5"))
+    before = [(node, "spare" if node == "n3" else node) for node in nodes]
+    ranked = [now for _, now in before]
+    kept = placement.parity_groups(fabric, ranked, 3, None, before, groups)
+    assert kept == (("n0", "spare", "n1"), ("n4", "n2", "n5"))
+    assert placement.parity_groups(fabric, ranked[:5], 3, None, (), groups) != kept
+
+
+def trained(nodes: int, spares: int, **spec: object) -> Scenario:
+    """A gang that has committed some steps."""
+    world = Scenario(nodes, spares, parity_nodes=3, **spec)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 5)
+    return world
+
+
+def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
+    world = trained(3, 1, sharded=True)
+    assert all(not seat.buddies for seat in world.gang.seats)
+    (group,) = world.gang.parity_groups
+    assert sorted(group) == sorted(seat.node for seat in world.gang.seats)
+    lost = next(seat for seat in world.gang.seats if seat.group_rank == 1).node
+    world.power_off(lost)
+    world.run_until(lambda: world.gang.generation == 2)
+    (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
+    assert started.version is not None
+    rank_on = {seat.node: seat.group_rank for seat in started.seats}
+    ranks = tuple(rank_on[node] for node in started.parity_groups[0])
+    assert [bool(source.parity_ranks) for source in started.sources] == [False, True, False]
+    order = Orders(world.gang).for_node(started.seats[0].node)
+    assert [list(message.nodes) for message in order.parity_groups] == [list(started.parity_groups[0])]
+    of_rank = [(source.node, source.tier, bool(source.digest)) for source in order.restore.sources if source.rank == 1]
+    assert {node for node, _, _ in of_rank} == set(group) - {lost}
+    assert [(tier, first) for _, tier, first in of_rank] == [(TIER_PARITY, True), (TIER_PARITY, False)]
+    assert all(tuple(s.parity_ranks) == ranks for s in order.restore.sources if s.tier == TIER_PARITY)
+    assert {source.rank for source in order.restore.sources if source.tier == TIER_OWN} == {0, 2}
+    world.run_until(lambda: world.core.observed.gang("g").step_number > started.version.step)
+
+
+def test_a_job_that_ends_because_a_node_is_lost_has_its_last_step_written() -> None:
+    world = trained(3, 0, durable_dir="/d", requeue=True)
+    world.power_off(world.gang.seats[1].node)
+    world.run_until(lambda: bool(world.facts(facts.FlushEnded)))
+    (ordered,) = world.facts(facts.FlushOrdered)
+    (rebuilt,) = {source.rank for source in ordered.sources if source.parity_ranks}
+    assert rebuilt == world.gang.seats[1].group_rank
+    assert world.gang.durable_version == ordered.version
+
+
+def test_fewer_ranks_put_sharded_state_together_from_whole_shards_only() -> None:
+    world = trained(3, 0, sharded=True, min_nodes=2)
+    world.power_off(world.gang.seats[2].node)
+    world.run_until(lambda: world.gang.generation == 2)
+    (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
+    assert (len(started.seats), started.version, started.sources) == (2, None, ())
