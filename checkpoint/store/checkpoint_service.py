@@ -194,7 +194,11 @@ class CheckpointService:
             self._parity_store.set_held(self._commit_protocol.parity_places.held)
             copied_ranks = [place.rank for place in order.places if place.node in replicated_nodes]
             self._replica_builder.set_replicated_ranks(copied_ranks)
-            self._copies = CopiesOfOthers(len(copied_ranks), len(self._commit_protocol.local_ranks))
+            self._copies = CopiesOfOthers(
+                len(copied_ranks),
+                len(self._commit_protocol.local_ranks),
+                parity_share=sum(part.share for part in self._commit_protocol.parity_places.held),
+            )
             local_ranks = self._commit_protocol.local_ranks
             self._slots.retire_all_but(local_ranks)
             self._folder_loads = FolderLoads(order.generation, len(local_ranks))

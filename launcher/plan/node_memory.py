@@ -41,19 +41,26 @@ class NodeMemory:
     """Of the states of another node's ranks."""
     offloaded: float
     """State that the training itself keeps there."""
+    parity: float = 0.0
+    """The node's part of the parity of its group, in place of copies."""
     uploads: float = 0.0
     """Parts of durable checkpoints on their way to a store of objects."""
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.slots + self.copies + self.offloaded + self.uploads
+        return self.slots + self.copies + self.offloaded + self.parity + self.uploads
 
     @property
     def words(self) -> str:
         """The sum and its parts."""
-        parts = {"slots": self.slots, "copies for other nodes": self.copies, "offloaded state": self.offloaded}
-        parts["uploads of durable checkpoints"] = self.uploads
+        parts = {
+            "slots": self.slots,
+            "copies for other nodes": self.copies,
+            "parity of its group": self.parity,
+            "offloaded state": self.offloaded,
+            "uploads of durable checkpoints": self.uploads,
+        }
         listed = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
         return f"{gigabytes(self.total)} of each node's memory: {listed}"
 
@@ -69,9 +76,17 @@ def node_memory(job: Job, model: Model, schedule: Schedule) -> NodeMemory:
     sharded = {Sharding.NONE: 0.0, Sharding.PARAMETERS: state}.get(model.sharding, held.optimizer)
     replica_on_each = axes.pipeline == 1 and ranks % axes.tensor == 0 and axes.data > 1
     own = sharded if replica_on_each else state
-    copies = VERSIONS_OF_COPIES * (job.checkpoint.copies - 1) * own * ranks if job.nodes > 1 else 0.0
     uploads = float(UPLOADS) if is_url(job.durable_dir) else 0.0
-    return NodeMemory(SLOTS * state * ranks, copies, offloaded, uploads)
+    if job.checkpoint.parity:
+        parity = VERSIONS_OF_COPIES * state * ranks / (_smallest_group(job.nodes, job.checkpoint.parity) - 1)
+        return NodeMemory(SLOTS * state * ranks, 0.0, offloaded, parity, uploads)
+    copies = VERSIONS_OF_COPIES * (job.checkpoint.copies - 1) * own * ranks if job.nodes > 1 else 0.0
+    return NodeMemory(SLOTS * state * ranks, copies, offloaded, uploads=uploads)
+
+
+def _smallest_group(nodes: int, most: int) -> int:
+    """Nodes of the smallest parity group (`placement.parity_groups`), if there are `most` or more of them."""
+    return nodes // -(-nodes // most)
 
 
 def needed_memory(job: Job) -> NodeMemory | None:

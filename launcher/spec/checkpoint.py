@@ -26,6 +26,8 @@ class CheckpointTable(Table):
     memory: Annotated[bool, Field(strict=True)] = True
     copies: Annotated[int, Field(strict=True, ge=2, le=job_limits.MAX_COPIES)] = 2
     """On how many nodes each rank's state is kept in memory, its own node among them."""
+    parity: Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_PARITY_NODES)] = 0
+    """Instead of copies, groups of so many nodes at most hold one parity of their states together. 0: copies."""
     durable_every: str = ""
     """Write a durable checkpoint while the job trains: "500 steps", "30 minutes" or "auto". Empty: never unasked."""
     durable_keep: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
@@ -36,6 +38,15 @@ class CheckpointTable(Table):
     """durable_dir is a URL, and whoever may write there is trusted: to load a checkpoint runs what it says, as you."""
     node_mtbf_hours: Hours = 0.0
     """Hours between two failures of one node, for intervals that Muster chooses. 0: as observed."""
+
+    @field_validator("parity")
+    @classmethod
+    def _check_parity(cls, value: int) -> int:
+        if value in (1, 2):
+            raise ValueError(
+                f"must be the nodes of a group, 3 to {job_limits.MAX_PARITY_NODES}, or 0: with 2 it would be a copy"
+            )
+        return value
 
     @field_validator("durable_every")
     @classmethod
@@ -88,4 +99,17 @@ def check_trust(durable_dir: str, table: CheckpointTable) -> None:
     if table.trust_durable_store and not is_url(durable_dir):
         raise ValueError(
             "checkpoint.trust_durable_store is for a durable_dir that is a URL, such as s3://BUCKET/PREFIX"
+        )
+
+
+def check_parity(table: CheckpointTable, nodes: int) -> None:
+    """Raises ValueError: the job can't have such parities."""
+    if table.parity > nodes:
+        raise ValueError(
+            f"checkpoint.parity = {table.parity} must not be more than nodes = {nodes}: a group has nodes with ranks"
+        )
+    if table.parity and table.copies > 2:
+        raise ValueError(
+            f"checkpoint.parity = {table.parity} is in place of copies, and checkpoint.copies = {table.copies} asks "
+            "for more of them: keep one of both"
         )

@@ -27,7 +27,7 @@ from pydantic import (
 from muster.daemon.transport import job_limits, toml_text
 from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable, check_trust, check_url, is_url
+from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable, check_parity, check_trust, check_url, is_url
 from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.flags import with_options
@@ -282,6 +282,7 @@ class Job(Table):
                 f"checkpoint.copies = {self.checkpoint.copies} must not be more than nodes = {self.nodes}: only nodes "
                 "with ranks hold copies"
             )
+        check_parity(self.checkpoint, self.nodes)
         if self.gpus_per_node and self.slurm.gres:
             raise ValueError("gpus_per_node and slurm.gres both request GRES for each node: keep one of them")
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
@@ -342,6 +343,7 @@ class Job(Table):
             durable_every_s=self.checkpoint.durable_every_s,
             durable_auto=self.checkpoint.durable_every == AUTO,
             more_copies=self.checkpoint.copies - 2,
+            parity_nodes=self.checkpoint.parity,
             durable_keep=self.checkpoint.durable_keep,
             durable_keep_s=self.checkpoint.durable_keep_hours * HOUR_S,
             trust_durable_store=self.checkpoint.trust_durable_store,

@@ -88,6 +88,41 @@ def test_a_sharded_job_without_a_spare_goes_on_with_fewer_ranks_from_memory(heal
         training.wait_job_ended()
 
 
+@pytest.mark.long
+def test_a_sharded_job_with_a_parity_rebuilds_the_state_of_a_lost_node_then_saves_the_next_one(
+    healthy: Cluster,
+) -> None:
+    """No node has a copy of another one's state. A spare takes the first lost rank; after the second loss there is no
+    spare, and the state that is written before the requeue is rebuilt, too."""
+    settings = (
+        'durable_dir = "/shared/jobs/parity/durable"',
+        "pool_nodes = 0",
+        'parallelism.sharding = "parameters"',
+        "checkpoint.parity = 4",
+    )
+    spec = TrainingSpec("parity", nodes=4, spares=1, arguments=(*SLOW_STEPS, "--fsdp"), settings=settings)
+    with Training(healthy, spec) as training:
+        training.submit()
+        training.wait_step(20)
+        healthy.crash(training.node_of(1))
+        recovery = training.wait_recovered(2)
+        assert recovery["action"] == "swap"
+        restored = int(recovery["step_restored"])
+        assert int(recovery["step_before"]) - restored <= 2
+        training.wait_step(restored + 3)
+        before, after = losses(training.log(1, 0)), losses(training.log(2, 0))
+        assert min(after) == restored + 1
+        assert abs(after[restored + 1] - before[restored]) < 0.5, "the loss goes on where it was"
+        assert "is rebuilt from the parity of ranks [0, 1, 2, 3]" in output(training)
+        training.wait_step(int(training.view["step"]) + 20)
+        healthy.crash(training.node_of(2))
+        training.wait(lambda v: v.get("phase") == "REQUEUED", 120, "REQUEUED")
+        reached = max(losses(training.log(2, 0)))
+        (saved,) = (training.folder / "durable").glob("step_*")
+        assert reached - int(saved.name.split("_")[1]) <= 2
+        training.cancel()
+
+
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
     """One job gets the node, in a pool job. The other one, which is elastic too, continues with fewer replicas.
 

@@ -34,6 +34,17 @@ def test_copies_need_two_versions_of_what_no_local_rank_holds() -> None:
     assert CopiesOfOthers(3, 2, {0: 100, 1: 100}).bytes == 2 * 2 * 200, "a smaller node copies a larger one"
 
 
+def test_parts_of_parities_need_two_versions_of_whole_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, each with a part of a parity of four ranks."""
+    copies = CopiesOfOthers(0, 2, parity_share=2 / 3)
+    copies.note(0, 30 * MIB, 29 * MIB)
+    copies.note(1, 21 * MIB, 0)
+    assert copies.bytes == 2 * 20 * MIB
+    leave(monkeypatch, 60)
+    with pytest.raises(NoMemoryLeft, match=r"60 MiB for 2 slots, parts of parities need \d+ MiB, and 60 MiB are left"):
+        check_memory(0, 2, 30 * MIB, copies)
+
+
 def test_memory_for_slots_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = CopiesOfOthers(1, 1)
     copies.note(0, 10 * MIB, 0)

@@ -44,6 +44,23 @@ def test_on_how_many_nodes_a_state_is_kept() -> None:
         parse(text + "copies = 1", "job.toml")
 
 
+def test_parities_in_place_of_copies() -> None:
+    text = TOP.replace("nodes = 2", "nodes = 4")
+    assert parse(text + "parity = 4", "job.toml").to_proto("/w").parity_nodes == 4
+    assert spec_of("parity = 0").parity_nodes == 0
+    for wrong, why in (
+        ("parity = 2", r"checkpoint\.parity = 2: must be the nodes of a group, 3 to 32, or 0"),
+        ("parity = 33", r"checkpoint\.parity = 33"),
+        ("parity = 5", r"checkpoint\.parity = 5 must not be more than nodes = 4"),
+        (
+            "parity = 3\ncopies = 3",
+            r"checkpoint\.parity = 3 is in place of copies, and checkpoint\.copies = 3 asks for more",
+        ),
+    ):
+        with pytest.raises(WrongInput, match=why):
+            parse(text + wrong, "job.toml")
+
+
 @pytest.mark.parametrize("every", ["5", "0 steps", "5 hours", "-1 steps", "1.5 minutes", "often", "5 steps "])
 def test_anything_else_is_refused_with_what_would_be_right(every: str) -> None:
     with pytest.raises(WrongInput) as refused:

@@ -50,6 +50,18 @@ def test_sharded_state_is_small_but_differs_from_node_to_node() -> None:
     assert optimizer.copies == pytest.approx(2 * 8 * 7e9 * 12 / 32)
 
 
+def test_a_parity_takes_a_part_of_what_copies_take() -> None:
+    sharded = '[parallelism]\nsharding = "parameters"\n[checkpoint]\nparity = '
+    needed = needed_memory(job(sharded + "4"))
+    assert needed is not None
+    assert (needed.copies, needed.parity) == (0.0, pytest.approx(needed.slots / 3))
+    assert needed.total == needed.slots + needed.parity
+    assert "parity of its group" in needed.words
+    smaller = needed_memory(job(sharded + "3"))  # two groups of 2 nodes
+    assert smaller is not None
+    assert smaller.parity == pytest.approx(smaller.slots)
+
+
 def test_stages_of_a_pipeline_differ_from_node_to_node() -> None:
     needed = needed_memory(job("[parallelism]\npipeline = 4\n"))
     assert needed is not None
@@ -113,7 +125,7 @@ def test_a_plan_shows_it_on_the_screen_and_as_json() -> None:
     shown = "memory checkpoints: 1,568.0 GB of each node's memory: slots 1,568.0 GB"
     assert any(shown in line for line in lines(prepared))
     assert to_dict(prepared)["node_memory_bytes"] == {
-        "slots": 1_568e9, "copies": 0.0, "offloaded": 0.0, "uploads": 0.0, "total": 1_568e9,
+        "slots": 1_568e9, "copies": 0.0, "offloaded": 0.0, "parity": 0.0, "uploads": 0.0, "total": 1_568e9,
     }  # fmt: skip
 
 

@@ -4,8 +4,8 @@ Slots are allocated at once. Copies of other nodes' shards are sparse memory tha
 after the slots. A limit that they would break would end the job then. So their need is counted beforehand: this node
 keeps as many copies as other nodes have ranks whose buddy it is, each of them of two versions, and each without the
 bytes that the ranks of this node hold as well. What two copied ranks hold in common is stored once, but how much that
-is shows only when it comes: it is counted for each of them. The shards of other nodes are taken to be as large as those
-of this one.
+is shows only when it comes: it is counted for each of them. Parts of parities hold all bytes. The shards of other nodes
+are taken to be as large as those of this one.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,9 @@ keep a slot is better than to have the training killed for its next allocation."
 
 @dataclass
 class CopiesOfOthers:
-    """What this node's copies for other nodes need.
+    """What this node's copies for other nodes need, and its parts of parities.
 
+    `parity_share`: how many times the slot of a rank these parts need, for one version.
     `copied_ranks`: the ranks of other nodes of which this node keeps copies; `local_ranks`: those that run here.
     """
 
@@ -31,16 +32,25 @@ class CopiesOfOthers:
     local_ranks: int = 1
     _own_bytes: dict[int, int] = field(default_factory=dict)
     """For each local rank that has asked for slots: the bytes of its shard that no other rank holds."""
+    parity_share: float = 0.0
+    _slot_bytes: int = 0
 
     def note(self, rank: int, slot_bytes: int, shared_bytes: int) -> None:
         """A rank of this node asks for slots."""
         self._own_bytes[rank] = max(0, slot_bytes - shared_bytes)
+        self._slot_bytes = max(self._slot_bytes, slot_bytes)
 
     @property
     def bytes(self) -> int:
         """What all copies will need."""
         ranks_each = -(-self.copied_ranks // max(1, self.local_ranks))
-        return VERSIONS_OF_COPIES * ranks_each * sum(self._own_bytes.values())
+        parities = VERSIONS_OF_COPIES * round(self.parity_share * self._slot_bytes)
+        return VERSIONS_OF_COPIES * ranks_each * sum(self._own_bytes.values()) + parities
+
+    @property
+    def words(self) -> str:
+        """What they are."""
+        return "parts of parities" if self.parity_share else "copies of other nodes' states"
 
 
 def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers, upload_bytes: int = 0) -> None:
@@ -55,7 +65,7 @@ def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers,
     if new_slots + coming + upload_bytes > left.bytes:
         uploads = f"uploads of durable checkpoints need {upload_bytes >> 20} MiB, " if upload_bytes else ""
         raise NoMemoryLeft(
-            f"rank {rank} needs {new_slots >> 20} MiB for {slots} slots, copies of other nodes' states need "
+            f"rank {rank} needs {new_slots >> 20} MiB for {slots} slots, {copies.words} need "
             f"{coming >> 20} MiB, {uploads}and {left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
         )
 
@@ -69,7 +79,7 @@ def check_room_for_flush(size: int, copies: CopiesOfOthers) -> None:
     left, coming = left_to_this_process(), max(0, copies.bytes - sparse_bytes())
     if size + min(size, MOST_LEFT_FREE) + coming > left.bytes:
         raise NoMemoryLeft(
-            f"to copy the {size >> 20} MiB that are still to be written, twice as much must be free; copies of other "
-            f"nodes' states need {coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node "
+            f"to copy the {size >> 20} MiB that are still to be written, twice as much must be free; {copies.words} "
+            f"need {coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node "
             f"({left.limit})"
         )

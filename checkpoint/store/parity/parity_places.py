@@ -24,6 +24,11 @@ class PartPlace:
     part: int
     holder: str
 
+    @property
+    def share(self) -> float:
+        """How much of one rank's shard the part is."""
+        return 1 / (len(self.ranks) - 1)
+
     def to_wire(self) -> peer_pb2.ParityPart:
         """Convert to the message."""
         return peer_pb2.ParityPart(ranks=self.ranks, part=self.part)
