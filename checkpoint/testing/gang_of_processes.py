@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -64,7 +64,11 @@ class Gang:
         self._call_all("fence")
 
     def begin(
-        self, places: Mapping[int, str], buddies: Mapping[str, str], restore: agent_pb2.RestorePlan | None = None
+        self,
+        places: Mapping[int, str],
+        buddies: Mapping[str, str],
+        restore: agent_pb2.RestorePlan | None = None,
+        parity_group: Collection[str] = (),
     ) -> int:
         """Start the next generation; returns its number.
 
@@ -72,6 +76,7 @@ class Gang:
             places: the node of each rank.
             buddies: which node keeps the copies of a node's shards.
             restore: what the generation starts from; None: a fresh start.
+            parity_group: nodes that hold the parity of their states together.
         """
         self.generation += 1
         order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation, world_size=len(places))
@@ -80,6 +85,8 @@ class Gang:
             for node, address in self._addresses.items()
         )
         order.places.extend(agent_pb2.RankPlace(rank=rank, node=node) for rank, node in places.items())
+        if parity_group:
+            order.parity_groups.add(nodes=parity_group)
         if restore is not None:
             order.restore.CopyFrom(restore)
         self._call_all("apply_order", order.SerializeToString())
@@ -128,6 +135,21 @@ class Gang:
         shard = self.shard(rank, node, tier)
         plan = agent_pb2.RestorePlan(version=shard.version)
         plan.sources.add(rank=rank, tier=shard.tier, node=node, digest=shard.digest)
+        return plan
+
+    def parity_plan(self, places: Mapping[int, str], lost: int) -> agent_pb2.RestorePlan:
+        """The restore of all ranks from their own nodes, and of a lost one from the parity of all."""
+        plan = agent_pb2.RestorePlan()
+        for rank, node in places.items():
+            if rank != lost:
+                plan.sources.extend(self.plan(rank, node, agent_pb2.TIER_OWN).sources)
+                plan.version.CopyFrom(self.shard(rank, node, agent_pb2.TIER_OWN).version)
+        for node, agent in self._agents.items():
+            for parity in map(agent_pb2.ParityStatus.FromString, agent.call("parities")):
+                digest = parity.digests[list(parity.ranks).index(lost)]
+                if digest and parity.version == plan.version:
+                    source = plan.sources.add(rank=lost, tier=agent_pb2.TIER_PARITY, node=node, digest=digest)
+                    source.parity_ranks.extend(parity.ranks)
         return plan
 
     def flush_s(self, node: str, serial: int, folder: str) -> float:

@@ -86,6 +86,14 @@ class NodeAgent:
 
         return self._run(collect())  # type: ignore[no-any-return]
 
+    def parities(self) -> list[bytes]:
+        """A serialized status of each part of a parity that this node holds."""
+
+        async def collect() -> list[bytes]:
+            return [parity.SerializeToString() for parity in self._service.parities()]
+
+        return self._run(collect())  # type: ignore[no-any-return]
+
     def wait_committed(self, generation: int, step: int) -> float:
         """The moment when this node knew that the version, or a newer one, is committed.
 
