@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 from benchmarks.checkpoint.equal_rank import EqualRank
 from benchmarks.checkpoint.figures import RATE, Rows
-from benchmarks.checkpoint.gang import Gang
-from benchmarks.checkpoint.worker import Worker
 from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.store.parity import exclusive_or
+from muster.checkpoint.testing.gang_of_processes import Gang
+from muster.checkpoint.testing.worker import Worker
 
 NODES = ("n0", "n1", "n2", "n3")
 LOST = 1

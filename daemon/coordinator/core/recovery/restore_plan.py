@@ -105,7 +105,8 @@ def memory_may_return(gang_turn: GangTurn) -> bool:
     empty = {
         node
         for node, agent in known.items()
-        if all(held.version <= saved for held in (*agent.status.shards, *agent.status.parities))
+        if all(shard.version <= saved for shard in agent.status.shards)
+        and all(parity.version <= saved for parity in agent.status.parities)
     }
     gone_at = (known[node].gone_at if node in known else 0.0 for node in away if node not in empty)
     until = [max(observed.observing_since, at) + failure_detector.REATTACH_S for at in gone_at]
