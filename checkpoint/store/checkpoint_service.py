@@ -361,6 +361,7 @@ class CheckpointService:
         self._replica_builder.close()
         self._shard_store.drop(lambda _: True, "the agent ends")
         self._parity_store.close()
+        self._parity_receiver.close()
         self._slots.close()
         self._run_in_thread.close()
         self._flush_threads.close()

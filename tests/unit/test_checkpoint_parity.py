@@ -24,10 +24,12 @@ from tests.unit.test_checkpoint_service import (
 )
 
 from muster.checkpoint.format.errors import FlushError, RestoreError
+from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.parity import exclusive_or, parity_receiver
-from muster.checkpoint.store.parity.parity_part import PartKey
+from muster.checkpoint.store.parity.parity_part import ParityPart, PartDropped, PartKey
 from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
 
@@ -187,6 +189,47 @@ def test_each_piece_of_each_shard_is_in_one_part_that_another_node_holds(counts:
         numbers = [key.number(rank, position) for key in keys for position in range(key.share(rank, count))]
         assert sorted(numbers) == list(range(count))
         assert max(key.share(rank, count) for key in keys) == -(-count // (len(ranks) - 1))
+
+
+@given(st.data())
+def test_a_part_is_the_xor_of_what_was_added_in_any_order_and_more_than_once(data: st.DataObject) -> None:
+    """Four ranks, of which the part combines three. Its memory is replaced by larger memory somewhere in between."""
+    key = PartKey(Version(1, 1), (0, 1, 2, 3), 2)
+    shard = st.lists(st.binary(min_size=1, max_size=40), min_size=3, max_size=9)
+    shards = {rank: data.draw(shard) for rank in key.combined}
+    freed: list[int] = []
+    part = ParityPart(key, SealedMemory("a", PIECE_BYTES, sparse=True), 1, lambda memory, count: freed.append(count))
+    for rank, contents_of in shards.items():
+        part.begin_rank(rank, tuple(Piece(0, len(c), digest_of(memoryview(c))) for c in contents_of))
+    part.replace_memory(SealedMemory("b", 3 * PIECE_BYTES, sparse=True), 3)
+    part.replace_memory(SealedMemory("c", 2 * PIECE_BYTES, sparse=True), 2)
+    assert part.capacity == 3
+    expected: dict[int, bytes] = {}
+    steps = []
+    for rank, contents_of in shards.items():
+        for position in range(key.share(rank, len(contents_of))):
+            content = contents_of[key.number(rank, position)]
+            steps.append((rank, position, content))
+            before = expected.get(position, b"")
+            size = max(len(before), len(content))
+            both = int.from_bytes(before.ljust(size, b"\0")) ^ int.from_bytes(content.ljust(size, b"\0"))
+            expected[position] = both.to_bytes(size)
+    left, whole = {(rank, position) for rank, position, _ in steps}, 0
+    for rank, position, content in data.draw(st.permutations(steps + steps[::2])):
+        part.add(rank, [(position, memoryview(content))])
+        left.discard((rank, position))
+        whole += bool(part.try_complete())
+        assert whole == (not left), "it is whole once, when all has been added"
+    assert part.shard is not None
+    found = [bytes(part.shard.piece(number)) for number in range(len(part.shard.pieces))]
+    assert found == [expected[position] for position in sorted(expected)]
+    assert part.shard.corrupt_pieces() == []
+    assert part.status().digests[2] == ""
+    part.drop()
+    part.drop()
+    assert freed == [3]
+    with pytest.raises(PartDropped):
+        part.add(0, [(0, memoryview(b"late"))])
 
 
 def test_an_order_names_the_parts_of_each_node() -> None:

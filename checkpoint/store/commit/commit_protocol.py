@@ -235,10 +235,12 @@ class CommitProtocol:
         """The ranks whose shards of the restored version are this node's to replicate.
 
         If another number of ranks wrote it, these are the shards that the plan would take from this node first: its
-        own, and replicas of nodes that are gone. All ranks need them until the next commit.
+        own, and replicas of nodes that are gone. All ranks need them until the next commit. They are in no parity.
         """
         if not self.order.restore.resharded:
             return sorted(self.local_ranks)
+        if self.parity_places.sent:
+            return []
         first: dict[int, str] = {}
         for source in self.order.restore.sources:
             first.setdefault(source.rank, source.node)

@@ -117,9 +117,9 @@ class ParityPart:
         return [position for position in range(count) if position not in self._added[rank]]
 
     def replace_memory(self, memory: SealedMemory, capacity: int) -> None:
-        """Move to larger memory. A thread does this: it copies what there is."""
+        """Move to larger memory, if it is larger. A thread does this: it copies what there is."""
         with self._lock:
-            if not self._dropped:
+            if not self._dropped and capacity > self._capacity:
                 for position, length in self._lengths.items():
                     start = position * PIECE_BYTES
                     memory.view[start : start + length] = self._memory.view[start : start + length]

@@ -25,8 +25,8 @@ from muster.checkpoint.store.streams.transport import FetchFailed, PieceAccess, 
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
 
-WINDOW_PIECES = 16
-"""Pieces that are fetched at a time, and then added: 64 MiB of staging memory for each shard that comes."""
+WINDOW_PIECES = 8
+"""Pieces that are fetched at a time, and then added: 32 MiB of staging memory for each shard that comes."""
 SHARDS_AT_ONCE = 4
 """Shards that come at the same time. Others wait: more would need more staging memory and bring nothing sooner."""
 FETCH_TIMEOUT_S = 3600.0
@@ -65,6 +65,8 @@ class ParityReceiver:
         self._stale_reason = stale_reason
         self._run_in_thread = run_in_thread
         self._transfers = asyncio.Semaphore(SHARDS_AT_ONCE)
+        self._staging: list[SealedMemory] = []
+        """Staging memory that is not in use. Its pages stay: the kernel takes longer to find them than to fill them."""
 
     async def offer(self, offer: peer_pb2.ShardOffer) -> peer_pb2.ShardStored:
         """Add a shard to a part. All its pieces are in the part when this returns without a refusal."""
@@ -104,8 +106,7 @@ class ParityReceiver:
         """Fetch and add the pieces at some positions, a window after the other."""
         key, inline = part.key, shard_offers.inline_pieces(offer)
         places, count = staged(pieces, WINDOW_PIECES, key.stride), key.share(offer.rank, len(pieces))
-        room = min(WINDOW_PIECES, count) * PIECE_BYTES
-        staging = SealedMemory(f"muster-{self._gang_id}-staging", room, sparse=True)
+        staging = self._staging.pop() if self._staging else self._new_staging()
         try:
             for first in range(0, count, WINDOW_PIECES):
                 window = {p: key.number(offer.rank, p) for p in missing if first <= p < first + WINDOW_PIECES}
@@ -118,7 +119,15 @@ class ParityReceiver:
                 come = [(p, staging.view[places[n].offset :][: places[n].length]) for p, n in window.items()]
                 await self._finished(part.add, offer.rank, come)
         finally:
-            staging.close()
+            self._staging.append(staging)
+
+    def _new_staging(self) -> SealedMemory:
+        return SealedMemory(f"muster-{self._gang_id}-staging", WINDOW_PIECES * PIECE_BYTES, sparse=True)
+
+    def close(self) -> None:
+        """Free the staging memory."""
+        while self._staging:
+            self._staging.pop().close()
 
     async def _fetch(
         self, offer: peer_pb2.ShardOffer, places: list[Piece], numbers: list[int], staging: SealedMemory

@@ -79,7 +79,7 @@ def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, 
         return chosen
     lost = set(range(ranks)) - {source.rank for source in chosen}
     rebuilt = tuple(rebuildable.sources_of(restore_plan.with_rebuilt(gang_turn)[1], version, lost))
-    if {source.rank for source in rebuilt} == lost:
+    if {source.rank for source in rebuilt} == lost and not _all_train(gang_turn):
         return (*chosen, *rebuilt)
     per_node = gang.spec.ranks_per_node
     own = ((seat.group_rank * per_node + local, seat.node) for seat in gang.seats for local in range(per_node))
@@ -97,9 +97,15 @@ def _committed_version(gang_turn: GangTurn) -> Version | None:
     gang, observed = gang_turn.gang, gang_turn.observed
     leader = next((seat.node for seat in gang.seats if seat.group_rank == 0), "")
     committed = observed.status(leader).committed
-    if gang.phase is not Phase.RUNNING or committed is None or committed.generation != gang.generation:
+    if committed is None or committed.generation != gang.generation:
         return None
-    return committed if all(observed.is_attached(seat.node) for seat in gang.seats) else None
+    return committed if _all_train(gang_turn) else None
+
+
+def _all_train(gang_turn: GangTurn) -> bool:
+    """The generation runs, and the agents of all its nodes are attached."""
+    gang = gang_turn.gang
+    return gang.phase is Phase.RUNNING and all(gang_turn.observed.is_attached(seat.node) for seat in gang.seats)
 
 
 def _newest_version(gang_turn: GangTurn) -> Version | None:
