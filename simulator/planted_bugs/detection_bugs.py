@@ -129,7 +129,7 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         "A node is blamed as soon as one rank has crashed on it.",
         module=f"{_ROOM}.attribution",
         code=(
-            "    if last.hardware or before.hardware or not node or before.crashed_on != node:\n        return\n"
+            '    if last.hardware or before.hardware or not node or before.crashed_on != node:\n        return ""\n'
             "    if gang.failures_in_a_row < CRASHES_UNTIL_SWAP:"
         ),
         bug="    if last.hardware or not node:",
