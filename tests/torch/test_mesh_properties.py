@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
 import torch.distributed as dist  # noqa: E402
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from muster.checkpoint.testing.rank_processes import start_ranks  # noqa: E402
@@ -94,7 +94,11 @@ def check(ranks: Ranks, example: Any) -> None:
 
 
 FEW = settings(
-    max_examples=8, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # each example that is found wrong costs a start of the ranks
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
