@@ -38,6 +38,24 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="        for shard in shards:\n            ranks.setdefault(",
         bug="        for shard in (s for s in shards if s.primary):\n            ranks.setdefault(",
     ),
+    "forget-the-parity": PlantedBug(
+        "A shard counts as lost although it can be rebuilt from a parity.",
+        module=f"{_ROOM}.transitions",
+        code="newest_left(gang_turn, ranks_needed, with_rebuilt)",
+        bug="newest_left(gang_turn, ranks_needed)",
+    ),
+    "stop-without-the-parity": PlantedBug(
+        "A job that ends because a node is lost does not write what could be rebuilt.",
+        module=f"{_ROOM}.flushing",
+        code="gang.ranks_of, restore_plan.with_rebuilt(gang_turn)[0])\n    return",
+        bug="gang.ranks_of)\n    return",
+    ),
+    "name-one-part-of-a-parity": PlantedBug(
+        "The plan names one of the nodes that hold a parity, from which nothing can be rebuilt.",
+        module=f"{_ROOM}.transitions",
+        code="(*others, *(one for one in parities if not one.digest)), warning",
+        bug="others, warning",
+    ),
     "restore-what-replicas-disagree-on": PlantedBug(
         "A version on which replicas disagree is restored before a durable checkpoint, or without a warning.",
         module=f"{_ROOM}.restore_plan",
