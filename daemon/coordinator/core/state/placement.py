@@ -130,8 +130,8 @@ def assign_seats(
         return tuple(apart.next_apart(whole, at[node], WATCHED_PEER_COUNT))
 
     def seat(position: int, node: str) -> Seat:
-        buddies = (with_buddies and copies.next_apart(carriers, among[node], 1 + more_copies)) or [""]
-        buddy, *more = buddies
+        buddies = copies.next_apart(carriers, among[node], 1 + more_copies) or [""]
+        buddy, *more = buddies if with_buddies else [""]
         return Seat(node, position, buddy, watched(node), tuple(more))
 
     seats = tuple(seat(position, node) for position, node in enumerate(ranked))
