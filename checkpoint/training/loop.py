@@ -18,39 +18,27 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from muster.checkpoint.durable import locations
-from muster.checkpoint.durable.newest import newest_checkpoint
-from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import agreed_states, resume
-from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
+from muster.checkpoint.training import resume
+from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
-from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
+from muster.checkpoint.training.durable_loading import which_checkpoint
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
-from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
 from muster.checkpoint.training.planned_stop import PlannedStop
-from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
+from muster.checkpoint.training.publication import rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
-from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, first_change, signature
-from muster.checkpoint.training.snapshot import SnapshotWriter
-from muster.checkpoint.training.states.replicas import find_replicas
-from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
+from muster.checkpoint.training.states.training_state import TrainingState
+from muster.checkpoint.training.step_keeper import StepKeeper
 from muster.checkpoint.training.wait_budget import WaitBudget
 
 log = logging.getLogger(__name__)
 
-FINAL_SLOT_TIMEOUT_S = 30.0
-"""Seconds that the last snapshot waits for a free slot."""
-
 AFTER_LAST_STEP, RESTORING = "after the last step", "restoring its state"
 """Phases that this module declares. In these phases no rank waits for another one."""
-
-NEW_SLOT_TIMEOUT_S = 5.0
-"""Seconds that a snapshot waits for the first of new slots. The agent grants it at once."""
 
 
 class Checkpoint:
@@ -94,19 +82,12 @@ class Checkpoint:
         if not 0 <= wait_share <= 1:
             raise CheckpointError(f"wait_share={wait_share}: a share of the time, 0 (never wait) to 1")
         self._due = DueSteps(None if every == AUTO else int(every), _join_group)
-        self._wait_budget = WaitBudget(wait_share)
         self._states = TrainingState(states, per_rank, differs_in)
         self._connection = link or AgentConnection.from_environment()
+        self._keeper: StepKeeper | None = None
         if self._connection is not None:
             self._connection.first_due = self._due.first_due
-        self._snapshot_writer: SnapshotWriter | None = None
-        self._late_copies = LateCopies(self._states.optimizers().values()) if overlap and self._connection else None
-        self._borrowed_pages = BorrowedPages()
-        self._plan: ShardPlan | None = None
-        self._structure: Any = None
-        self._joint_planning = JointPlanning(_ranks_that_plan)
-        self._has_compared_replicas = False
-        self._min_object_bytes: dict[str, int] = {}
+            self._keeper = StepKeeper(self._states, self._connection, self._due, WaitBudget(wait_share), overlap)
         self._planned_stop: PlannedStop | None = None
         self._phases: list[str] = []
         self._host_clock = HostClock(host_time)
@@ -165,14 +146,15 @@ class Checkpoint:
             step, folder = load_newest_intact(load, folder, progress, may_be_older=may_be_older)
             log.info("starting after step %d, from %s", step, folder)
             return step
+        assert self._connection is not None
+        assert self._keeper is not None
         if start.shard is not None:
-            self._borrowed_pages = BorrowedPages()
-            step = resume.from_shard(self._states, start.shard, rank, self._borrowed_pages)
-            self._borrowed_pages.copy_in_use()
+            pages = self._keeper.borrowed_pages = BorrowedPages()
+            step = resume.from_shard(self._states, start.shard, rank, pages)
+            pages.copy_in_use()
         else:
-            assert self._connection is not None
             step = resume.from_shards(self._states, AgentShards(self._connection), rank)
-        self._has_compared_replicas = True
+        self._keeper.are_replicas_equal = True
         if step != start.step:
             raise CheckpointError(f"the agent gave step {step} for step {start.step}")
         log.info("starting after step %d, from memory", step)
@@ -205,10 +187,9 @@ class Checkpoint:
         """
         self._states.finish_steps(n - self._finished_steps)
         self._finished_steps = n
-        if self._connection is None:
+        if self._connection is None or self._keeper is None:
             return True
-        if self._late_copies is not None:
-            self._late_copies.wait()  # no optimizer has made a step since
+        self._keeper.wait()  # for late copies, if no optimizer has made a step since
         self._connection.read_pending()
         self._due.advise(*self._connection.advised_interval)
         due = self._due.is_due(n)  # without an agent, too: the other ranks may wait for rank 0's answer
@@ -216,11 +197,10 @@ class Checkpoint:
             return True
         self._end_timed_step(n)
         stop = self._is_stop_due(n)
-        if final or stop or due:
-            if self._snapshot(n, last=final or stop):
-                self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
-        else:
-            self._report_finished(n)
+        # Before the copy: the gang runs from its first step on, and planning takes time.
+        self._report_finished(n)
+        if (final or stop or due) and self._keeper.take(n, last=final or stop):
+            self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         if self._timer is not None:
             self._timer.begin_step()
         if final:
@@ -265,16 +245,10 @@ class Checkpoint:
         """Close the connection to the agent. The agent keeps the state that it has."""
         if self._timer is not None:
             self._timer.close()
-        if self._late_copies is not None:
-            self._late_copies.close()
-        self._close_snapshot_writer()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._connection is not None:
             self._connection.close()
-
-    def _close_snapshot_writer(self) -> None:
-        if self._snapshot_writer is not None:
-            self._snapshot_writer.close()
-        self._snapshot_writer = None
 
     def _enter_phase(self, phase: str) -> None:
         self._phases.append(phase)
@@ -313,127 +287,6 @@ class Checkpoint:
             self._reported_not_finite = True
             self._connection.report_not_finite(n, words)
 
-    def _snapshot(self, n: int, *, last: bool) -> bool:
-        """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time, or if the
-        state has changed and the ranks have yet to plan. Returns whether it was taken.
-
-        `last`: no snapshot follows. Wait for any slot. Otherwise the step is kept only if it is the one that all ranks
-        keep next.
-        """
-        assert self._connection is not None
-        # Reported before the copy: the gang runs from its first step on, and planning takes time.
-        self._report_finished(n)
-        began = time.monotonic()
-        captured = self._states.capture(rank_and_world_size()[0], n)
-        capture_s = time.monotonic() - began
-        wait_s = FINAL_SLOT_TIMEOUT_S if last else 0.0
-        change = self._change(captured)
-        # The ranks plan together, so nothing before this depends on the rank's own slots.
-        if self._plan is None or self._joint_planning.is_due(change, last=last):
-            captured = self._plan_together(n, captured)
-            wait_s, change = max(wait_s, NEW_SLOT_TIMEOUT_S), ""
-        filled = not change and self._fill_slot(n, captured, wait_s, capture_s, may_be_late=not last)
-        if not filled:
-            self._connection.report_progress(n, skipped=True)
-        return filled
-
-    def _change(self, captured: CapturedState) -> str:
-        """The first leaf that the plan does not fit any more; empty: none."""
-        found = signature(captured.leaves)
-        if self._plan is None or self._plan.signature == found:
-            return ""
-        return self._states.described(first_change(self._plan.signature, found), captured.shared)
-
-    def _plan_together(self, n: int, captured: CapturedState) -> CapturedState:
-        """Plan this rank's shard. A collective call. Returns the state to keep: with other names if ranks now optimize
-        different parameters.
-
-        All ranks get new slots: a rank whose state has changed has skipped steps, for which others would wait.
-        """
-        before = self._states.by_name
-        agreed_states.agree_on_optimizers(self._states)
-        if self._states.by_name != before:
-            captured = self._states.capture(rank_and_world_size()[0], n)
-        self._compare_replicas(n, captured)
-        publication = plan_publication([*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)])
-        self._structure = agreed_states.published_structure(self._states, captured)
-        if self._plan is None:
-            self._joint_planning.begin()
-        self._make_plan(captured, publication)
-        return captured
-
-    def _compare_replicas(self, n: int, captured: CapturedState) -> None:
-        """Compare replicas once in a run: later they are compared by all their bytes."""
-        if not self._has_compared_replicas:
-            agreed_states.refuse_unequal_replicas(self._states, captured.leaves, n)
-        self._has_compared_replicas = True
-
-    def _fill_slot(
-        self, n: int, captured: CapturedState, wait_s: float, capture_s: float, *, may_be_late: bool
-    ) -> bool:
-        """Write the captured state into a slot; returns False if no slot is free.
-
-        `capture_s`: seconds that it took to capture the state. With the copy, and with the wait for an earlier late
-        copy, they are what the snapshot costs. `may_be_late`: what only optimizers change may be copied after this.
-        """
-        assert self._connection is not None
-        while self._snapshot_writer is not None:
-            slot = self._connection.slot_for_any_step(n, wait_s) if wait_s else self._scheduled_slot(n)
-            if slot is None:
-                return False
-            began = time.monotonic()
-            self._borrowed_pages.wait()
-            late = self._late_copies if may_be_late and self._late_copies and self._late_copies.usable else None
-            try:
-                rest = self._snapshot_writer.write(slot, captured.leaves, late.leaves if late else frozenset())
-            except ObjectOutgrown as outgrown:
-                name, size = outgrown.args
-                self._min_object_bytes[name] = 2 * size
-                # The publication stays the same, so no other rank has to plan again.
-                self._make_plan(captured, self._snapshot_writer.plan.publication)
-                wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
-                continue
-            waited_s = self._late_copies.take_waited_s() if self._late_copies else 0.0
-            stall_s = capture_s + waited_s + time.monotonic() - began
-            report = partial(self._report_copied, slot, n, SnapshotCost(stall_s, self._due.every, self._due.is_auto))
-            if late and rest:
-                late.start(rest, self._snapshot_writer.copy, report)
-            else:
-                report(True)
-            return True
-        return False
-
-    def _report_copied(self, slot: int, n: int, cost: SnapshotCost, is_intact: bool) -> None:
-        """Tell the agent that a slot is filled, or that its copy came to nothing."""
-        assert self._connection is not None
-        if is_intact:
-            self._connection.report_filled(slot, n, cost)
-        else:
-            self._connection.report_progress(n, skipped=True)
-
-    def _scheduled_slot(self, n: int) -> int | None:
-        """The slot for step `n`. Waits for a commit decision as long as the wait budget allows."""
-        assert self._connection is not None
-        started = time.monotonic()
-        wait_s = self._wait_budget.remaining_s(started)
-        slot = self._connection.slot_for_scheduled_step(n, wait_s)
-        self._wait_budget.spend(time.monotonic() - started)
-        return slot
-
-    def _make_plan(self, captured: CapturedState, publication: Publication) -> None:
-        """Plan the shard, and request slots for it."""
-        assert self._connection is not None
-        replicas = find_replicas(self._states, captured.leaves, publication.world_size)
-        self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas, self._structure)
-        if self._late_copies is not None:
-            self._late_copies.begin_plan(captured.leaves)
-        self._close_snapshot_writer()
-        shared_bytes = self._plan.compared_bytes if self._plan.replica_group else 0
-        refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset, shared_bytes)
-        if refused:
-            log.error("no snapshots: %s", refused)
-        self._snapshot_writer = None if refused else SnapshotWriter(self._plan, self._connection.slots)
-
 
 def _join_group() -> RankInGroup | None:
     """This rank's place among the ranks of the default process group; None if it is alone."""
@@ -443,64 +296,8 @@ def _join_group() -> RankInGroup | None:
     return RankInGroup(rank, dist.PrefixStore("muster-interval", dist.distributed_c10d._get_default_store()))
 
 
-def _ranks_that_plan() -> RanksWithStore | None:
-    """This rank among all that plan together; None if it is alone."""
-    rank, world_size = rank_and_world_size()
-    if world_size == 1:
-        return None
-    store = dist.PrefixStore("muster-planning", dist.distributed_c10d._get_default_store())
-    return RanksWithStore(rank, world_size, store)
-
-
 def _durable_source(start: StartPoint, durable: str) -> str | None:
     """The durable checkpoint to load; None if there is none, or if the state is in memory."""
     if start.is_in_memory:
         return None
-    return _resolve(start.durable_path) if start.durable_path else _resolve_on_rank_0(durable)
-
-
-def _resolve_on_rank_0(path: str) -> str | None:
-    """The checkpoint that rank 0 finds at `path`, on all ranks.
-
-    Another gang may complete a checkpoint there meanwhile, so ranks that looked by themselves could differ.
-
-    Raises:
-        CheckpointError: as `_resolve` does, on all ranks.
-    """
-    if not path or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return _resolve(path)
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            found = [_resolve(path)]
-        except CheckpointError as error:
-            found = [error]
-        except OSError as error:  # the other ranks wait
-            found = [CheckpointError(f"{path} can't be read: {error}")]
-    dist.broadcast_object_list(found)
-    if isinstance(found[0], CheckpointError):
-        raise found[0]
-    return str(found[0]) if found[0] else None
-
-
-def _resolve(path: str) -> str | None:
-    """The checkpoint that a path leads to; None if there is none yet.
-
-    If the path names a version that is not there, a newer version of the same gang beside it is found: a flush of a
-    running gang may write a newer version than its order names. A name without a gang leads to no other folder.
-
-    Raises:
-        CheckpointError: the path names one checkpoint, and neither that checkpoint nor a newer one is complete.
-    """
-    if not path:
-        return None
-    place, name = locations.split(path)
-    named = durable_folders.parse_folder_name(name)
-    found = newest_checkpoint(path)
-    if found is not None or named is None:
-        return found
-    newest = newest_checkpoint(place, named.gang) if named.gang else None
-    label = durable_folders.parse_folder_name(locations.split(newest)[1]) if newest is not None else None
-    if label is None or label.version <= named.version:
-        raise CheckpointError(f"{path} is no complete checkpoint: it has no {durable_folders.METADATA}")
-    return newest
+    return which_checkpoint.find(start.durable_path) if start.durable_path else which_checkpoint.find_together(durable)

@@ -406,7 +406,7 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(
 
 def test_a_step_that_is_due_during_a_commit_waits_for_it(agent: AgentInThread) -> None:
     job = Job(agent.connect())
-    job.checkpoint._wait_budget = WaitBudget(1.0, max_s=20.0)  # however slow the machine is
+    job.checkpoint._keeper._wait_budget = WaitBudget(1.0, max_s=20.0)  # however slow the machine is
     job.checkpoint.restore()
     for n in range(1, 40):
         job.train(n)
