@@ -24,6 +24,10 @@ class EqualRank:
         self._mark = (rank + 1).to_bytes(8, "little") if differs else bytes(8)
         self._joined: TorchlessRank | None = None
 
+    def is_up(self) -> bool:
+        """Whether this process has started and imported all that it needs: it has, if it answers."""
+        return True
+
     def attach(self, generation: int, descriptor: int) -> None:
         """Connect to the agent, and get slots."""
         rank = TorchlessRank(AgentConnection(descriptor, self._rank, generation), self._rank, self._world_size)

@@ -83,6 +83,7 @@ def _rank(workers: ExitStack, rank: int, size: int) -> Worker:
     context = multiprocessing.get_context("spawn")
     worker = Worker(context, EqualRank, rank, len(NODES), size // len(NODES), True)
     workers.callback(worker.close)
+    worker.call("is_up")
     return worker
 
 
