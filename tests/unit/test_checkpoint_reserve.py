@@ -80,3 +80,33 @@ def test_the_end_of_a_node_frees_what_is_being_made(
     ended.set()
     thread.join()
     assert kept() == 0
+
+
+@pytest.mark.parametrize(("act", "left"), [("drop", 0), ("take", 2)])
+def test_ranks_that_have_their_slots_end_what_is_being_made(
+    memory_reserve: MemoryReserve, monkeypatch: pytest.MonkeyPatch, act: str, left: int
+) -> None:
+    """A spare gets ranks while it still fills its reserve."""
+    filling, ended = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def available() -> int:
+        asked.append(1)
+        if len(asked) == 2:
+            filling.set()
+            ended.wait()
+        return 1 << 40
+
+    monkeypatch.setattr(reserve, "available_bytes", available)
+    thread = threading.Thread(target=memory_reserve.fill, args=(MIB, 3))
+    thread.start()
+    filling.wait()
+    if act == "drop":
+        memory_reserve.drop()
+    else:
+        taken = memory_reserve.take(MIB)
+        assert taken is not None
+        taken.close()
+    ended.set()
+    thread.join()
+    assert kept() == left

@@ -31,6 +31,8 @@ class MemoryReserve:
         self._filling = threading.Lock()
         """Held while memory is touched: one `fill` at a time."""
         self._ready: list[_Ready] = []
+        self._wanted = 0
+        """How many the `fill` under way shall keep ready."""
         self._made_count = 0
         self._closed = False
 
@@ -47,7 +49,7 @@ class MemoryReserve:
 
     def fill(self, size: int, count: int) -> None:
         """Keep `count` memories of `size` bytes ready, and none of another size. Takes about a second for each GiB: run
-        it in a thread.
+        it in a thread. It makes fewer if some are taken meanwhile, and ends if all are dropped.
 
         Raises:
             NoMemoryLeft: there is too little memory for all of them. Fewer are kept.
@@ -55,13 +57,14 @@ class MemoryReserve:
         with self._filling:
             if any(ready.size != size for ready in self._ready):
                 self.drop()
-            while not self._closed and len(self._ready) < count:
+            self._wanted = count
+            while not self._closed and len(self._ready) < self._wanted:
                 if size > available_bytes():
                     raise NoMemoryLeft(f"{count} times {size >> 20} MiB can't be kept ready")
                 ready = self._touched(size)
                 with self._lock:
                     self._ready.append(ready)
-            if self._closed:
+            if self._closed or not self._wanted:
                 self.drop()
 
     def _touched(self, size: int) -> _Ready:
@@ -82,6 +85,7 @@ class MemoryReserve:
             if not self._ready or size > self._ready[-1].size:
                 return None
             ready = self._ready.pop()
+            self._wanted = max(0, self._wanted - 1)
         os.ftruncate(ready.fd, size)
         fcntl.fcntl(ready.fd, fcntl.F_ADD_SEALS, MEMFD_SEALS)
         return SealedMemory.of_mapping(ready.fd, ready.mapping, size)
@@ -89,7 +93,7 @@ class MemoryReserve:
     def drop(self) -> None:
         """Free what is kept ready."""
         with self._lock:
-            dropped, self._ready = self._ready, []
+            dropped, self._ready, self._wanted = self._ready, [], 0
         for ready in dropped:
             ready.mapping.close()
             os.close(ready.fd)

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
+from dataclasses import replace
 from weakref import WeakSet
 
 from muster.checkpoint.format.errors import CorruptShard
@@ -55,9 +56,8 @@ class SealedMemory:
         """
         self.fd = -1
         left = left_to_this_process()
-        free = left.bytes - _allocated_soon()
-        if not sparse and size > free:
-            words = f"{max(0, free) >> 20} MiB are left to this job on this node ({left.limit})"
+        if not sparse and size > left.bytes:
+            words = f"{left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
             raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {words}")
         self.size = size
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -172,7 +172,7 @@ def available_bytes() -> int:
 
 
 def left_to_this_process() -> MemoryLeft:
-    """What this process may still allocate, and what sets that limit.
+    """What this process may still allocate, and what sets that limit. What is promised to other memory does not count.
 
     Raises:
         NoMemoryLeft: nobody knows.
@@ -180,4 +180,4 @@ def left_to_this_process() -> MemoryLeft:
     left = memory_left()
     if left is None:
         raise NoMemoryLeft("/proc/meminfo has no line MemAvailable: how much memory is left is unknown")
-    return left
+    return replace(left, bytes=max(0, left.bytes - _allocated_soon()))
