@@ -66,7 +66,8 @@ def overlapped_s(gib: float) -> tuple[list[float], list[float]]:
 
     def step(kept: bool) -> None:
         if kept:
-            late.start(writer.write(0, captured.leaves, late.leaves), writer.copy, intact.append)
+            rest = writer.write(0, captured.leaves, late.leaves)
+            late.start(rest, captured.leaves, writer.copy, intact.append)
         multiply(products)
         optimizer.step()
 

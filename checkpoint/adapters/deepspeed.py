@@ -40,7 +40,8 @@ def engine_checkpoint(engine: Any, differs_in: Mapping[str, Any] | None = None, 
         states["engine"] = _EngineState(engine)
     elif hasattr(engine.optimizer, "single_partition_of_fp32_groups"):
         states["engine"] = _ZeroState(engine)
-        differs_in = {_PARTITIONED: engine.optimizer.dp_process_group, **(differs_in or {})}
+        # In all ranks: those of other tensor-parallel ranks and stages differ, too.
+        differs_in = {_PARTITIONED: None, **(differs_in or {})}
     else:
         kind = type(engine.optimizer).__name__
         raise CheckpointError(f"the optimizer is a {kind}: ZeRO stages 0 (without 16 bits), 1 and 2 can be kept")
@@ -100,13 +101,12 @@ class _ZeroState(_EngineState):
 
 
 def _copy(present: Any, kept: Any) -> None:
-    """Copy all tensors of a state into a present one of the same structure."""
-    with torch.no_grad():
-        if isinstance(present, torch.Tensor):
-            present.copy_(kept)
-        elif isinstance(present, dict):
-            for name, value in present.items():
-                _copy(value, kept[name])
+    """Copy all tensors of a state into a present one of the same structure, and put its other values there."""
+    for key, value in present.items() if isinstance(present, dict) else enumerate(present):
+        if isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                value.copy_(kept[key])
+        elif isinstance(value, dict | list):
+            _copy(value, kept[key])
         else:
-            for value, of in zip(present, kept, strict=True):
-                _copy(value, of)
+            present[key] = kept[key]

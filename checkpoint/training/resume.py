@@ -28,6 +28,7 @@ from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors, is_plain
+from muster.checkpoint.training.durable_loading.agreed_damage import HEAD, JointLoad
 from muster.checkpoint.training.durable_loading.checkpoint_files import CheckpointFiles
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.own_structure import own_structure, without_missing_states
@@ -162,17 +163,25 @@ def from_shards(states: TrainingState, shards: AgentShards, rank: int) -> int:
     """
     with shards:
         reader = ShardReader(shards, copy_tensors)
-        found = _load_items(states, reader, reader.read_metadata(), rank)
+        metadata = reader.read_metadata()
+        found = _load_items(states, reader, metadata, _structure(states, reader, metadata), rank)
     return int(found[STEP])
 
 
 def from_folder(
-    states: TrainingState, folder: str, rank: int, progress: LoadProgress, *, trusts_store: bool = False
+    states: TrainingState,
+    folder: str,
+    joint: JointLoad,
+    rank: int,
+    progress: LoadProgress,
+    *,
+    trusts_store: bool = False,
 ) -> int:
     """Load a durable checkpoint. Its world size may differ from the present one.
 
     Args:
         folder: its path or URL.
+        joint: joins this load with those of the other ranks.
         progress: is told how much is needed, and how much was read.
         trusts_store: a store of objects is believed, whoever has written there.
 
@@ -185,7 +194,7 @@ def from_folder(
     """
     try:
         with _open_trusted(folder, progress, trusts_store=trusts_store) as files:
-            return _from_trusted_folder(states, folder, files, rank)
+            return _from_trusted_folder(states, folder, files, joint, rank)
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
 
@@ -225,16 +234,29 @@ def _check_name(name: str) -> None:
         raise UntrustedCheckpoint(f"the checkpoint names the file {name!r}, which is not a file of its folder")
 
 
-def _from_trusted_folder(states: TrainingState, folder: str, files: CheckpointFiles, rank: int) -> int:
+def _from_trusted_folder(
+    states: TrainingState, folder: str, files: CheckpointFiles, joint: JointLoad, rank: int
+) -> int:
     reader = files.reader()
-    found = _load_items(states, reader, reader.read_metadata(), rank)
+
+    def head() -> tuple[Metadata, dict[str, Any]]:
+        metadata = reader.read_metadata()
+        return metadata, _structure(states, reader, metadata)
+
+    # The ranks exchange names next: one that has found damage must not leave the others there.
+    found = _load_items(states, reader, *joint.read(HEAD, head), rank)
     return int(found[STEP]) if STEP in found else finished_steps_of(folder)
 
 
-def _load_items(states: TrainingState, reader: StorageReader, metadata: Metadata, rank: int) -> dict[str, Any]:
-    """Load the items of a checkpoint that may have another world size, and return them by name."""
+def _load_items(
+    states: TrainingState, reader: StorageReader, metadata: Metadata, structure: dict[str, Any], rank: int
+) -> dict[str, Any]:
+    """Load the items of a checkpoint that may have another world size, and return them by name.
+
+    `structure`: of all states in it.
+    """
     entries = metadata.state_dict_metadata
-    structure = own_structure(states, _structure(states, reader, metadata))
+    structure = own_structure(states, structure)
     parameters, part_of = states.parameters_by_leaf(structure), states.parts(structure)
     structure = without_missing_states(states, structure, part_of, entries)
     names = {name for key in states.shared for name in state_tree.names(structure.get(key, {}))}

@@ -154,7 +154,7 @@ class StepKeeper:
             stall_s = capture_s + waited_s + time.monotonic() - began
             report = partial(self._report_copied, slot, n, SnapshotCost(stall_s, self._due.every, self._due.is_auto))
             if late and rest:
-                late.start(rest, self._writer.copy, report)
+                late.start(rest, captured.leaves, self._writer.copy, report)
             else:
                 report(True)
             return True

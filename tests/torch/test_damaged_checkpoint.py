@@ -17,7 +17,8 @@ from tests.torch.test_checkpoint_loop import Job  # noqa: E402
 from muster.checkpoint import CheckpointError  # noqa: E402
 from muster.checkpoint.format.errors import CorruptCheckpoint  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
-from muster.checkpoint.training.durable_loading import newest_intact  # noqa: E402
+from muster.checkpoint.training.durable_loading import agreed_damage  # noqa: E402
+from muster.checkpoint.training.durable_loading.agreed_damage import ALL, HEAD, JointLoad  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -124,19 +125,42 @@ def test_plain_torch_loads_a_folder_with_digests(folders: tuple[Path, Path]) -> 
     assert all(torch.equal(value, other.model.state_dict()[name]) for name, value in state["model"].items())
 
 
-def test_damage_that_one_rank_finds_is_known_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails_at", ["opening", HEAD, ALL])
+@pytest.mark.parametrize("error", [CorruptCheckpoint("its bytes"), OSError("its disk")], ids=["damaged", "unreadable"])
+def test_what_one_rank_finds_is_known_to_all(monkeypatch: pytest.MonkeyPatch, fails_at: str, error: Exception) -> None:
+    """Ranks read the head, and wait for each other then. One that can't read leaves no other one there."""
     store, world = dist.HashStore(), 3
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: world)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(newest_intact, "_loads", iter([7] * world))
-    found: list[str] = []
+    together = threading.Barrier(world)
+    raised: list[str] = []
+
+    def load(joint: JointLoad, fails: str) -> None:
+        def fail_at(place: str) -> None:
+            if place == fails:
+                raise error
+
+        fail_at("opening")
+        joint.read(HEAD, lambda: fail_at(HEAD))
+        together.wait(30)
+        fail_at(ALL)
+
+    def rank(joint: JointLoad, fails: str) -> None:
+        try:
+            joint.read(ALL, lambda: load(joint, fails))
+        except (CorruptCheckpoint, OSError) as error:
+            raised.append(str(error))
+
+    monkeypatch.setattr(agreed_damage, "_loads", iter([7] * world))
+    joints = [JointLoad() for _ in range(world)]
     ranks = [
-        threading.Thread(target=lambda words=words: found.append(newest_intact._damage_on_any_rank(words)))  # type: ignore[misc]
-        for words in ("", "its bytes", "")
+        threading.Thread(target=rank, args=(joint, fails_at if number == 1 else ""))
+        for number, joint in enumerate(joints)
     ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert found == ["its bytes"] * world
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert len(raised) == world
+    assert all(str(error) in words for words in raised)

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from muster.checkpoint import Checkpoint  # noqa: E402
@@ -16,6 +17,7 @@ from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E40
 from muster.checkpoint.training import snapshot  # noqa: E402
 from muster.checkpoint.training.copies import late_copies  # noqa: E402
 from muster.checkpoint.training.copies.late_copies import LateCopies  # noqa: E402
+from muster.checkpoint.training.states.training_state import StateLeaf  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -178,7 +180,38 @@ def test_a_copy_that_fails_is_no_snapshot() -> None:
     def fail(copies: Any) -> None:
         raise RuntimeError("CUDA error")
 
-    late.start([(torch.zeros(2, 2), model.weight)], fail, said.append)
+    late.start([(torch.zeros(2, 2), model.weight)], [], fail, said.append)
     optimizer.step()
     assert (said, late.usable) == ([False], False)
     late.close()
+
+
+def test_a_change_of_a_dtensor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its local tensor counts no version."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 4, bias=False)
+        whole = distribute_tensor(model.weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+        model.weight = nn.Parameter(whole)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        leaves = [StateLeaf(("model", "weight"), model.state_dict()["weight"])]
+        late, said = LateCopies([optimizer]), list[bool]()
+        late.begin_plan(leaves)
+        assert late.leaves == {0}
+
+        def copy(copies: Any) -> None:
+            for target, source in copies:
+                target.copy_(source)
+            if said:  # after the first snapshot, whose bytes are compared
+                clamp(model.weight)
+
+        for _ in range(2):
+            late.start([(torch.zeros(4, 4), leaves[0].value.to_local())], leaves, copy, said.append)
+            late.wait()
+        assert said == [True, False]
+        late.close()
+    finally:
+        dist.destroy_process_group()

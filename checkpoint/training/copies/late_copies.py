@@ -42,6 +42,7 @@ class LateCopies:
         self._hooks = [each.register_step_pre_hook(self._before_step) for each in stepping.values()]
         self._copies: list[TensorCopy] = []
         self._report: Callable[[bool], None] = _no_report
+        self._watched: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._thread: threading.Thread | None = None
         self._is_complete = False
@@ -67,18 +68,25 @@ class LateCopies:
         self._compares_bytes = True
 
     def start(
-        self, copies: list[TensorCopy], copy: Callable[[list[TensorCopy]], None], report: Callable[[bool], None]
+        self,
+        copies: list[TensorCopy],
+        leaves: list[StateLeaf],
+        copy: Callable[[list[TensorCopy]], None],
+        report: Callable[[bool], None],
     ) -> None:
         """Begin to copy.
 
         Args:
-            copies: targets in a slot, and sources: the tensors of `leaves`.
+            copies: targets in a slot, and sources: the plain tensors of the leaves that are copied late.
+            leaves: all leaves of the state.
             copy: copies them, and returns when all is copied. It runs in a thread, on streams of its own on GPUs.
             report: called once all is copied, with whether no source has changed meanwhile. No other call of this
                 object returns before that, but it may be called in the thread.
         """
         self._copies, self._report, self._is_complete = copies, report, False
-        self._versions = [source._version for _, source in copies]
+        # A DTensor counts its changes itself, and not in its local tensor.
+        self._watched = [source for _, source in copies] + [leaves[number].value for number in sorted(self.leaves)]
+        self._versions = [tensor._version for tensor in self._watched]
         gpus = {source.device for _, source in copies if source.is_cuda}
         ready = {gpu: torch.cuda.current_stream(gpu).record_event() for gpu in gpus}
         # No daemon: the interpreter would unmap the slots at its end while the thread writes to them.
@@ -131,12 +139,12 @@ class LateCopies:
         if not is_intact:
             self.usable = False
         report, self._report = self._report, _no_report
-        self._copies, self._compares_bytes = [], False
+        self._copies, self._watched, self._compares_bytes = [], [], False
         report(is_intact)
 
     def _has_changed(self) -> bool:
         """Whether a source has changed since the copies began."""
-        changed = any(source._version != at for (_, source), at in zip(self._copies, self._versions, strict=True))
+        changed = any(tensor._version != at for tensor, at in zip(self._watched, self._versions, strict=True))
         if not changed and self._compares_bytes:
             changed = not all(_is_equal(target, source) for target, source in self._copies)
         if changed:

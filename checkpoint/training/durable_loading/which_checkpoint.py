@@ -1,5 +1,7 @@
 """Which durable checkpoint a path leads to, the same on all ranks."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -13,17 +15,27 @@ from muster.checkpoint.format.errors import CheckpointError
 def find_together(path: str) -> str | None:
     """The checkpoint that rank 0 finds at `path`, on all ranks.
 
-    Another gang may complete a checkpoint there meanwhile, so ranks that looked by themselves could differ.
-
     Raises:
         CheckpointError: as `find` does, on all ranks.
     """
-    if not path or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return find(path)
+    return same_on_all_ranks(partial(find, path), path) if path else None
+
+
+def same_on_all_ranks(find: Callable[[], str | None], path: str) -> str | None:
+    """The checkpoint that rank 0 finds, on all ranks.
+
+    Another gang may complete a checkpoint there meanwhile, and a cache of a file system may be old, so ranks that
+    looked by themselves could differ. `path`: where they look, for errors.
+
+    Raises:
+        CheckpointError: rank 0 has raised it, or can't read there. On all ranks.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return find()
     found: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            found = [find(path)]
+            found = [find()]
         except CheckpointError as error:
             found = [error]
         except OSError as error:  # the other ranks wait
