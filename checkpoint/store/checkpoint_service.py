@@ -148,7 +148,7 @@ class CheckpointService:
             lambda: commit.committed,
             self._flush_threads,
             on_change,
-            lambda size: check_room_for_flush(size, self._copies),
+            lambda size: check_room_for_flush(size, self._copies, self._upload_bytes),
         )
         holders = ShardHolders(gang_id, node, dial, commit.address_of)
         self._parity_store = ParityStore(gang_id, on_change)
@@ -495,6 +495,7 @@ class CheckpointService:
         try:
             if self._slots_refused:
                 raise NoMemoryLeft(self._slots_refused)
+            self._slots.close_free_of_other_sizes(rank, size)  # the rank writes there no more
             new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)
             self._copies.note(rank, size, layout.shared_bytes)
             check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies, self._upload_bytes)

@@ -198,6 +198,17 @@ def test_a_slot_of_another_size_is_closed_when_it_becomes_free() -> None:
     rank.slots.close()
 
 
+def test_free_slots_of_another_size_make_room_for_new_ones() -> None:
+    rank = Rank()
+    rank.assign()
+    full, free = rank.slots.mark_full(0, 0), rank.slots.next_free(0)
+    assert full is not None
+    assert free is not None
+    rank.slots.close_free_of_other_sizes(0, 8192)
+    assert (full.memory.fd >= 0, free.memory.fd >= 0) == (True, False)
+    rank.slots.close()
+
+
 def test_a_full_slot_is_not_filled_again() -> None:
     rank = Rank()
     rank.assign()

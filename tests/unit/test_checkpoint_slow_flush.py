@@ -16,7 +16,7 @@ from muster.checkpoint.durable.posix_folder import PosixFile, PosixFolder
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush import flusher, held_shards
+from muster.checkpoint.store.flush import flush_version, flusher, held_shards
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource, move_all
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -218,3 +218,31 @@ async def test_a_stop_without_ranks_gives_no_flush_up(store: SlowStore, tmp_path
         store.go_on()
         assert await running == [Version(1, 1), None]
     check_files(tmp_path / FOLDER, 1)
+
+
+async def test_a_planned_stop_waits_for_no_storage_in_which_nodes_agree_on_the_version(
+    store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def choose(exchange: flush_version.VersionExchange, held: Version) -> Version:
+        assert answers.wait(30)
+        return held
+
+    monkeypatch.setattr(flush_version, "choose_version", choose)
+    async with running_gang() as gang:
+        await gang.add(*PLACES.values())
+        await gang.run(PLACES)
+        await keep(gang, 1)
+        flushers = [node.checkpoint_service._flusher for node in gang.nodes.values()]
+        order = flush_order(gang, Version(1, 1))
+        running = asyncio.gather(*(one.flush(order, store) for one in flushers), return_exceptions=True)
+        await until(lambda: all(one._choosing is not None for one in flushers))
+        await keep(gang, 2)
+        for node in gang.nodes.values():
+            node.checkpoint_service.stop_ranks("the time limit is near")
+        await keep(gang, 3)
+        answers.set()
+        outcomes = [str(outcome) for outcome in await running]
+        assert all("flush 1 is given up: the ranks need the memory" in words for words in outcomes), outcomes
+        assert list(tmp_path.iterdir()) == []

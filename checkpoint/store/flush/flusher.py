@@ -13,7 +13,7 @@ from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, GiveUp
 from muster.checkpoint.store.flush.held_shards import HeldShards
 from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_old
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -66,6 +66,8 @@ class Flusher:
         self._given_up = GiveUp()
         self._held: HeldShards | None = None
         """What the running flush holds; None: nothing yet, or no flush runs."""
+        self._choosing: ExitStack | None = None
+        """Holds the shards while the nodes agree on the version to write."""
         self._stop_during = 0
         """The newest flush when a planned stop was asked for."""
         self._one_at_a_time = asyncio.Lock()
@@ -116,6 +118,9 @@ class Flusher:
         """Let the ranks have all their slots: they are about to keep the last step before a planned stop. A flush whose
         bytes can't be copied in time is given up."""
         self._stop_during = self._newest_serial
+        if self._choosing is not None:
+            self._choosing.close()
+            self._given_up.set_because(SLOTS_NEEDED)
         if self._held is not None:
             await self._held.let_go_before_a_stop()
 
@@ -193,12 +198,17 @@ class Flusher:
         dropped = any(self._shard_store.find(rank, version) is None for rank in ranks)
         if dropped and self._committed() > version:
             version = self._committed()
-        with ExitStack() as held_until_chosen:
-            shards = [held_until_chosen.enter_context(self._find_shard(rank, version).held()) for rank in ranks]
+        with ExitStack() as held:
+            shards = [held.enter_context(self._find_shard(rank, version).held()) for rank in ranks]
+            self._choosing = held
             try:
                 newest = await self._run_in_thread(flush_version.choose_version, exchange, version)
             except OSError as error:
                 raise FlushError(flush_part.describe_error(error, exchange.store.where)) from error
+            finally:
+                self._choosing = None
+            if exchange.given_up.is_set():  # the shards may be released
+                raise FlushError(f"flush {order.serial} is given up: {exchange.given_up.why}")
             if newest != version:
                 shards = [self._find_shard(rank, newest) for rank in ranks]
             # Shards of another version are released at the end of this block, because ranks wait for their slots.

@@ -2,6 +2,8 @@
 
 import threading
 
+SLOTS_NEEDED = "the ranks need the memory that it holds for their last step before a stop"
+
 
 class GiveUp(threading.Event):
     """Set when a flush shall be given up. `why`: in words, from then on."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, GiveUp
 from muster.checkpoint.store.flush.rank_source import RankSource, move_all
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft
 from muster.checkpoint.store.memory.shards import Shard
@@ -86,7 +86,7 @@ class HeldShards:
             async with asyncio.timeout(STOP_WAIT_S):
                 await self.let_go()
         if not self._are_released:
-            self._given_up.set_because("the ranks need the memory that it holds for their last step before a stop")
+            self._given_up.set_because(SLOTS_NEEDED)
             self._release()
 
     def _release(self) -> None:

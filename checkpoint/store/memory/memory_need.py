@@ -70,16 +70,19 @@ def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers,
         )
 
 
-def check_room_for_flush(size: int, copies: CopiesOfOthers) -> None:
+def check_room_for_flush(size: int, copies: CopiesOfOthers, upload_bytes: int = 0) -> None:
     """Check that a flush may copy `size` bytes, so that ranks get their slots back before all is written.
+
+    `upload_bytes`: what uploads may still need.
 
     Raises:
         NoMemoryLeft: the node, or the job's limit, has too little memory left for it.
     """
     left, coming = left_to_this_process(), max(0, copies.bytes - sparse_bytes())
-    if size + min(size, MOST_LEFT_FREE) + coming > left.bytes:
+    spare = min(size, MOST_LEFT_FREE) + upload_bytes
+    if size + spare + coming > left.bytes:
         raise NoMemoryLeft(
-            f"to copy the {size >> 20} MiB that are still to be written, twice as much must be free; {copies.words} "
-            f"need {coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node "
+            f"to copy the {size >> 20} MiB that are still to be written, {spare >> 20} MiB more must be free; "
+            f"{copies.words} need {coming >> 20} MiB, and {left.bytes >> 20} MiB are left to this job on this node "
             f"({left.limit})"
         )
