@@ -151,14 +151,21 @@ class JointPlanning:
 
 def _meet(group: RanksWithStore, place: str, timeout_s: float) -> bool:
     """Wait until all ranks have come. Returns the same on all ranks: whether they have, in time."""
-    key = f"{place} outcome"
     if group.store.add(f"{place} ranks", 1) == group.world_size:
-        return group.store.compare_set(key, "", _ALL) == _ALL.encode()
+        return _decide(group, place, _ALL)
     try:
-        group.store.wait([key], timedelta(seconds=timeout_s))
+        group.store.wait([f"{place} decided"], timedelta(seconds=timeout_s))
     except RuntimeError:  # what torch.distributed raises after the time, and if the store is gone
-        return group.store.compare_set(key, "", _GONE) == _ALL.encode()
-    return group.store.get(key) == _ALL.encode()
+        return _decide(group, place, _GONE)
+    return group.store.get(f"{place} outcome") == _ALL.encode()
+
+
+def _decide(group: RanksWithStore, place: str, outcome: str) -> bool:
+    """Say what the outcome is, unless another rank has said it before. Returns whether all ranks have come."""
+    decided = group.store.compare_set(f"{place} outcome", "", outcome)
+    # torch's store without libuv wakes up nobody who waits for a key that compare_set has made.
+    group.store.set(f"{place} decided", "")
+    return decided == _ALL.encode()
 
 
 def _changed(group: RanksWithStore, look: str) -> str:

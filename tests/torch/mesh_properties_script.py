@@ -155,7 +155,7 @@ def run_example(tensors: list[dict[str, Any]], rank: int, world: int, folder: Pa
 
 def train(rank: int, job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
+    store = dist.TCPStore("127.0.0.1", job["port"], is_master=False, use_libuv=False)
     world = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=dist.PrefixStore("ranks", store), rank=rank, world_size=world)
     number = 0

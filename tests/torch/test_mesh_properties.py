@@ -35,7 +35,7 @@ class Ranks:
         self._start()
 
     def _start(self) -> None:
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
         job, self._examples = {"port": self._store.port, "out": str(self._out)}, 0
         self._process = self._loop.run_until_complete(start_ranks(SCRIPT, WORLD, {}, self._out / "log", job, 0))
 
