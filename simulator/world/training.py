@@ -75,6 +75,8 @@ class Training:
     def _can_be_fetched(self, rank: Rank, needed: int, version: Version) -> bool:
         """Whether some node that the order names gives the shard of the rank `needed`. One source has the digest."""
         sources = [source for source in self._order.restore.sources if source.rank == needed]
+        if not sources:
+            return False
         if all(source.tier == TIER_PARITY for source in sources):
             return self._can_be_rebuilt(rank, needed, version)
         holders = [self._world.reachable_peer(rank.agent, source.node) for source in sources]

@@ -1,12 +1,16 @@
 """Parity groups, and lost shards that the core has rebuilt from parities."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.recovery.parity.rebuildable import rebuildable
 from muster.daemon.coordinator.core.state import facts, placement
+from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Parity, Shard, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.shell.orders import Orders
@@ -84,7 +88,7 @@ def test_groups_stay_with_the_newcomer_in_the_place_of_the_lost_node() -> None:
 
 def trained(nodes: int, spares: int, **spec: object) -> Scenario:
     """A gang that has committed some steps."""
-    world = Scenario(nodes, spares, parity_nodes=3, **spec)
+    world = Scenario(nodes, spares, **{"parity_nodes": 3, **spec})  # type: ignore[arg-type]
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 5)
     return world
 
@@ -128,3 +132,42 @@ def test_fewer_ranks_put_sharded_state_together_from_whole_shards_only() -> None
     world.run_until(lambda: world.gang.generation == 2)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     assert (len(started.seats), started.version, started.sources) == (2, None, ())
+
+
+def sources_by_rank(gang: Gang) -> dict[int, set[str]]:
+    """The nodes that the restore plan of the running generation names for each rank's shard."""
+    found: dict[int, set[str]] = {}
+    for source in Orders(gang).for_node(gang.seats[0].node).restore.sources:
+        found.setdefault(source.rank, set()).add(source.node)
+    return found
+
+
+def test_fewer_replicas_get_a_lost_shard_from_a_parity_with_ranks_that_are_no_more() -> None:
+    world = trained(4, 0, parity_nodes=4, min_nodes=3)
+    places = [seat.node for seat in world.gang.seats]
+    world.power_off(places[0])
+    world.run_until(lambda: world.gang.generation == 2)
+    (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
+    assert started.version is not None
+    assert len(started.seats) == 3
+    assert {source.rank: bool(source.parity_ranks) for source in started.sources} == {0: True, 1: False, 2: False}
+    assert sources_by_rank(world.gang) == {0: set(places[1:]), **{rank: {places[rank]} for rank in (1, 2, 3)}}
+    restored = started.version.step
+    world.run_until(lambda: world.core.observed.gang("g").step_number > restored)
+    assert world.gang.generation == 2
+
+
+def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_wrote_nothing() -> None:
+    """Three ranks wrote the version, and a fourth one has started from it."""
+    for lost, ranks, found in ((1, (0, 1, 2), [1]), (1, (0, 1, 2, 3), []), (3, (0, 1, 2, 3), [])):
+        others = [rank for rank in ranks if rank != lost]
+        shards, parities = held(*others), parts(ranks, *(ranks.index(rank) for rank in others))
+        turn: Any = SimpleNamespace(
+            gang=SimpleNamespace(ranks_of=lambda version: 3, members={}),
+            shards_in_memory=lambda shards=shards: shards,
+            parities_in_memory=lambda parities=parities: parities,
+        )
+        assert [one.shard.rank for one in restore_plan.with_rebuilt(turn)[1]] == found
+        (rebuilt,) = restore_plan.with_rebuilt(turn, 4)[1]
+        combined = restore_plan.combined_sources(shards, VERSION, rebuilt.sources(), 3, frozenset())
+        assert {(source.rank, source.node) for source in combined} == {(r, f"n{r}") for r in others if r >= 3}

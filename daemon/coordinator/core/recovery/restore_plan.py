@@ -66,14 +66,20 @@ def with_rebuilt(gang_turn: GangTurn, count: int | None = None) -> tuple[Held, l
     """The shards in memory, with those that can be rebuilt from parities; and the latter alone.
 
     `count`: of the ranks of a generation that starts. Ranks that put their states together from the shards of another
-    number of ranks need whole shards, so nothing is rebuilt for them. None: no generation starts.
+    number of ranks need whole shards, so nothing is rebuilt for them. None: for a flush, whose sources are the ranks
+    that wrote a version. A parity with further ranks, which have started from it after a growth, is of no use there.
     """
+    ranks_of = gang_turn.gang.ranks_of
     held = gang_turn.shards_in_memory()
     leaving = [member.node for member in gang_turn.gang.members.values() if member.removed]
     found = [
         one
         for one in rebuildable.rebuildable(held, gang_turn.parities_in_memory(), leaving)
-        if count is None or not is_resharded(gang_turn, count, one.shard.version)
+        if (
+            not is_resharded(gang_turn, count, one.shard.version)
+            if count is not None
+            else max(one.ranks) < ranks_of(one.shard.version)
+        )
     ]
     return rebuildable.added(held, found), found
 
@@ -220,6 +226,18 @@ def other_sources(
                 continue
             found[shard.rank, not shard.primary, node] = ShardSource(shard.rank, node, shard.primary, "")
     return tuple(source for _, source in sorted(found.items()))
+
+
+def combined_sources(
+    held: Held, version: Version, parities: Iterable[ShardSource], count: int, leaving: frozenset[str]
+) -> tuple[ShardSource, ...]:
+    """One source for each shard that the `parities` of lost shards combine, and that no rank of a generation starts
+    from: those of ranks `count` and up. Without them the lost shards can't be rebuilt."""
+    combined = {rank for source in parities for rank in source.parity_ranks if rank >= count}
+    if not combined:
+        return ()
+    chosen = choose_sources(held, version, 1 + max(combined), {}, leaving)
+    return tuple(source for source in chosen if source.rank in combined)
 
 
 def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:

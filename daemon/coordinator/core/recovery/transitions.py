@@ -370,6 +370,7 @@ def _choose_state(
     others = restore_plan.other_sources(held, version, sources, leaving)
     lost = set(range(needed)) - {source.rank for source in sources}
     parities = list(rebuildable.sources_of(rebuilt, version, lost))
+    others = (*others, *restore_plan.combined_sources(held, version, parities, needed, leaving))
     sources = tuple(sorted((*sources, *(one for one in parities if one.digest)), key=lambda source: source.rank))
     return version, sources, (*others, *(one for one in parities if not one.digest)), warning
 

@@ -312,7 +312,8 @@ class Gang:
     restore_sources: tuple[facts.ShardSource, ...] = ()
     """One for each rank."""
     other_sources: tuple[facts.ShardSource, ...] = ()
-    """Further nodes that hold shards of `restore_sources`; without digests."""
+    """Further nodes that hold shards of `restore_sources`, without digests; and with digests, the shards of other ranks
+    that a parity combines."""
     parity_groups: tuple[tuple[str, ...], ...] = ()
     """Nodes that hold the parity of their states together."""
     restored_generation: int = 0
@@ -417,7 +418,8 @@ class Gang:
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""
         started = self.recoveries and self.recoveries[-1].first_step_at > 0
-        needed = (*self.restore_sources, *(source for source in self.other_sources if source.parity_ranks))
+        others = (source for source in self.other_sources if source.parity_ranks or source.digest)
+        needed = (*self.restore_sources, *others)
         return not started and any(source.node == node for source in needed)
 
     @property

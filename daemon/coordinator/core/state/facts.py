@@ -269,6 +269,7 @@ class GenerationStarted:
     `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
     `mtbf_s`: seconds between two failures of the nodes that carry ranks, as far as that is known then.
     `other_sources`: further nodes that hold the shards of `sources`; their digests are empty, because they are equal.
+    Those with a digest hold shards of other ranks, which a parity combines with a lost one.
     `parity_groups`: nodes that hold the parity of their states together (`GangSpec.parity_nodes`).
     `resharded`: another number of ranks wrote `version`, and each rank needs the shards of all of them: `sources`.
     """
