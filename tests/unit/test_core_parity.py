@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,3 +172,20 @@ def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_
         (rebuilt,) = restore_plan.with_rebuilt(turn, 4)[1]
         combined = restore_plan.combined_sources(shards, VERSION, rebuilt.sources(), 3, frozenset())
         assert {(source.rank, source.node) for source in combined} == {(r, f"n{r}") for r in others if r >= 3}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_fewer_ranks_go_on_from_sharded_state_that_was_rebuilt_and_flushed_before(fails: bool) -> None:
+    world = trained(3, 0, sharded=True, min_nodes=2, durable_dir="/d")
+    world.world.durable_storage.fails_until = 1e9 if fails else 0.0
+    world.power_off(world.gang.seats[2].node)
+    world.run_until(lambda: world.gang.generation == 2)
+    (ordered,) = world.facts(facts.FlushOrdered)
+    (ended,) = world.facts(facts.FlushEnded)
+    (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
+    assert {source.rank: bool(source.parity_ranks) for source in ordered.sources} == {0: False, 1: False, 2: True}
+    assert (len(started.seats), started.version) == (2, None)
+    assert bool(started.durable_path) != fails
+    assert started.durable_path == ended.path
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    assert world.facts(facts.FirstStep)[-1].step == (1 if fails else ordered.version.step + 1)

@@ -33,6 +33,25 @@ def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
     return True
 
 
+def flush_before_start(gang_turn: GangTurn, version: Version | None) -> bool:
+    """Order a flush of what can be rebuilt from parities and not be restored, because the next generation has another
+    number of ranks and reads parts of whole shards: it starts from the durable checkpoint then.
+
+    `version`: in memory, from which it would start. True: the flush runs. Each recovery tries it once.
+    """
+    gang, newest = gang_turn.gang, unsaved_version(gang_turn)
+    if not gang.spec.parity_nodes or newest is None or (version is not None and version >= newest):
+        return False
+    if gang.flush is not None and not is_over(gang):
+        return True  # one that was ordered before ends first
+    if gang.flush is not None and gang.flush.error and gang.flush.asked_at >= gang.phase_at:
+        return False
+    if circuit_breaker.too_many_records(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+        return False
+    _order_flush(gang_turn, newest, "another number of ranks goes on, and a lost state can only be rebuilt whole")
+    return True
+
+
 def flush_newer_version(gang_turn: GangTurn) -> bool:
     """Order another flush if a newer version has become whole since the last one. True: it was ordered."""
     gang, version = gang_turn.gang, unsaved_version(gang_turn)

@@ -277,6 +277,8 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     version, sources, others, warning = _choose_state(gang_turn, ranked)
     if version is None and restore_plan.memory_may_return(gang_turn):
         return
+    if flushing.flush_before_start(gang_turn, version):
+        return
     fabric = gang_turn.fabric
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
         gang_turn.turn.record(noted)
