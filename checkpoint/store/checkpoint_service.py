@@ -38,6 +38,8 @@ from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
+from muster.checkpoint.store.parity import exclusive_or
+from muster.checkpoint.store.parity.exclusive_or import NoNumpy
 from muster.checkpoint.store.parity.parity_receiver import ParityReceiver
 from muster.checkpoint.store.parity.parity_restore import ParityRestore
 from muster.checkpoint.store.parity.parity_store import ParityStore
@@ -171,7 +173,7 @@ class CheckpointService:
         self._ranks_with_slots: set[int] = set()
         self._copies = CopiesOfOthers()
         self.no_slots = ""
-        """Why a rank of the running generation has no slots; empty: none was refused slots for lack of memory."""
+        """Why a rank of the running generation has no slots; empty: none was refused slots for lack of memory or numpy."""
         self._advised = rank_pb2.AgentInterval()
         """What rank 0 of this generation was told last."""
 
@@ -496,11 +498,13 @@ class CheckpointService:
             if self._slots_refused:
                 raise NoMemoryLeft(self._slots_refused)
             self._slots.close_free_of_other_sizes(rank, size)  # the rank writes there no more
+            if any(self._commit_protocol.parity_places.sent.values()):
+                exclusive_or.load()
             new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)
             self._copies.note(rank, size, layout.shared_bytes)
             check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies, self._upload_bytes)
             await self._allocate_slots(rank, size, new_slots, new_memories)
-        except NoMemoryLeft as error:
+        except (NoMemoryLeft, NoNumpy) as error:
             log.error("rank %d gets no slots: %s", rank, error)
             self.no_slots = "" if self._slots_refused else str(error)
             self._on_change()

@@ -261,10 +261,17 @@ async def test_impossible_offers_are_refused_and_leave_nothing() -> None:
         assert not service.parities()
 
 
-async def test_an_agent_without_numpy_refuses_a_shard_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_without_numpy_gives_no_slots_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     exclusive_or.load.cache_clear()
     with pytest.raises(exclusive_or.NoNumpy, match=r"parities need numpy, and the agents' Python has none"):
         exclusive_or.load()
+    async with running_gang() as gang:
+        gang.parity_groups = GROUPS
+        await gang.add(*SIX.values())
+        await gang.run(SIX, size=0)
+        refused = await asyncio.to_thread(gang.ranks[1].layout, 1 << 20)
+        assert refused.startswith("parities need numpy")
+        await until(lambda: gang.nodes["n1"].checkpoint_service.no_slots.startswith("parities need numpy"))
     monkeypatch.undo()
     exclusive_or.load.cache_clear()
