@@ -173,7 +173,7 @@ class CheckpointService:
         self._ranks_with_slots: set[int] = set()
         self._copies = CopiesOfOthers()
         self.no_slots = ""
-        """Why a rank of the running generation has no slots; empty: none was refused slots for lack of memory or numpy."""
+        """Why a rank of the running generation has no slots; empty: none was refused slots for lack of them."""
         self._advised = rank_pb2.AgentInterval()
         """What rank 0 of this generation was told last."""
 

@@ -22,6 +22,17 @@ class WorkerThreads:
         """Run `work` in a thread and wait for its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
+    async def to_the_end(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` in a thread, to its end even if this is cancelled: the caller frees what `work` uses."""
+        running = asyncio.ensure_future(self(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({running})
+            raise
+
     async def in_parts(self, work: Callable[[range], T], count: int, least: int) -> list[T]:
         """Run `work` on the numbers below `count` in parts, one for each thread, and wait for all of them.
 

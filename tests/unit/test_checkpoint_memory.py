@@ -1,5 +1,6 @@
 """Sealed memory, slots, and how long shards are held."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -102,6 +103,15 @@ def test_memory_that_is_promised_is_not_given_twice(monkeypatch: pytest.MonkeyPa
 def test_memory_that_is_not_available_is_refused_with_the_reason() -> None:
     with pytest.raises(NoMemoryLeft, match=r"huge needs 1048576 MiB, and \d+ MiB are left to this job on this node"):
         SealedMemory("huge", 1 << 40)
+
+
+def test_memory_without_a_descriptor_left_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memfd_create(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", memfd_create)
+    with pytest.raises(NoMemoryLeft, match="some of 0 MiB: Too many open files"):
+        SealedMemory("some", 4096, sparse=True)
 
 
 def proc(tmp_path: Path, available_kb: int, *groups: str) -> Path:

@@ -28,7 +28,7 @@ from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
-from muster.checkpoint.store.parity import exclusive_or, parity_receiver
+from muster.checkpoint.store.parity import exclusive_or, parity_receiver, parity_restore
 from muster.checkpoint.store.parity.parity_part import ParityPart, PartDropped, PartKey
 from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
@@ -159,8 +159,21 @@ async def test_a_flush_after_a_loss_writes_what_is_rebuilt(tmp_path: Path) -> No
             await flush_all(gang, flush_order(gang, Version(1, 2), None), tmp_path / "rebuilt")
 
 
-async def test_shards_of_other_sizes_and_ranks_with_several_places() -> None:
-    """Two ranks on each node, whose states differ in size: the shards of a group have other numbers of pieces."""
+async def test_shards_of_other_sizes_and_ranks_with_several_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on each node, whose states differ in size: the shards of a group have other numbers of pieces. One is
+    rebuilt after the other, in little staging memory."""
+    monkeypatch.setattr(parity_restore, "REBUILDS_AT_ONCE", 1)
+    monkeypatch.setattr(parity_restore, "WINDOW_PIECES", 1)
+    staging: list[SealedMemory] = []
+    most = 0
+
+    def staging_memory(name: str, size: int, **given: bool) -> SealedMemory:
+        nonlocal most
+        staging.append(SealedMemory(name, size, **given))
+        most = max(most, sum(memory.fd >= 0 for memory in staging))
+        return staging[-1]
+
+    monkeypatch.setattr(parity_restore, "SealedMemory", staging_memory)
     places = {rank: f"n{rank // 2}" for rank in range(6)}
     sizes = {rank: (3 << 20) * (1 + rank % 4) + 11 * rank for rank in places}
     state = {rank: (sharded(rank)(rank) * 2)[: sizes[rank]] for rank in places}
@@ -178,6 +191,9 @@ async def test_shards_of_other_sizes_and_ranks_with_several_places() -> None:
         for rank, start in starts.items():
             assert start.shard is not None
             assert contents(start.shard)["shared"][: sizes[rank]] == state[rank]
+    assert most == parity_restore.WINDOWS_AT_ONCE < len(staging)
+    assert {memory.size for memory in staging} == {PIECE_BYTES}
+    assert all(memory.fd < 0 for memory in staging)
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=7))

@@ -27,3 +27,24 @@ def test_the_parts_run_at_the_same_time() -> None:
     threads, meet = WorkerThreads(3), threading.Barrier(3)
     assert sorted(asyncio.run(threads.in_parts(lambda _: meet.wait(60), 3, 1))) == [0, 1, 2]
     threads.close()
+
+
+async def test_work_is_awaited_to_its_end_although_its_caller_is_cancelled() -> None:
+    threads, begun, may_end, ended = WorkerThreads(1), threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait()
+        ended.set()
+
+    caller = asyncio.ensure_future(threads.to_the_end(work))
+    assert await asyncio.to_thread(begun.wait, 60)
+    for _ in range(3):
+        caller.cancel()
+        await asyncio.wait({caller}, timeout=0.001)
+        assert not caller.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended.is_set()
+    threads.close()

@@ -60,8 +60,8 @@ class SealedMemory:
             words = f"{left.bytes >> 20} MiB are left to this job on this node ({left.limit})"
             raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {words}")
         self.size = size
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, size)
             if not sparse and not later:
                 os.posix_fallocate(self.fd, 0, size)

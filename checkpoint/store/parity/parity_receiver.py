@@ -6,7 +6,6 @@ rank is added once, however often its shard is offered.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 
 import grpc
 
@@ -93,11 +92,13 @@ class ParityReceiver:
             if part.shard is not None:
                 return
             if count > part.capacity:
-                await self._finished(part.replace_memory, *self._parity_store.allocate(key, count, incoming))
+                await self._run_in_thread.to_the_end(
+                    part.replace_memory, *self._parity_store.allocate(key, count, incoming)
+                )
             if missing := part.missing(offer.rank):
                 async with self._transfers:
                     await self._add_pieces(offer, part, pieces, missing)
-            if await self._finished(part.try_complete):
+            if await self._run_in_thread.to_the_end(part.try_complete):
                 self._parity_store.note_whole(part)
 
     async def _add_pieces(
@@ -117,7 +118,7 @@ class ParityReceiver:
                 if fetched := [n for n in window.values() if n not in inline]:
                     await self._fetch(offer, places, fetched, staging)
                 come = [(p, staging.view[places[n].offset :][: places[n].length]) for p, n in window.items()]
-                await self._finished(part.add, offer.rank, come)
+                await self._run_in_thread.to_the_end(part.add, offer.rank, come)
         finally:
             self._staging.append(staging)
 
@@ -137,17 +138,6 @@ class ParityReceiver:
             raise FetchFailed(f"the offer of {offer.node} names no port, or no order names this node as a member")
         holder = shard_offers.holder_of_offer(offer, host_of(address))
         await self._transport.fetch([holder], places, numbers, staging)
-
-    async def _finished(self, work: "Callable[..., bool | None]", *args: object) -> bool | None:
-        """Run `work` in a thread, to its end even if this is cancelled: it uses the staging memory and the part."""
-        running = asyncio.ensure_future(self._run_in_thread(work, *args))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            while not running.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({running})
-            raise
 
     async def fetch(
         self, request: peer_pb2.FetchRequest, context: "grpc.aio.ServicerContext[object, object]"

@@ -1,15 +1,15 @@
 """Rebuilds the shard of a lost rank: the XOR of its parity and of all other shards that the parity combines.
 
 The holders of the parity say which shards these are, and the digest of each piece of the lost one. The pieces of all
-sources come into a small staging memory, verified, and are added in the place of the lost piece, which must match its
-own digest then.
+sources come into a small staging memory, verified, and are added in the place of the lost piece (`parity_sum`), which
+must match its own digest when it has all of them.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import grpc
@@ -17,10 +17,11 @@ import grpc
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import Piece, size_of, verify_pieces
+from muster.checkpoint.store.memory.pieces import Piece, size_of
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.parity import exclusive_or
 from muster.checkpoint.store.parity.parity_part import PartKey
+from muster.checkpoint.store.parity.parity_sum import AddedPieces, ParitySum
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import Dial, host_of
 from muster.checkpoint.store.restore.restore_progress import NodeRestore
@@ -33,9 +34,12 @@ from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, TIER_PARITY, RestorePlan, 
 log = logging.getLogger(__name__)
 
 WINDOW_PIECES = 8
-"""Pieces that are rebuilt at a time: each source needs 32 MiB of staging memory for them."""
-WINDOWS_AT_ONCE = 3
+"""Pieces that are fetched from one source at a time: they need 32 MiB of staging memory."""
+WINDOWS_AT_ONCE = 4
 """While one is fetched, another one can be added."""
+REBUILDS_AT_ONCE = 2
+"""Shards that this node rebuilds at the same time. Others wait, so staging memory is 256 MiB at most, however many
+ranks a node and a parity have."""
 
 
 class _Held(NamedTuple):
@@ -43,18 +47,6 @@ class _Held(NamedTuple):
 
     holders: Sequence[Holder]
     pieces: tuple[Piece, ...]
-
-
-@dataclass
-class _Source:
-    """What is added to the lost pieces. `places`: the pieces of a shard or a part, as they are staged.
-
-    `numbers`: the numbers of these pieces, by the numbers of the lost pieces that they are added to.
-    """
-
-    holders: Sequence[Holder]
-    places: list[Piece]
-    numbers: dict[int, int]
 
 
 class ParityRestore:
@@ -86,6 +78,7 @@ class ParityRestore:
         self._transport = transport
         self._run_in_thread = run_in_thread
         self._holders = holders
+        self._rebuilds = asyncio.Semaphore(REBUILDS_AT_ONCE)
 
     async def rebuild(
         self,
@@ -111,7 +104,7 @@ class ParityRestore:
             NoNumpy: nothing can be added without it.
         """
         exclusive_or.load()
-        async with AsyncExitStack() as calls:
+        async with self._rebuilds, AsyncExitStack() as calls:
             offers = await self._ask_for_parity(rank, version, plan, calls)
             pieces = shard_offers.pieces_of_offer(offers[0])
             progress.note_size(size_of(pieces))
@@ -196,7 +189,7 @@ class ParityRestore:
 
     def _sources(
         self, offers: Sequence[peer_pb2.ShardOffer], rank: int, count: int, shards: "dict[int, _Held]"
-    ) -> "list[_Source]":
+    ) -> "list[AddedPieces]":
         """Where the pieces come from that are added, if the lost shard of `rank` has `count` pieces.
 
         Raises:
@@ -219,73 +212,40 @@ class ParityRestore:
     # The bytes.
 
     async def _add_all(
-        self, pieces: Sequence[Piece], sources: Sequence[_Source], memory: SealedMemory, progress: NodeRestore
+        self, pieces: Sequence[Piece], sources: Sequence[AddedPieces], memory: SealedMemory, progress: NodeRestore
     ) -> None:
-        """Rebuild all pieces, some windows at the same time."""
-        windows = iter(range(0, len(pieces), WINDOW_PIECES))
-        failures: list[BaseException] = []
+        """Rebuild all pieces. Some windows are fetched and added at the same time."""
+        total = ParitySum(pieces, sources, memory)
+        windows = iter([window for at_once in zip_longest(*map(_windows, sources)) for window in at_once if window])
 
         async def work() -> None:
-            staging = [SealedMemory("muster-staging", WINDOW_PIECES * PIECE_BYTES, sparse=True) for _ in sources]
+            staging = SealedMemory("muster-staging", WINDOW_PIECES * PIECE_BYTES, sparse=True)
             try:
-                for first in windows:
-                    if failures:
-                        return
-                    window = range(first, min(first + WINDOW_PIECES, len(pieces)))
-                    await self._rebuild_window(window, pieces, sources, staging, memory)
-                    progress.note_fetched(size_of(pieces[window.start : window.stop]), sources[0].holders[0].node)
-            except (FetchFailed, CorruptShard) as error:
-                failures.append(error)
+                for source, lost in windows:
+                    wanted = [source.numbers[number] for number in lost]
+                    await self._transport.fetch(source.holders, source.places, wanted, staging)
+                    done = await self._run_in_thread.to_the_end(total.add, source, lost, staging.view)
+                    progress.note_fetched(done, source.holders[0].node)
             finally:
-                for one in staging:
-                    one.close()
+                staging.close()
 
         await _all_of(work() for _ in range(WINDOWS_AT_ONCE))
-        for failure in failures:
-            raise failure
-
-    async def _rebuild_window(
-        self,
-        window: range,
-        pieces: Sequence[Piece],
-        sources: Sequence[_Source],
-        staging: Sequence[SealedMemory],
-        memory: SealedMemory,
-    ) -> None:
-        wanted = [[source.numbers[n] for n in window if n in source.numbers] for source in sources]
-        fetches = (
-            self._transport.fetch(source.holders, source.places, numbers, staged_in)
-            for source, numbers, staged_in in zip(sources, wanted, staging, strict=True)
-            if numbers
-        )
-        await _all_of(fetches)
-        views = [one.view for one in staging]
-
-        def add() -> None:
-            for n in window:
-                piece = pieces[n]
-                target, first = memory.view[piece.offset : piece.offset + piece.length], True
-                for data in _staged_pieces(n, sources, views):
-                    part = data[: piece.length]
-                    if first:
-                        target[: len(part)] = part
-                        target[len(part) :] = bytes(piece.length - len(part))
-                    else:
-                        exclusive_or.add(target[: len(part)], part)
-                    first = False
-            verify_pieces(memory, pieces, window)
-
-        await asyncio.shield(asyncio.ensure_future(self._run_in_thread(add)))
 
 
-def _source(held: _Held, numbers: dict[int, int]) -> _Source:
+def _windows(source: AddedPieces) -> "Iterator[tuple[AddedPieces, list[int]]]":
+    """What is fetched from a source at a time: the numbers of the lost pieces that it is added to."""
+    lost = list(source.numbers)
+    for first in range(0, len(lost), WINDOW_PIECES):
+        yield source, lost[first : first + WINDOW_PIECES]
+
+
+def _source(held: _Held, numbers: dict[int, int]) -> AddedPieces:
     """What is added where. Pieces that a shorter shard lacks count as zeros."""
-    places, used = list(held.pieces), {}
-    for lost, number in numbers.items():
-        if number < len(places):
-            places[number] = places[number]._replace(offset=lost % WINDOW_PIECES * PIECE_BYTES)
-            used[lost] = number
-    return _Source(held.holders, places, used)
+    used = {lost: number for lost, number in sorted(numbers.items()) if number < len(held.pieces)}
+    places = list(held.pieces)
+    for place, number in enumerate(used.values()):
+        places[number] = places[number]._replace(offset=place % WINDOW_PIECES * PIECE_BYTES)
+    return AddedPieces(held.holders, places, used)
 
 
 def _digests(offers: Sequence[peer_pb2.ShardOffer]) -> dict[int, bytes]:
@@ -300,14 +260,6 @@ def _digests(offers: Sequence[peer_pb2.ShardOffer]) -> dict[int, bytes]:
             if digest and found.setdefault(rank, digest) != digest:
                 raise CorruptShard(f"{offer.node} has combined another shard of rank {rank} than {offers[0].node}")
     return found
-
-
-def _staged_pieces(number: int, sources: Sequence[_Source], views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """What is added to a lost piece: the bytes of each source that has such a piece."""
-    for source, view in zip(sources, views, strict=True):
-        if number in source.numbers:
-            place = source.places[source.numbers[number]]
-            yield view[place.offset : place.offset + place.length]
 
 
 async def _all_of(work: Iterable[Coroutine[None, None, None]]) -> None:
