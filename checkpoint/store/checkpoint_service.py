@@ -43,7 +43,7 @@ from muster.checkpoint.store.parity.exclusive_or import NoNumpy
 from muster.checkpoint.store.parity.parity_receiver import ParityReceiver
 from muster.checkpoint.store.parity.parity_restore import ParityRestore
 from muster.checkpoint.store.parity.parity_store import ParityStore
-from muster.checkpoint.store.parity.rebuilt_for_flush import rebuilt_for_flush
+from muster.checkpoint.store.parity.rebuilt_for_flush import RebuiltForFlush
 from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.replication import shard_offers
@@ -141,6 +141,15 @@ class CheckpointService:
             self._awaits_slot,
             slot_wait_s,
         )
+        holders = ShardHolders(gang_id, node, dial, commit.address_of)
+        self._parity_store = ParityStore(gang_id, on_change)
+        store.on_versions_dropped = self._parity_store.drop
+        self._parity_receiver = ParityReceiver(
+            gang_id, node, self._parity_store, transport, commit.address_of, commit.stale_reason, run_in_thread
+        )
+        parity_restore = ParityRestore(gang_id, node, dial, commit.address_of, holders, transport, run_in_thread)
+        rebuild = parity_restore.rebuild
+        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change, rebuild)
         # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
         self._flusher = Flusher(
@@ -151,16 +160,8 @@ class CheckpointService:
             self._flush_threads,
             on_change,
             lambda size: check_room_for_flush(size, self._copies, self._upload_bytes),
+            RebuiltForFlush(rebuild, run_in_thread),
         )
-        holders = ShardHolders(gang_id, node, dial, commit.address_of)
-        self._parity_store = ParityStore(gang_id, on_change)
-        store.on_versions_dropped = self._parity_store.drop
-        self._parity_receiver = ParityReceiver(
-            gang_id, node, self._parity_store, transport, commit.address_of, commit.stale_reason, run_in_thread
-        )
-        parity_restore = ParityRestore(gang_id, node, dial, commit.address_of, holders, transport, run_in_thread)
-        self._rebuild = parity_restore.rebuild
-        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change, self._rebuild)
         self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
         self._folder_loads = FolderLoads()
         self._tasks: dict[asyncio.Task[None], int] = {}
@@ -316,8 +317,7 @@ class CheckpointService:
             )
         except CheckpointError as error:
             raise FlushError(f"durable_dir = {error}") from error
-        async with rebuilt_for_flush(order, self._node, self._shard_store, self._rebuild, self._run_in_thread):
-            version = await self._flusher.flush(order, store, Retention(keep, keep_s))
+        version = await self._flusher.flush(order, store, Retention(keep, keep_s))
         return version.to_wire() if version is not None else None
 
     def slot_shards(self) -> list[Shard]:

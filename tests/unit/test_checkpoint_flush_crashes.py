@@ -55,7 +55,10 @@ async def flush(gang: Gang, step: int, serial: int, stores: dict[str, DurableSto
     async def write(node: str) -> None:
         service = gang.nodes[node].checkpoint_service
         store = service._shard_store
-        flusher = Flusher(gang.gang_id, node, store, lambda: Version(0, 0), threads, lambda: None, lambda _: None)
+        rebuild = service._flusher._rebuild
+        flusher = Flusher(
+            gang.gang_id, node, store, lambda: Version(0, 0), threads, lambda: None, lambda _: None, rebuild
+        )
         try:
             await flusher.flush(order, stores[node], Retention(keep=1))
         except Killed as error:

@@ -159,6 +159,29 @@ async def test_a_flush_after_a_loss_writes_what_is_rebuilt(tmp_path: Path) -> No
             await flush_all(gang, flush_order(gang, Version(1, 2), None), tmp_path / "rebuilt")
 
 
+async def test_a_flush_rebuilds_when_all_have_declared_and_nobody_counts_on_what_it_rebuilds(tmp_path: Path) -> None:
+    async with gang_with_parities() as gang:
+        await gang.lose("n4")
+        writer = gang.nodes["n3"]
+        writer.transport.flows.clear()
+        first = flush_order(gang, Version(1, 2), None)
+        running = asyncio.ensure_future(flush_all(gang, first, tmp_path))
+        await until(lambda: sum(path.name.startswith("1-2-") for path in tmp_path.glob(".flush-*/*")) == 5)
+        await until(lambda: (done := writer.checkpoint_service.flush_progress()) is not None and done.total > 0)
+        assert all(tier != BUDDY for tier, *_ in held(gang, "n3"))
+        second = flush_order(gang, Version(1, 2), None)
+        second.serial = first.serial + 1
+        again = asyncio.ensure_future(flush_all(gang, second, tmp_path))
+        with pytest.raises(FlushError, match="a newer flush was ordered"):
+            await running
+        writer.transport.flows.set()
+        await again
+        done = writer.checkpoint_service.flush_progress()
+        assert done is not None
+        assert done.written == done.total > len(sharded(2)(4))
+        assert len(list(tmp_path.glob("step_*/*.distcp"))) == 6
+
+
 async def test_shards_of_other_sizes_and_ranks_with_several_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks on each node, whose states differ in size: the shards of a group have other numbers of pieces. One is
     rebuilt after the other, in little staging memory."""

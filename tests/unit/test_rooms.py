@@ -58,6 +58,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/store/memory",
         "checkpoint/store/streams",
         "checkpoint/store/replication",
+        "checkpoint/store/flush",
         "checkpoint/store/restore",
     },
     "checkpoint/store/commit": {

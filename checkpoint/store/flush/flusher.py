@@ -6,7 +6,7 @@ itself: the older flush stops at its next check and removes its files, and only 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 from muster.checkpoint.durable.durable_store import DurableStore
@@ -19,7 +19,7 @@ from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import FlushOrder, FlushProgress
+from muster.v1.agent_pb2 import TIER_PARITY, FlushOrder, FlushProgress
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ PROGRESS_S = 2.0
 is over within this time copies nothing."""
 
 
+Rebuild = Callable[[int, FlushOrder, WrittenBytes, GiveUp], Awaitable[Shard]]
+"""Rank, order, what counts the bytes, what ends it early: to a shard that no node holds."""
+
+
 class Flusher:
     """One per agent. All methods run on the agent's event loop.
 
@@ -43,6 +47,7 @@ class Flusher:
         run_in_thread: runs a function in a thread.
         on_progress: called from time to time while a flush runs.
         check_room: raises NoMemoryLeft if there is no room for a copy of so many bytes.
+        rebuild: rebuilds the shard of a rank for an order; the caller releases it.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Flusher:
         run_in_thread: WorkerThreads,
         on_progress: Callable[[], None],
         check_room: Callable[[int], None],
+        rebuild: Rebuild,
     ) -> None:
         self._gang_id = gang_id
         self._node = node
@@ -62,6 +68,7 @@ class Flusher:
         self._run_in_thread = run_in_thread
         self._on_progress = on_progress
         self._check_room = check_room
+        self._rebuild = rebuild
         self._newest_serial = 0
         self._given_up = GiveUp()
         self._held: HeldShards | None = None
@@ -193,8 +200,14 @@ class Flusher:
     async def _choose_shards(
         self, order: FlushOrder, ranks: list[int], exchange: flush_version.VersionExchange
     ) -> HeldShards:
-        """This node's shards of the version to write: the order's version, or a newer committed one."""
+        """This node's shards of the version to write: the order's version, or a newer committed one.
+
+        What is lost is rebuilt when all nodes have said which version they hold: it takes long, and they wait.
+        """
         version = Version.from_wire(order.version)
+        named = {source.rank for source in order.sources if source.tier == TIER_PARITY}
+        lost = [rank for rank in ranks if rank in named and self._shard_store.find(rank, version) is None]
+        ranks = [rank for rank in ranks if rank not in lost]
         dropped = any(self._shard_store.find(rank, version) is None for rank in ranks)
         if dropped and self._committed() > version:
             version = self._committed()
@@ -210,7 +223,12 @@ class Flusher:
             if exchange.given_up.is_set():  # the shards may be released
                 raise FlushError(f"flush {order.serial} is given up: {exchange.given_up.why}")
             if newest != version:
-                shards = [self._find_shard(rank, newest) for rank in ranks]
+                shards = [self._find_shard(rank, newest) for rank in (*ranks, *lost)]
+                lost = []
+            for rank in lost:
+                shards.append(await self._rebuild(rank, order, self._written, exchange.given_up))
+                held.callback(shards[-1].release)
+            shards.sort(key=lambda shard: shard.rank)
             # Shards of another version are released at the end of this block, because ranks wait for their slots.
             return HeldShards(newest, shards, exchange.given_up, self._run_in_thread, self._check_room)
 
