@@ -344,6 +344,7 @@ class InProcessGang:
                     if digest and Version.from_wire(parity.version) == version and rank not in copied:
                         source = plan.sources.add(rank=rank, tier=agent_pb2.TIER_PARITY, node=name, digest=digest)
                         source.parity_ranks.extend(parity.ranks)
+                        source.parity_part = parity.part
         return plan
 
     def newest(self, world_size: int) -> Version | None:

@@ -150,6 +150,7 @@ class Gang:
                 if digest and parity.version == plan.version:
                     source = plan.sources.add(rank=lost, tier=agent_pb2.TIER_PARITY, node=node, digest=digest)
                     source.parity_ranks.extend(parity.ranks)
+                    source.parity_part = parity.part
         return plan
 
     def flush_s(self, node: str, serial: int, folder: str) -> float:

@@ -98,6 +98,17 @@ async def test_one_node_of_each_group_may_be_lost() -> None:
         await go_on(gang, {**SIX, 1: "spare0", 3: "spare1"}, Version(1, 2))
 
 
+async def test_a_node_may_hold_several_parts_of_one_parity() -> None:
+    """It has got the seat of another rank meanwhile."""
+    async with gang_with_parities() as gang:
+        key = PartKey(Version(1, 2), (0, 1, 2), 2)
+        stores = {name: gang.nodes[name].checkpoint_service._parity_store for name in ("n0", "n2")}
+        stores["n0"]._parts[key] = stores["n2"]._parts.pop(key)
+        assert {("n0", (0, 1, 2), part) for part in (0, 2)} < whole_parts(gang, Version(1, 2))
+        await gang.lose("n1")
+        await go_on(gang, {**SIX, 1: "spare0"}, Version(1, 2))
+
+
 async def test_two_lost_nodes_of_one_group_are_too_many() -> None:
     async with gang_with_parities() as gang:
         await gang.lose("n1")

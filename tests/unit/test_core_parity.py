@@ -57,6 +57,12 @@ def test_parts_that_have_combined_other_shards_are_of_no_use() -> None:
     assert rebuildable(held(0, 2), older) == []
 
 
+def test_a_node_may_hold_several_parts_of_one_parity() -> None:
+    parities = {"n0": [part((0, 1, 2), 2), part((0, 1, 2), 0)]}
+    (found,) = rebuildable(held(0, 2), parities)
+    assert [(source.node, source.parity_part) for source in found.sources()] == [("n0", 0), ("n0", 2)]
+
+
 def test_a_node_that_leaves_is_used_last() -> None:
     parities = {**parts((0, 1, 2), 0, 2), "a": [part((0, 1, 2), 2)]}
     assert rebuildable(held(0, 2), parities)[0].nodes == ("n0", "a")

@@ -144,8 +144,13 @@ class ParityReceiver:
     ) -> AsyncGenerator[peer_pb2.ShardOffer, None]:
         """Offer the part that a rank's shard is in, and let the caller fetch it until it ends this call."""
         version = Version.from_wire(request.version)
-        part = self._parity_store.find(request.rank, version, request.parity_ranks)
-        if request.gang_id != self._gang_id or part is None or part.shard is None:
+        part = self._parity_store.find(PartKey(version, tuple(request.parity_ranks), request.parity_part))
+        if (
+            request.gang_id != self._gang_id
+            or part is None
+            or part.shard is None
+            or request.rank not in part.key.combined
+        ):
             reason = f"{self._node} holds no parity with rank {request.rank} at {version} of gang {request.gang_id}"
             await context.abort(grpc.StatusCode.NOT_FOUND, reason)
             return

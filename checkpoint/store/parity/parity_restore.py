@@ -134,10 +134,12 @@ class ParityRestore:
         """
         named = [source for source in plan.sources if (source.rank, source.tier) == (rank, TIER_PARITY)]
         ranks = list(named[0].parity_ranks)
-        asked = {source.node: self._ask_holder(source, version, calls) for source in named}
+        asked = {(source.node, source.parity_part): self._ask_holder(source, version, calls) for source in named}
         offers = await asyncio.gather(*asked.values())
         if {ranks[offer.parity.part] for offer in offers} != set(ranks) - {rank}:
-            raise FetchFailed(f"of the parity of ranks {ranks} there are only the parts on {', '.join(asked)}")
+            raise FetchFailed(
+                f"of the parity of ranks {ranks} there are only the parts on {', '.join(node for node, _ in asked)}"
+            )
         digest = next(source.digest for source in named if source.digest)
         for offer in offers:
             if list(offer.parity.ranks) != ranks or offer.digest.hex() != digest:
@@ -154,6 +156,7 @@ class ParityRestore:
             rank=rank,
             version=version.to_wire(),
             parity_ranks=source.parity_ranks,
+            parity_part=source.parity_part,
         )
         call = self._dial(node, address).Fetch(request)
         calls.callback(call.cancel)  # the holder need not keep the part any longer
@@ -164,7 +167,12 @@ class ParityRestore:
             raise FetchFailed(f"{node}: no answer within {OFFER_TIMEOUT_S:.0f} s") from None
         except grpc.aio.AioRpcError as error:
             raise FetchFailed(f"{node}: {error.code().name}: {error.details()}") from error
-        if offer is None or (offer.rank, offer.node) != (rank, node) or not offer.parity.part < len(offer.parity.ranks):
+        part = source.parity_part
+        if (
+            offer is None
+            or (offer.rank, offer.node, offer.parity.part) != (rank, node, part)
+            or part >= len(offer.parity.ranks)
+        ):
             raise FetchFailed(f"{node}: the answer names no parity of rank {rank}")
         return offer
 

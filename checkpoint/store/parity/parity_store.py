@@ -1,7 +1,7 @@
 """The parts of parities in this node's memory, and the memory that the next versions' parts take."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.format.versions import Version
@@ -86,12 +86,10 @@ class ParityStore:
         log.debug("part %d of the parity of ranks %s at %s is whole", part.key.part, part.key.ranks, part.key.version)
         self._on_change()
 
-    def find(self, rank: int, version: Version, ranks: Sequence[int]) -> ParityPart | None:
-        """The whole part of the parity of `ranks` that the shard of `rank` is in; None: there is none."""
-        for key, part in self._parts.items():
-            if (key.version, key.ranks) == (version, tuple(ranks)) and rank in key.combined and part.shard is not None:
-                return part
-        return None
+    def find(self, key: PartKey) -> ParityPart | None:
+        """A whole part; None: it is not here, or not whole yet."""
+        part = self._parts.get(key)
+        return part if part is not None and part.shard is not None else None
 
     def statuses(self) -> list[ParityStatus]:
         """All whole parts, as the agent reports them."""

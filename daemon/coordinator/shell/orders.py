@@ -157,7 +157,12 @@ def _version_message(version: Version) -> common_pb2.Version:
 def _source_message(source: facts.ShardSource) -> pb.RestoreSource:
     tier = pb.TIER_OWN if source.primary else pb.TIER_PARITY if source.parity_ranks else pb.TIER_BUDDY
     return pb.RestoreSource(
-        rank=source.rank, tier=tier, node=source.node, digest=source.digest, parity_ranks=source.parity_ranks
+        rank=source.rank,
+        tier=tier,
+        node=source.node,
+        digest=source.digest,
+        parity_ranks=source.parity_ranks,
+        parity_part=source.parity_part,
     )
 
 

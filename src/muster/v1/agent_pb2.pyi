@@ -1195,11 +1195,14 @@ class RestoreSource(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PARITY_RANKS_FIELD_NUMBER: _builtins.int
+    PARITY_PART_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     tier: Global___Tier.ValueType
     node: _builtins.str
     """The node whose memory holds the shard (OWN and BUDDY), or a part of its parity. All parts of a parity are named."""
     digest: _builtins.str
+    parity_part: _builtins.int
+    """With PARITY: which part (ParityPart in peer.proto). A node may hold several parts of one parity."""
     @_builtins.property
     def parity_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """With PARITY: the ranks of the parity, in its order (ParityPart in peer.proto)."""
@@ -1212,10 +1215,11 @@ class RestoreSource(_message.Message):
         node: _builtins.str = ...,
         digest: _builtins.str = ...,
         parity_ranks: _abc.Iterable[_builtins.int] | None = ...,
+        parity_part: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "node", b"node", "parity_ranks", b"parity_ranks", "rank", b"rank", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "node", b"node", "parity_part", b"parity_part", "parity_ranks", b"parity_ranks", "rank", b"rank", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -267,15 +267,18 @@ class FetchRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PARITY_RANKS_FIELD_NUMBER: _builtins.int
+    PARITY_PART_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     rank: _builtins.int
+    parity_part: _builtins.int
+    """Which part (ParityPart.part)."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
     def parity_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Asks for the receiver's part of the parity of these ranks (ParityPart.ranks), instead of the shard; empty: for the
-        shard.
+        """Asks for a part that the receiver has of the parity of these ranks (ParityPart.ranks), instead of the shard; empty:
+        for the shard.
         """
 
     def __init__(
@@ -286,10 +289,11 @@ class FetchRequest(_message.Message):
         rank: _builtins.int = ...,
         version: _common_pb2.Version | None = ...,
         parity_ranks: _abc.Iterable[_builtins.int] | None = ...,
+        parity_part: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "parity_ranks", b"parity_ranks", "rank", b"rank", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "node", b"node", "parity_part", b"parity_part", "parity_ranks", b"parity_ranks", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,8 @@ Parts = Mapping[int, Sequence[tuple[str, Parity]]]
 
 @dataclass(frozen=True, slots=True)
 class Rebuildable:
-    """A shard that no node holds. `nodes`: one for each part that it is rebuilt from. `ranks`: of the parity."""
+    """A shard that no node holds. `nodes`: one for each part that it is rebuilt from, in the order of the parts; a node
+    may hold several. `ranks`: of the parity."""
 
     shard: Shard
     ranks: tuple[int, ...]
@@ -26,11 +27,11 @@ class Rebuildable:
 
     def sources(self) -> list[ShardSource]:
         """All of them, for a restore plan. The first one has the digest."""
-        first, *others = self.nodes
-        shard = self.shard
+        shard, at = self.shard, self.ranks.index(self.shard.rank)
+        parts = [number for number in range(len(self.ranks)) if number != at]
         return [
-            ShardSource(shard.rank, first, False, shard.digest, self.ranks),
-            *(ShardSource(shard.rank, node, False, "", self.ranks) for node in others),
+            ShardSource(shard.rank, node, False, "" if place else shard.digest, self.ranks, part)
+            for place, (part, node) in enumerate(zip(parts, self.nodes, strict=True))
         ]
 
 
