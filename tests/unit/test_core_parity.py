@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Parity, Shard, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.shell.orders import Orders
+from muster.daemon.coordinator.shell.orders import Orders, source_messages
 from muster.fabric.sources.nesting import fabric_of_leaves
 from muster.simulator.scenarios.scenario import Scenario
 from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY
@@ -60,7 +60,13 @@ def test_parts_that_have_combined_other_shards_are_of_no_use() -> None:
 def test_a_node_may_hold_several_parts_of_one_parity() -> None:
     parities = {"n0": [part((0, 1, 2), 2), part((0, 1, 2), 0)]}
     (found,) = rebuildable(held(0, 2), parities)
-    assert [(source.node, source.parity_part) for source in found.sources()] == [("n0", 0), ("n0", 2)]
+    messages = source_messages(found.sources())
+    assert [(source.node, source.parity_part) for source in messages] == [("n0", 0), ("n0", 2)]
+    for lost in range(4):
+        others = [rank for rank in range(4) if rank != lost]
+        (found,) = rebuildable(held(*others), parts((0, 1, 2, 3), *others))
+        named = [(source.node, source.parity_part) for source in source_messages(found.sources())]
+        assert named == [(f"n{rank}", rank) for rank in others]
 
 
 def test_a_node_that_leaves_is_used_last() -> None:

@@ -6,7 +6,8 @@ coordinator repeats what it said before. Nodes with the same duty get the same o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.communication import pods_of
@@ -115,7 +116,7 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
         order.planned_swap = gang.swap.reason
     if gang.restored_version:
         order.restore.version.CopyFrom(_version_message(gang.restored_version))
-        order.restore.sources.extend(map(_source_message, (*gang.restore_sources, *gang.other_sources)))
+        order.restore.sources.extend(source_messages((*gang.restore_sources, *gang.other_sources)))
         order.restore.written_ranks = gang.ranks_of(gang.restored_version)
         order.restore.resharded = gang.resharded
     elif gang.durable_path:
@@ -154,22 +155,25 @@ def _version_message(version: Version) -> common_pb2.Version:
     return common_pb2.Version(generation=version.generation, step=version.step)
 
 
-def _source_message(source: facts.ShardSource) -> pb.RestoreSource:
-    tier = pb.TIER_OWN if source.primary else pb.TIER_PARITY if source.parity_ranks else pb.TIER_BUDDY
-    return pb.RestoreSource(
-        rank=source.rank,
-        tier=tier,
-        node=source.node,
-        digest=source.digest,
-        parity_ranks=source.parity_ranks,
-        parity_part=source.parity_part,
-    )
+def source_messages(sources: Iterable[facts.ShardSource]) -> Iterator[pb.RestoreSource]:
+    """The sources of a restore or a flush. The sources of a lost shard are the parts of its parity, in their order and
+    without the one that it is not in: the journal need not name them."""
+    named: Counter[int] = Counter()
+    for source in sources:
+        tier = pb.TIER_OWN if source.primary else pb.TIER_PARITY if source.parity_ranks else pb.TIER_BUDDY
+        message = pb.RestoreSource(rank=source.rank, tier=tier, node=source.node, digest=source.digest)
+        if source.parity_ranks:
+            place = named[source.rank]
+            named[source.rank] += 1
+            message.parity_ranks.extend(source.parity_ranks)
+            message.parity_part = place + (place >= source.parity_ranks.index(source.rank))
+        yield message
 
 
 def _flush_message(flush: Flush) -> pb.FlushOrder:
     return pb.FlushOrder(
         serial=flush.serial,
         version=_version_message(flush.version),
-        sources=map(_source_message, flush.sources),
+        sources=source_messages(flush.sources),
         reason=flush.reason,
     )

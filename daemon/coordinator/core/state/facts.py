@@ -39,8 +39,8 @@ class Seat:
 class ShardSource:
     """Where one rank's shard is read from: the memory of `node`. `primary` as in Shard.
 
-    `parity_ranks`: the node holds a part of the parity of these ranks, number `parity_part`, from which the shard is
-    rebuilt. Empty: it holds the shard.
+    `parity_ranks`: the node holds a part of the parity of these ranks, from which the shard is rebuilt. All parts that
+    the shard is in are named, in their order (`orders.source_messages`). Empty: the node holds the shard.
     """
 
     rank: int
@@ -48,7 +48,6 @@ class ShardSource:
     primary: bool
     digest: str
     parity_ranks: tuple[int, ...] = ()
-    parity_part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ class Rebuildable:
 
     def sources(self) -> list[ShardSource]:
         """All of them, for a restore plan. The first one has the digest."""
-        shard, at = self.shard, self.ranks.index(self.shard.rank)
-        parts = [number for number in range(len(self.ranks)) if number != at]
+        first, *others = self.nodes
+        shard = self.shard
         return [
-            ShardSource(shard.rank, node, False, "" if place else shard.digest, self.ranks, part)
-            for place, (part, node) in enumerate(zip(parts, self.nodes, strict=True))
+            ShardSource(shard.rank, first, False, shard.digest, self.ranks),
+            *(ShardSource(shard.rank, node, False, "", self.ranks) for node in others),
         ]
 
 
