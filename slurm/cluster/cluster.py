@@ -377,7 +377,8 @@ class Cluster:
         return self.exec(CONTROLLER, "squeue", "-h", "-o", "%i %T %N").stdout.strip()
 
     def _queued_nodes(self) -> list[str]:
-        return self.sh(CONTROLLER, "squeue -h -o %N | xargs -r scontrol show hostnames").split()
+        # One expression for all jobs: scontrol takes no second one. A job that waits has no nodes.
+        return self.sh(CONTROLLER, "squeue -h -o %N | grep . | paste -sd, - | xargs -r scontrol show hostnames").split()
 
     def _slurmctld_answers(self) -> bool:
         return self.exec(CONTROLLER, "sinfo", "-h", check=False).rc == 0
