@@ -505,17 +505,17 @@ async def test_of_two_that_are_found_the_later_counts(tmp_path: Path, systemd: S
 
 
 def test_descriptors_of_the_store_are_found_by_their_names() -> None:
-    one, other = memfd(), memfd()
-    first = min(one, other)
+    made = memfd(), memfd()
+    first = fcntl.fcntl(made[0], fcntl.F_DUPFD_CLOEXEC, 500)  # systemd's follow each other; far from all others
+    second = os.dup2(made[1], first + 1)
     environ = {"LISTEN_PID": "42", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a.0:a.1", "HOME": "/"}
     assert systemd_fd_store.inherited_descriptors(dict(environ), 43, first) == {}, "they are another process's"
-    assert abs(one - other) == 1
-    os.set_inheritable(one, True)
-    assert systemd_fd_store.inherited_descriptors(environ, 42, first) == {"a.0": first, "a.1": first + 1}
+    os.set_inheritable(first, True)
+    assert systemd_fd_store.inherited_descriptors(environ, 42, first) == {"a.0": first, "a.1": second}
     assert environ == {"HOME": "/"}
-    assert not os.get_inheritable(one)
-    os.close(one)
-    os.close(other)
+    assert not os.get_inheritable(first)
+    for descriptor in (*made, first, second):
+        os.close(descriptor)
 
 
 async def test_the_command_takes_over_what_systemd_hands_it(
