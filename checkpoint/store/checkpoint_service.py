@@ -497,7 +497,7 @@ class CheckpointService:
         try:
             if self._slots_refused:
                 raise NoMemoryLeft(self._slots_refused)
-            self._slots.close_free_of_other_sizes(rank, size)  # the rank writes there no more
+            self._slots.close_free_of_other_sizes(rank, size)  # the rank no longer writes to these
             if any(self._commit_protocol.parity_places.sent.values()):
                 exclusive_or.load()
             new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)

@@ -54,9 +54,9 @@ class StepKeeper:
         self._joint_planning = JointPlanning(_ranks_that_plan)
         self._min_object_bytes: dict[str, int] = {}
         self.borrowed_pages = BorrowedPages()
-        """Of the restore. No slot is written before all of them are this process's own."""
+        """Pages that the restore has mapped from a slot. They are copied before a slot is written again."""
         self.are_replicas_equal = False
-        """Whether they were compared in this run, or come from memory, where all their bytes were."""
+        """Whether the replicas were compared in this run, or were restored from memory, which holds compared ones."""
 
     def wait(self) -> None:
         """Return when the copies that were left for later are complete."""

@@ -3,10 +3,10 @@
 Two kinds of tensors may be copied late: parameters, and the optimizers' own states. Forward and backward passes only
 read them. An optimizer changes them, and each kept optimizer waits at the begin of its step until they are copied.
 
-A script may change a parameter elsewhere, for example clamp it in place. Two checks find that. The version counters of
-all tensors are compared, as autograd does it. And the first late copies of a plan are compared with the tensors just
-before the optimizer changes them, because a change through `.data` counts no version. A snapshot that fails a check is
-reported as skipped, and from then on everything is copied before `step` returns.
+A script may change a parameter elsewhere, for example clamp it in place. Two checks find that. The first compares the
+version counters that torch keeps for all tensors. A change through `.data` does not raise them. So the second check
+compares the first late copies of each plan with the tensors, just before the optimizer changes these. A snapshot that
+fails a check is reported as skipped. From then on everything is copied before `step` returns.
 """
 
 import logging

@@ -48,7 +48,11 @@ class JointLoad:
         return found
 
     def _tell(self, what: str, damage: str) -> str:
-        """Tell what this rank has found, also in place of what it has not come to. Returns what some rank has found."""
+        """Tell the other ranks what this rank has found. Returns what some rank has found.
+
+        A rank that failed early also answers for the earlier parts of the load that it has not reached: the others wait
+        for its answer there.
+        """
         found = damage
         while self._left and what in self._left:
             found = damage_on_any_rank(f"{self._number}-{self._left.pop(0)}", damage) or found
