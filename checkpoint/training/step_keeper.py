@@ -13,6 +13,7 @@ from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import DueSteps
 from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
+from muster.checkpoint.training.paused_collection import paused_collection
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, first_change, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
@@ -74,6 +75,7 @@ class StepKeeper:
             self._writer.close()
         self._writer = None
 
+    @paused_collection()
     def take(self, n: int, *, last: bool) -> bool:
         """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time, or if the
         state has changed and the ranks have yet to plan. Returns whether it was taken.

@@ -1,5 +1,6 @@
 """The library's three lines in one process, with a real checkpoint service."""
 
+import gc
 import io
 import random
 import threading
@@ -402,6 +403,20 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(
     job.checkpoint.step(6, final=True)
     agent.await_committed(6)
     job.checkpoint.close()
+
+
+def test_a_snapshot_of_many_tensors_calls_no_garbage_collector(agent: AgentInThread) -> None:
+    model = nn.ParameterList(torch.zeros(1) for _ in range(4000))
+    checkpoint = Checkpoint(model=model, link=agent.connect())
+    checkpoint.restore()
+    checkpoint.step(1)
+    agent.await_committed(1)
+    before = gc.get_stats()[0]["collections"]
+    checkpoint.step(2)
+    agent.await_committed(2)
+    collections = gc.get_stats()[0]["collections"] - before
+    assert collections < 10, "each tensor makes objects, and some hundred of them call the collector"
+    checkpoint.close()
 
 
 def test_a_step_that_is_due_during_a_commit_waits_for_it(agent: AgentInThread) -> None:
