@@ -28,7 +28,7 @@ from muster.checkpoint.training.durable_loading.load_progress import LoadProgres
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planned_stop import PlannedStop
-from muster.checkpoint.training.publication import rank_and_world_size
+from muster.checkpoint.training.publication import Publication, rank_and_world_size
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.states.training_state import TrainingState
@@ -151,6 +151,7 @@ class Checkpoint:
         if start.shard is not None:
             pages = self._keeper.borrowed_pages = BorrowedPages()
             step = resume.from_shard(self._states, start.shard, rank, pages)
+            self._keeper.publication = Publication.of_shard(start.shard)
             pages.copy_in_use()
         else:
             step = resume.from_shards(self._states, AgentShards(self._connection), rank)

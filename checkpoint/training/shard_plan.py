@@ -194,7 +194,8 @@ class ShardPlan:
         }
         objects = {name: location.offset for name, location in self.objects.items()}
         directory = {"tensors": tensors, "subclasses": subclasses, "spread": spread, "objects": objects}
-        return pickle.dumps({**directory, "structure": self._structure}, 4)
+        agreed = {"structure": self._structure, "publication": self.publication.without_metadata()}
+        return pickle.dumps({**directory, **agreed}, 4)
 
     def write_constant_parts(self, slot: memoryview) -> None:
         """Write all bytes that are equal in every snapshot of this plan.

@@ -56,6 +56,8 @@ class StepKeeper:
         self._min_object_bytes: dict[str, int] = {}
         self.borrowed_pages = BorrowedPages()
         """Pages that the restore has mapped from a slot. They are copied before a slot is written again."""
+        self.publication: Publication | None = None
+        """What the ranks agreed on last, in this run or before the restore."""
         self.are_replicas_equal = False
         """Whether the replicas were compared in this run, or were restored from memory, which holds compared ones."""
 
@@ -115,11 +117,12 @@ class StepKeeper:
         if self._states.by_name != before:
             captured = self._states.capture(rank_and_world_size()[0], n)
         self._compare_replicas(n, captured)
-        publication = plan_publication([*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)])
+        leaves = [*captured.leaves, StateLeaf(tuple(STRUCTURE.split(".")), None)]
+        self.publication = plan_publication(leaves, self.publication)
         self._structure = agreed_states.published_structure(self._states, captured)
         if self._plan is None:
             self._joint_planning.begin()
-        self._make_plan(captured, publication)
+        self._make_plan(captured, self.publication)
         return captured
 
     def _compare_replicas(self, n: int, captured: CapturedState) -> None:

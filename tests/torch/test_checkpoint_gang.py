@@ -103,6 +103,15 @@ async def recover(gang: InProcessGang, places: dict[int, str], training: Trainin
     return newest
 
 
+async def flush(gang: InProcessGang, version: Version, out: Path) -> Path:
+    """Write a committed version; returns its folder."""
+    order = agent_pb2.FlushOrder(serial=1, version=version.to_wire(), reason="test")
+    order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
+    durable = out / "durable"
+    await asyncio.gather(*(n.checkpoint_service.flush(order, str(durable)) for n in gang.nodes.values()))
+    return durable / f"step_{version.step:08}_g{version.generation}_g"
+
+
 @pytest.mark.parametrize(("mode", "device"), MODES_ON_DEVICES)
 async def test_a_run_with_faults_ends_with_the_bits_of_a_run_without(
     gang: InProcessGang, tmp_path: Path, mode: str, device: str
@@ -129,6 +138,14 @@ async def test_a_run_with_faults_ends_with_the_bits_of_a_run_without(
     assert second.step >= 14
     assert second.generation == 2
     assert await training.result() == expected
+    await until(lambda: committed(gang) == 24)
+
+    text = (tmp_path / "log").read_text()
+    assert text.count("rank 0 has merged what 4 ranks hold") == 1, "restored ranks hold the same"
+    folder = await flush(gang, Version(3, 24), tmp_path)
+    state = {"muster": {"step": 0}}
+    dcp.load(state, checkpoint_id=folder)
+    assert state["muster"]["step"] == 24
 
 
 async def test_all_ranks_keep_the_same_steps_at_the_interval_that_the_leader_chooses(
@@ -176,13 +193,7 @@ async def test_a_flush_loads_with_plain_torch_and_at_another_world_size(
     await training.start(gang)
     await training.result()
     await until(lambda: committed(gang) == 12)
-    version = Version(1, 12)
-    order = agent_pb2.FlushOrder(serial=1, version=version.to_wire(), reason="test")
-    order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
-    durable = tmp_path / "durable"
-    await asyncio.gather(*(n.checkpoint_service.flush(order, str(durable)) for n in gang.nodes.values()))
-    folder = durable / "step_00000012_g1_g"
-
+    folder = await flush(gang, Version(1, 12), tmp_path)
     sys.path.insert(0, str(SCRIPT.parent))
     from checkpoint_script import Net
 
@@ -199,6 +210,6 @@ async def test_a_flush_loads_with_plain_torch_and_at_another_world_size(
     assert (folder / "__0_0.distcp").stat().st_size > 100_000
 
     # Two ranks go on from the checkpoint of four.
-    two = Training(tmp_path, 14, mode, world=2, durable=str(durable))
+    two = Training(tmp_path, 14, mode, world=2, durable=str(folder.parent))
     await two.start()
     assert all(line.endswith(" 14") for line in await two.result())
