@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from muster.checkpoint.training.copies.late_copies import LateCopies
-from muster.checkpoint.training.publication import plan_publication
+from muster.checkpoint.training.planning.publication import plan_publication
+from muster.checkpoint.training.planning.shard_plan import ShardPlan
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
-from muster.checkpoint.training.shard_plan import ShardPlan
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.states.replicas import find_replicas
 from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState

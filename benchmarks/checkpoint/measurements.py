@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoint import parities
+from benchmarks.checkpoint import parities, plans
 from benchmarks.checkpoint.equal_rank import EqualRank
 from benchmarks.checkpoint.figures import COUNT, MEBIBYTES, PERCENT, RATE, SECONDS, Rows, ratio
 from benchmarks.checkpoint.peak_memory import PeakMemory, held_bytes
@@ -76,6 +76,8 @@ def measure(rows: Rows, settings: Settings, *, peers: bool) -> None:
         restores(rows, settings, gang, sums)
     _say(settings, "commits of equal shards")
     equal_commits(rows, settings)
+    _say(settings, "plans")
+    plans.measure(rows, settings.rounds)
     _say(settings, "parities")
     parities.measure(rows, int(settings.gib * 2**30), settings.rounds)
 

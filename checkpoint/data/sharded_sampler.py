@@ -193,6 +193,8 @@ def _whole(name: str, value: SupportsIndex, least: int, most: int | None = None)
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    from muster.checkpoint.training.publication import rank_and_world_size  # imports torch, which no order needs
+    from muster.checkpoint.training.agreements.process_group import (
+        rank_and_world_size,  # imports torch, which no order needs
+    )
 
     return rank_and_world_size()

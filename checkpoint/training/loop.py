@@ -16,19 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed as dist
-
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
+from muster.checkpoint.training.agreements.planned_stop import PlannedStop
+from muster.checkpoint.training.agreements.process_group import rank_and_world_size, store_for
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
 from muster.checkpoint.training.durable_loading import which_checkpoint
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
-from muster.checkpoint.training.planned_stop import PlannedStop
-from muster.checkpoint.training.publication import Publication, rank_and_world_size
+from muster.checkpoint.training.planning.publication import Publication
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.states.training_state import TrainingState
@@ -294,7 +293,7 @@ def _join_group() -> RankInGroup | None:
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return None
-    return RankInGroup(rank, dist.PrefixStore("muster-interval", dist.distributed_c10d._get_default_store()))
+    return RankInGroup(rank, store_for("interval"))
 
 
 def _durable_source(start: StartPoint, durable: str) -> str | None:

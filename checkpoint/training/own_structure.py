@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training.publication import rank_and_world_size
+from muster.checkpoint.training.agreements.process_group import all_gathered, rank_and_world_size
 from muster.checkpoint.training.states import optimizer_states, state_tree
 from muster.checkpoint.training.states.differing_names import PREFIX, Part, kept_name
 from muster.checkpoint.training.states.training_state import TrainingState
@@ -33,9 +32,7 @@ def own_structure(states: TrainingState, structure: Mapping[str, Any]) -> dict[s
             present = model.state_dict().keys()
             unclaimed |= {f"{key}.{name}" for name in structure.get(key, {}) if name not in present}
             own[key] = {name: leaf for name, leaf in structure.get(key, {}).items() if name in present}
-        gathered: list[Any] = [None] * world_size
-        dist.all_gather_object(gathered, unclaimed)
-        if nobodys := set.intersection(*gathered):
+        if nobodys := set.intersection(*all_gathered(unclaimed)):
             some = ", ".join(sorted(nobodys)[:_NAMED])
             raise CheckpointError(f"the checkpoint holds {len(nobodys)} values that no rank has: {some}")
     names = states.parameter_names()

@@ -25,13 +25,13 @@ from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
 from muster.checkpoint.format.trusted_folder import TrustedFolder
-from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.durable_loading.agreed_damage import HEAD, JointLoad
 from muster.checkpoint.training.durable_loading.checkpoint_files import CheckpointFiles
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.own_structure import own_structure, without_missing_states
+from muster.checkpoint.training.planning import torch_items
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.resharding.shard_reader import ShardReader
 from muster.checkpoint.training.states import state_tree

@@ -4,7 +4,7 @@ import torch
 
 from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors
 from muster.checkpoint.training.copies.pinned_memory import PinnedMemory
-from muster.checkpoint.training.shard_plan import ShardPlan
+from muster.checkpoint.training.planning.shard_plan import ShardPlan
 from muster.checkpoint.training.states import state_tree
 from muster.checkpoint.training.states.inner_tensors import taken_apart
 from muster.checkpoint.training.states.training_state import StateLeaf

@@ -5,17 +5,16 @@ import time
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
-from muster.checkpoint.training import agreed_states
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost
+from muster.checkpoint.training.agreements.joint_planning import JointPlanning, RanksWithStore
+from muster.checkpoint.training.agreements.process_group import rank_and_world_size, store_for
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import DueSteps
-from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
 from muster.checkpoint.training.paused_collection import paused_collection
-from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
-from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, first_change, signature
+from muster.checkpoint.training.planning import agreed_states
+from muster.checkpoint.training.planning.publication import Publication, plan_publication
+from muster.checkpoint.training.planning.shard_plan import ObjectOutgrown, ShardPlan, first_change, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.states.replicas import find_replicas
 from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
@@ -199,5 +198,4 @@ def _ranks_that_plan() -> RanksWithStore | None:
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return None
-    store = dist.PrefixStore("muster-planning", dist.distributed_c10d._get_default_store())
-    return RanksWithStore(rank, world_size, store)
+    return RanksWithStore(rank, world_size, store_for("planning"))

@@ -22,10 +22,11 @@ from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
-from muster.checkpoint.training import loop, torch_items  # noqa: E402
+from muster.checkpoint.training import loop  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
-from muster.checkpoint.training.publication import plan_publication  # noqa: E402
-from muster.checkpoint.training.shard_plan import ShardPlan  # noqa: E402
+from muster.checkpoint.training.planning import torch_items  # noqa: E402
+from muster.checkpoint.training.planning.publication import plan_publication  # noqa: E402
+from muster.checkpoint.training.planning.shard_plan import ShardPlan  # noqa: E402
 from muster.checkpoint.training.snapshot import SnapshotWriter  # noqa: E402
 from muster.checkpoint.training.states.replicas import find_replicas  # noqa: E402
 from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState  # noqa: E402

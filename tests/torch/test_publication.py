@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.planner import (  # noqa: E402
     WriteItemType,
 )
 
-from muster.checkpoint.training.merged_plans import Held, HeldItems, Merged, TensorPart, merge  # noqa: E402
-from muster.checkpoint.training.publication import plan_publication  # noqa: E402
+from muster.checkpoint.training.planning.merged_plans import Held, HeldItems, Merged, TensorPart, merge  # noqa: E402
+from muster.checkpoint.training.planning.publication import plan_publication  # noqa: E402
 from muster.checkpoint.training.states.training_state import StateLeaf  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import joint_planning
-from muster.checkpoint.training.joint_planning import JointPlanning, RanksWithStore
+from muster.checkpoint.training.agreements import joint_planning
+from muster.checkpoint.training.agreements.joint_planning import JointPlanning, RanksWithStore
 
 RANKS, SNAPSHOTS = 3, 40
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from muster.checkpoint.format.errors import CorruptCheckpoint
+from muster.checkpoint.training.agreements.process_group import store_for
 
 Found = TypeVar("Found")
 
@@ -63,7 +64,7 @@ def damage_on_any_rank(load: str, damage: str) -> str:
     """What some rank has found; empty: no rank has found damage. All ranks call this, with the same name of a load."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return damage
-    store = dist.PrefixStore(f"muster-load-{load}", dist.distributed_c10d._get_default_store())
+    store = store_for(f"load-{load}")
     if damage:
         store.set("damage", damage)
     if store.add("loaded", 1) == dist.get_world_size():

@@ -9,10 +9,15 @@ import hashlib
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training.publication import rank_and_world_size
+from muster.checkpoint.training.agreements.process_group import (
+    all_gathered,
+    gathered_on_first,
+    rank_and_world_size,
+    sent_by,
+    store_for,
+)
 from muster.checkpoint.training.states import optimizer_states, replica_samples, state_tree
 from muster.checkpoint.training.states.inner_tensors import taken_apart
 from muster.checkpoint.training.states.replica_samples import Samples, Unequal
@@ -34,7 +39,7 @@ def agree_on_optimizers(states: TrainingState) -> None:
         key: [labels.get(id(p), tuple(p.shape)) for p in optimizer_states.parameters_of(optimizer)]
         for key, optimizer in states.optimizers().items()
     }
-    by_rank = _gathered(
+    by_rank = all_gathered(
         {key: (_digest(repr(found)), all(isinstance(f, str) for f in found)) for key, found in own.items()}
     )
     by_name = set()
@@ -68,11 +73,9 @@ def published_structure(states: TrainingState, captured: CapturedState) -> dict[
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         return own
-    digests = _gathered(_digest(repr(own)))
+    digests = all_gathered(_digest(repr(own)))
     is_first = digests.index(digests[rank]) == rank  # equal structures are sent once
-    gathered: list[Any] = [None] * world_size
-    dist.gather_object(own if is_first else None, gathered if rank == 0 else None)
-    for other in gathered if rank == 0 else ():
+    for other in gathered_on_first(own if is_first else None):
         own = own if other is None else _union(own, other)
     return own
 
@@ -103,14 +106,13 @@ def refuse_unequal_replicas(states: TrainingState, leaves: list[StateLeaf], step
     unequal = _compared(own)
     if unequal is None:  # equal shards over different meshes
         return
-    found: list[Any] = [None]
+    found = None
     if rank == unequal.rank:
         numbers = replica_samples.names_by_number(own)
         number, name = next((number, name) for number, name in numbers.items() if number in unequal.others)
         ignored = "DistributedDataParallel was told to ignore it, and " if name in ignored_by_ddp(states) else ""
-        found = [(name, unequal.others[number], ignored)]
-    dist.broadcast_object_list(found, src=unequal.rank)
-    name, other, ignored = found[0]
+        found = (name, unequal.others[number], ignored)
+    name, other, ignored = sent_by(unequal.rank, found)
     raise CheckpointError(
         f"after step {step}, {name} is not equal on ranks {unequal.rank} and {other} ({unequal.count} such tensors): "
         f"{ignored}a durable checkpoint would keep one of them. If they are different tensors, as experts are, say in "
@@ -127,15 +129,15 @@ def _compared(samples: Samples) -> Unequal | None:
     """
     rank, _ = rank_and_world_size()
     rows = replica_samples.rows(samples)
-    digests = _gathered((hashlib.blake2b(rows, digest_size=8).digest(), len(rows)))
+    digests = all_gathered((hashlib.blake2b(rows, digest_size=8).digest(), len(rows)))
     senders = {digest: sender for sender, digest in reversed([*enumerate(digests)])}
     if len(senders) == 1:
         return None
-    store = dist.PrefixStore("muster-replicas", dist.distributed_c10d._get_default_store())
+    store = store_for("replicas")
     if senders[digests[rank]] == rank:
         for start in range(0, len(rows), _CHUNK_BYTES):
             store.set(f"{rank} {start}", rows[start : start + _CHUNK_BYTES])
-    outcome: list[Any] = [None]
+    outcome: Unequal | None = None
     if rank == 0:
         by_rank: dict[int, bytes] = {}
         for (_, length), sender in senders.items():
@@ -143,17 +145,8 @@ def _compared(samples: Samples) -> Unequal | None:
             by_rank[sender] = b"".join(store.get(key) for key in keys)
             for key in keys:
                 store.delete_key(key)
-        outcome = [replica_samples.first_unequal(by_rank)]
-    dist.broadcast_object_list(outcome)
-    found: Unequal | None = outcome[0]
-    return found
-
-
-def _gathered(value: Any) -> list[Any]:
-    _, world_size = rank_and_world_size()
-    found: list[Any] = [value] * world_size
-    if world_size > 1:
-        dist.all_gather_object(found, value)
+        outcome = replica_samples.first_unequal(by_rank)
+    found: Unequal | None = sent_by(0, outcome)
     return found
 
 

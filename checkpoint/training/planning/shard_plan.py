@@ -13,8 +13,8 @@ import torch
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import torch_items
-from muster.checkpoint.training.publication import Publication
+from muster.checkpoint.training.planning import torch_items
+from muster.checkpoint.training.planning.publication import Publication
 from muster.checkpoint.training.states import state_tree
 from muster.checkpoint.training.states.inner_tensors import Recipe, taken_apart
 from muster.checkpoint.training.states.replicas import Replicas

@@ -12,7 +12,7 @@ The store is not used before a stop.
 
 from typing import Any
 
-import torch.distributed as dist
+from muster.checkpoint.training.agreements.process_group import store_for
 
 
 class PlannedStop:
@@ -31,7 +31,7 @@ class PlannedStop:
         if self._world_size == 1:
             return True
         if self._store is None:
-            self._store = dist.PrefixStore("muster-stop", dist.distributed_c10d._get_default_store())
+            self._store = store_for("stop")
             self._store.add("heard", 1)
         if self._last_step is None:
             self._agree(step)

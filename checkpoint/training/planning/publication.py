@@ -5,11 +5,8 @@ three thousand tensors each. So a shard keeps what was agreed. Ranks that have r
 as before, agree by a few bytes.
 """
 
-import functools
 import hashlib
-import importlib.util
 import logging
-import os
 import pickle
 import time
 import zlib
@@ -17,14 +14,27 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import WriteItem
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training.merged_plans import Held, HeldItems, Merged, Paths, RankNumbers, TensorPart, merge
+from muster.checkpoint.training.agreements.process_group import (
+    all_gathered,
+    gathered_on_first,
+    rank_and_world_size,
+    sent_by,
+)
+from muster.checkpoint.training.planning.merged_plans import (
+    Held,
+    HeldItems,
+    Merged,
+    Paths,
+    RankNumbers,
+    TensorPart,
+    merge,
+)
 from muster.checkpoint.training.states.inner_tensors import stand_in
 from muster.checkpoint.training.states.training_state import StateLeaf
 
@@ -32,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _FASTEST = 1
 """The level of compression. What a rank holds is mostly names: a tenth is left."""
+
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -65,30 +77,6 @@ class Publication:
         return cls(**kept, metadata=layout.read_durable_metadata(shard))
 
 
-def rank_and_world_size() -> tuple[int, int]:
-    """This process's rank and the world size.
-
-    Raises:
-        CheckpointError: there are other ranks, and no process group or no numpy to communicate with them.
-    """
-    if dist.is_available() and dist.is_initialized():
-        if dist.get_world_size() > 1 and not _has_numpy():
-            raise CheckpointError("numpy is missing: PyTorch needs it when ranks exchange objects; pip install numpy")
-        return dist.get_rank(), dist.get_world_size()
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        raise CheckpointError(
-            f"WORLD_SIZE is {world} and torch.distributed is not initialised: "
-            "call init_process_group before the first step"
-        )
-    return 0, 1
-
-
-@functools.cache
-def _has_numpy() -> bool:
-    return importlib.util.find_spec("numpy") is not None
-
-
 def plan_publication(leaves: list[StateLeaf], earlier: Publication | None = None) -> Publication:
     """Agree with all ranks of the default process group on what each publishes. A collective call.
 
@@ -106,12 +94,12 @@ def plan_publication(leaves: list[StateLeaf], earlier: Publication | None = None
         agreed = earlier.agreed
     else:
         agreed = b""
-    told = _all_gathered((agreed, shared_digest), world_size)
+    told = all_gathered((agreed, shared_digest))
     if earlier is not None and {agreed for agreed, _ in told} == {earlier.agreed}:
         return earlier
     if [digest for _, digest in told].index(shared_digest) < rank:
         held = held._replace(shared=None)
-    numbers, metadata, sharded, agreed = _agreed_numbers(held, rank, world_size)
+    numbers, metadata, sharded, agreed = _agreed_numbers(held)
     return Publication(rank, world_size, numbers.by_name(held), metadata, sharded, digest, agreed)
 
 
@@ -158,43 +146,33 @@ def _part(item: WriteItem, equal_properties: dict[str, TensorProperties]) -> Ten
     return TensorPart(tuple(tensor.chunk.offsets), tuple(tensor.chunk.sizes), tuple(tensor.size), properties)
 
 
-def _agreed_numbers(held: Held, rank: int, world_size: int) -> tuple[RankNumbers, bytes, bool, bytes]:
+def _agreed_numbers(held: Held) -> tuple[RankNumbers, bytes, bool, bytes]:
     """The numbers of this rank's items, the metadata on rank 0, whether the state is sharded, and the metadata's
     digest. A collective call.
 
     Raises:
         CheckpointError: the ranks' states don't make one checkpoint.
     """
-    packed = zlib.compress(pickle.dumps(held), _FASTEST)
-    gathered: list[Any] = [packed] * world_size
-    if world_size > 1:
-        dist.gather_object(packed, gathered if rank == 0 else None)
+    rank, _ = rank_and_world_size()
+    gathered = gathered_on_first(zlib.compress(pickle.dumps(held), _FASTEST))
     metadata = b""
-    outcome: list[Any] = [None]
+    told: Any = None
     if rank == 0:
         began = time.monotonic()
-        merged = merge([pickle.loads(zlib.decompress(one)) for one in gathered])
-        log.info("rank 0 has merged what %d ranks hold in %.1f s", world_size, time.monotonic() - began)
+        merged = merge([pickle.loads(zlib.decompress(packed)) for packed in gathered])
+        log.info("rank 0 has merged what %d ranks hold in %.1f s", len(gathered), time.monotonic() - began)
+        told = merged
         if isinstance(merged, Merged):
-            metadata = merged.metadata
-            outcome = [(merged.numbers, merged.sharded, hashlib.blake2b(metadata, digest_size=16).digest())]
-        else:
-            outcome = [merged]
-    if world_size > 1:
-        dist.broadcast_object_list(outcome)
-    if isinstance(outcome[0], str):
-        raise CheckpointError(f"the ranks' states don't make one checkpoint: {outcome[0]}")
-    numbers, sharded, agreed = outcome[0]
-    return numbers[rank], metadata, sharded, agreed
-
-
-def _all_gathered(value: Any, world_size: int) -> list[Any]:
-    gathered: list[Any] = [value] * world_size
-    if world_size > 1:
-        dist.all_gather_object(gathered, value)
-    return gathered
+            metadata = merged.metadata  # no other rank needs it
+            digest = hashlib.blake2b(metadata, digest_size=_DIGEST_BYTES).digest()
+            told = merged.numbers, merged.sharded, digest
+    told = sent_by(0, told)
+    if isinstance(told, str):
+        raise CheckpointError(f"the ranks' states don't make one checkpoint: {told}")
+    numbers, sharded, digest = told
+    return numbers[rank], metadata, sharded, digest
 
 
 def _digest(of: Any) -> bytes:
     """Of what a value's text says: pickles of equal values may differ."""
-    return hashlib.blake2b(repr(of).encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr(of).encode(), digest_size=_DIGEST_BYTES).digest()

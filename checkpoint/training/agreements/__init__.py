@@ -1,0 +1,1 @@
+"""What the ranks of a job agree on while they train, through their process group and its store."""

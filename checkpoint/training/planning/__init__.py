@@ -1,0 +1,1 @@
+"""How a state becomes the bytes of a shard: what lies where, and which rank publishes what."""
