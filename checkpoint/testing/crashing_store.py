@@ -9,6 +9,7 @@ from threading import Lock
 from typing import TypeVar
 
 from muster.checkpoint.durable.durable_store import DurableFile, DurableStore, Entry, FoundFolder
+from muster.checkpoint.durable.verified_file import ReadableFile
 from muster.checkpoint.format.durable_folders import ParsedFolderName
 from muster.checkpoint.format.versions import Version
 
@@ -78,6 +79,10 @@ class CrashingStore:
     def read(self, name: str, most_bytes: int) -> bytes:
         """A read."""
         return self._alive(lambda: self._store.read(name, most_bytes))
+
+    def open(self, name: str) -> ReadableFile:
+        """A read."""
+        return self._alive(lambda: self._store.open(name))
 
     def remove(self, *names: str) -> None:
         """An operation for each name."""

@@ -4,8 +4,9 @@ Everything but the ranks' bytes is as in production: sockets, memfds, digests, t
 """
 
 import asyncio
+import pickle
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,13 @@ from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.transport import Arrivals, Holder
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
+
+
+def durable_metadata_of(ranks: Collection[int]) -> bytes:
+    """What stands for the durable metadata of torchless ranks: it names the items that each of them publishes."""
+    numbers = (0, *(100 + rank for rank in ranks))
+    items = [(f"item{n}", layout.offset_placeholder(n), layout.length_placeholder(n)) for n in numbers]
+    return pickle.dumps(items, 4)
 
 
 @dataclass

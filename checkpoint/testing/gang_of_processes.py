@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.testing.node_agent import NodeAgent
-from muster.checkpoint.testing.worker import Worker
+from muster.checkpoint.testing.worker import Worker, WorkerFailed
 from muster.v1 import agent_pb2, common_pb2
 
 
@@ -152,6 +153,27 @@ class Gang:
                     source.parity_ranks.extend(parity.ranks)
                     source.parity_part = parity.part
         return plan
+
+    def flush_all(self, method: str, serial: int, step: int, folder: str, **extra: str) -> None:
+        """Have each node flush what it holds in its slots of a step of this generation.
+
+        Args:
+            method: of the agents.
+            serial: larger each time.
+            step: which one.
+            folder: on storage.
+            extra: one more argument of the method, by node. Such a node may end meanwhile.
+        """
+        order = agent_pb2.FlushOrder(serial=serial, version=Version(self.generation, step).to_wire(), reason="a test")
+        for node, shards in self.shards().items():
+            for shard in shards:
+                if shard.tier == agent_pb2.TIER_OWN and shard.version == order.version:
+                    order.sources.add(rank=shard.rank, node=node, tier=shard.tier)
+        for node, agent in self._agents.items():
+            agent.start(method, order.SerializeToString(), folder, *([extra[node]] if node in extra else []))
+        for node, agent in self._agents.items():
+            with suppress(WorkerFailed) if node in extra else nullcontext():
+                agent.result()
 
     def flush_s(self, node: str, serial: int, folder: str) -> float:
         """Seconds in which a node writes its newest shard of rank 0 into a folder. `serial`: larger each time."""

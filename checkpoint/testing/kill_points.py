@@ -1,28 +1,37 @@
-"""Labelled points on the way of a snapshot from a slot to its commit, at which an agent's process is killed.
+"""Labelled points on the way of a snapshot from a slot to its commit and to storage, at which an agent's process is
+killed.
 
 The points are in what an agent gives its checkpoint service: how it calls other agents, how bytes travel, and the
-server in front of the service. So the service has no code for tests, and `kill -9` leaves what it leaves on a node.
+server in front of the service. So the service has no code for tests, and `kill -9` leaves what it leaves on a node. The
+points of a flush are its operations on storage, by the labels of `CrashingStore`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from muster.checkpoint.durable.durable_store import DurableStore
+from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.store.flush.retention import Retention
 from muster.checkpoint.store.memory.pieces import Piece
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.streams import stream_sockets
 from muster.checkpoint.store.streams.transport import Arrivals, Holder
+from muster.checkpoint.testing.crashing_store import CrashingStore
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, ObservedTransport, PeerService
 from muster.checkpoint.testing.node_agent import GANG, NodeAgent
-from muster.v1 import peer_pb2
+from muster.v1 import agent_pb2, peer_pb2
 
 
 class KillPoint(StrEnum):
@@ -65,10 +74,14 @@ class KillPoints:
         armed = self._armed
         if armed is not None and armed.point == point and step in (None, armed.step):
             self._armed = None
-            death = os.pidfd_open(armed.pid)
-            os.kill(armed.pid, signal.SIGKILL)
-            select.select([death], [], [])  # what another process still did would depend on chance
-            os.close(death)
+            _kill(armed.pid)
+
+
+def _kill(pid: int) -> None:
+    death = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([death], [], [])  # what another process still did would depend on chance
+    os.close(death)
 
 
 class _Stub:
@@ -160,6 +173,22 @@ class _Connection(socket.socket):
         return count
 
 
+class _Store(CrashingStore):
+    """A store at which this process is killed, in the middle of its first operation with a label if that has one."""
+
+    def __init__(self, store: DurableStore, label: str) -> None:
+        super().__init__(store, sys.maxsize)
+        self._label = label
+
+    def do(self, label: str, work: Callable[[], Any], half: Callable[[], None] | None = None) -> Any:
+        """Do one operation, or die."""
+        if label == self._label:
+            if half is not None:
+                half()
+            _kill(os.getpid())
+        return super().do(label, work, half)
+
+
 class _Gang(InProcessGang):
     """One node, and how it reaches the others."""
 
@@ -187,3 +216,10 @@ class MortalAgent(NodeAgent):
     def arm(self, point: KillPoint, step: int, pid: int = 0) -> None:
         """As `KillPoints.arm`."""
         self._points.arm(point, step, pid)
+
+    def begin_flush(self, data: bytes, folder: str, label: str = "") -> None:
+        """Begin a flush. `label`: of the operation at which this process is killed; empty: of none."""
+        order = agent_pb2.FlushOrder.FromString(data)
+        store = _Store(PosixFolder(Path(folder)), label)
+        work = self._service._flusher.flush(order, store, Retention(keep=1))
+        self._flush = asyncio.run_coroutine_threadsafe(work, self._loop)

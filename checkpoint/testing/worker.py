@@ -45,7 +45,7 @@ class Worker:
         """
         try:
             kind, value = self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise WorkerFailed(ENDED) from None
         if kind == "raised":
             raise WorkerFailed(value)

@@ -73,14 +73,14 @@ async def flush(gang: Gang, step: int, serial: int, stores: dict[str, DurableSto
     return {node: "cancelled" if task.cancelled() else str(task.exception() or "") for node, task in tasks.items()}
 
 
-def check_whole(store: DurableStore) -> list[int]:
-    """Every checkpoint that is taken for one has all its bytes. Returns their steps."""
+def whole_checkpoints(store: DurableStore, world_size: int) -> list[int]:
+    """The steps of all folders that are taken for checkpoints. Each must have all bytes of all ranks."""
     steps = []
     for found in store.folders():
         if found.completed_ns is None:
             continue
         manifest = json.loads(store.read(f"{found.name}/{durable_folders.MANIFEST}", 1 << 20))
-        assert manifest["world_size"] == len(manifest["ranks"]) == len(PLACES)
+        assert manifest["world_size"] == len(manifest["ranks"]) == world_size
         for note in manifest["ranks"].values():
             assert (
                 xxhash.xxh3_128_hexdigest(store.read(f"{found.name}/{note['file']}", 1 << 24)) == note["file_xxh3_128"]
@@ -114,12 +114,12 @@ async def test_a_flush_whose_agent_is_killed_leaves_no_half_checkpoint(
             dying = CrashingStore(store, operations, torn=torn)
             outcome = await flush(gang, 2, 2, {**dict.fromkeys(PLACES.values(), store), victim: dying})
             labels = dying.labels
-            steps = check_whole(store)
+            steps = whole_checkpoints(store, len(PLACES))
             assert steps in ([1], [2], [1, 2]), "the older one stays until a newer one is complete"
             killed_after_completion += dying.is_dead and 2 in steps
             again = await flush(gang, 2, 3, dict.fromkeys(PLACES.values(), store))
             assert set(again.values()) == {""}, f"after {labels}: {again}"
-            assert check_whole(store) == [2], f"after {labels}"
+            assert whole_checkpoints(store, len(PLACES)) == [2], f"after {labels}"
             left = {name for name in files(folder) if durable_folders.parse_folder_name(name) is None}
             assert not left, f"after {labels}"
             shutil.rmtree(folder)

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import connection, get_context
+from pathlib import Path
 
 import pytest
+from tests.unit.test_checkpoint_flush_crashes import whole_checkpoints
 
+from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.testing.gang_in_one_process import TorchlessRank, contents
+from muster.checkpoint.testing.gang_in_one_process import TorchlessRank, contents, durable_metadata_of
 from muster.checkpoint.testing.gang_of_processes import Gang
 from muster.checkpoint.testing.kill_points import KillPoint, MortalAgent
 from muster.checkpoint.training.agent_connection import AgentConnection
@@ -80,7 +83,12 @@ class TrainingGang(Gang):
         ring = [places[rank] for rank in sorted(places)]
         generation = self.begin(places, dict(zip(ring, [*ring[1:], ring[0]], strict=True)), restore)
         self.ranks = [
-            TorchlessRank(AgentConnection(self.connect(rank, node), rank, generation), rank, len(places))
+            TorchlessRank(
+                AgentConnection(self.connect(rank, node), rank, generation),
+                rank,
+                len(places),
+                b"" if rank else durable_metadata_of(places),
+            )
             for rank, node in places.items()
         ]
         states = [rank.join().shard for rank in self.ranks]
@@ -147,6 +155,49 @@ def test_the_newest_committed_step_survives_kill_9(gang: TrainingGang, case: Cas
         assert state == {"shared": shared(rank, restored), "own": own(rank, restored)}
     gang.step(restored + 1)
     gang.committed_at(restored + 1)
+
+
+FLUSH_CASES = [
+    *(("n1", label) for label in ("make_folder", "create", "write_part", "finish", "write")),
+    *(("n0", label) for label in ("prepare", "write", "complete", "retire", "remove_folder")),
+]
+"""Which node is killed at which operation of a flush on storage. n0 is the flush leader: it completes the checkpoint,
+and removes the one before."""
+
+
+@pytest.mark.parametrize(("victim", "label"), FLUSH_CASES, ids=[f"{label}-{node}" for node, label in FLUSH_CASES])
+def test_memory_and_storage_survive_kill_9_in_a_flush(
+    gang: TrainingGang, tmp_path: Path, victim: str, label: str
+) -> None:
+    gang.add(*NODES)
+    places = dict(enumerate(NODES))
+    gang.start(places)
+    for step in (1, 2):
+        gang.step(step)
+        gang.committed_at(step)
+        if step == 1:
+            gang.flush_all("flush_s", 1, 1, str(tmp_path))
+    store = PosixFolder(tmp_path)
+    assert whole_checkpoints(store, len(NODES)) == [1]
+
+    dying = gang.process(victim)
+    gang.flush_all("begin_flush", 2, 2, str(tmp_path), **{victim: label})
+    assert connection.wait([dying.sentinel], TIMEOUT_S), f"the flush has no operation {label}"
+    gang.remove(victim)
+    assert dying.exitcode == -9
+    assert whole_checkpoints(store, len(NODES)) in ([1], [2], [1, 2])
+
+    gang.fence()
+    plan = newest(gang)
+    assert plan.version.step == 2
+    gang.add("spare")
+    places = {rank: "spare" if node == victim else node for rank, node in places.items()}
+    for rank, state in enumerate(gang.start(places, plan)):
+        assert state == {"shared": shared(rank, 2), "own": own(rank, 2)}
+    gang.step(3)
+    gang.committed_at(3)
+    gang.flush_all("flush_s", 3, 3, str(tmp_path))
+    assert whole_checkpoints(store, len(NODES))[-1] == 3
 
 
 def test_every_point_is_tried() -> None:

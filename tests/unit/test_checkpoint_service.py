@@ -29,7 +29,13 @@ from muster.checkpoint.store.flush.give_up import GiveUp
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.replication import transfer_rates
 from muster.checkpoint.store.streams.stream_sockets import CHANGED, INTACT, REQUEST, TOKEN_BYTES
-from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents, reported
+from muster.checkpoint.testing.gang_in_one_process import (
+    InProcessGang,
+    TorchlessRank,
+    contents,
+    durable_metadata_of,
+    reported,
+)
 from muster.checkpoint.testing.no_transport import NoTransport
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
@@ -55,7 +61,7 @@ class Gang(InProcessGang):
         for rank in self.ranks.values():
             rank.connection.close()
         self.begin(places, restore)
-        body = pickle.dumps([_placeholders(n) for n in (0, *(100 + r for r in places))], 4)
+        body = durable_metadata_of(places)
         self.ranks, starts = {}, {}
         for rank, name in places.items():
             connection = AgentConnection(self.socket(rank, name), rank, self.generation)
@@ -82,10 +88,6 @@ class Gang(InProcessGang):
 
     async def committed(self, version: Version) -> None:
         await until(lambda: all(n.committed() == version for n in self.nodes.values()))
-
-
-def _placeholders(number: int) -> tuple[str, int, int]:
-    return (f"item{number}", layout.offset_placeholder(number), layout.length_placeholder(number))
 
 
 def own(rank: int, step: int) -> bytes:
