@@ -173,8 +173,8 @@ class CheckpointService:
         self._reserved_bytes = 0
         self._ranks_with_slots: set[int] = set()
         self._copies = CopiesOfOthers()
-        self.no_slots = ""
-        """Why a rank of the running generation has no slots; empty: none was refused slots for lack of them."""
+        self._without_slots: dict[int, str] = {}
+        """Why ranks of the running generation have no slots, by rank."""
         self._advised = rank_pb2.AgentInterval()
         """What rank 0 of this generation was told last."""
 
@@ -191,7 +191,8 @@ class CheckpointService:
         """
         if self._commit_protocol.apply_order(order):
             self._progress, self._undecided_ranks, self._ranks_with_slots = {}, set(), set()
-            self._advised, self.no_slots = rank_pb2.AgentInterval(), ""
+            self._advised = rank_pb2.AgentInterval()
+            self._without_slots.clear()
             self.rank_reports.begin_generation()
             replicated_nodes = {m.node for m in order.members if self._node in (m.buddy, *m.more_buddies)}
             self._parity_store.set_held(self._commit_protocol.parity_places.held)
@@ -277,6 +278,11 @@ class CheckpointService:
             slots_us=round(costs.slots_s * 1e6),
             delay_us=round(costs.delay_s * 1e6),
         )
+
+    @property
+    def no_slots(self) -> str:
+        """Why a rank of the running generation has no slots; empty: each that asked has them, or a flush has them."""
+        return next(iter(self._without_slots.values()), "")
 
     def flush_progress(self) -> FlushProgress | None:
         """What this node has written of the newest flush; None: no flush was ordered."""
@@ -506,7 +512,8 @@ class CheckpointService:
             await self._allocate_slots(rank, size, new_slots, new_memories)
         except (NoMemoryLeft, NoNumpy) as error:
             log.error("rank %d gets no slots: %s", rank, error)
-            self.no_slots = "" if self._slots_refused else str(error)
+            if not self._slots_refused:
+                self._without_slots[rank] = str(error)
             self._on_change()
             for memory in new_memories:
                 memory.close()
@@ -517,6 +524,8 @@ class CheckpointService:
         answer = rank_pb2.AgentSlots(slot_bytes=size)
         self._send(rank, generation, rank_pb2.AgentRankMessage(slots=answer), *(slot.memory.fd for slot in slots))
         self._ranks_with_slots.add(rank)
+        if self._without_slots.pop(rank, ""):
+            self._on_change()
         if self._ranks_with_slots >= self._commit_protocol.local_ranks:
             self._reserved_bytes = 0
             self._slots.reserve.drop()  # all ranks of this node have what they need

@@ -28,6 +28,9 @@ FINAL_SLOT_TIMEOUT_S = 30.0
 NEW_SLOT_TIMEOUT_S = 5.0
 """Seconds that a snapshot waits for the first of new slots. The agent grants it at once."""
 
+ASK_AGAIN_S = 60.0
+"""Seconds after which a rank that got no slots asks for them again: the node may have more memory then."""
+
 
 class StepKeeper:
     """Takes the snapshots of one rank.
@@ -55,6 +58,8 @@ class StepKeeper:
         self._min_object_bytes: dict[str, int] = {}
         self.borrowed_pages = BorrowedPages()
         """Pages that the restore has mapped from a slot. They are copied before a slot is written again."""
+        self.ask_again_s = ASK_AGAIN_S
+        self._refused, self._asked_at = "", 0.0
         self.publication: Publication | None = None
         """What the ranks agreed on last, in this run or before the restore."""
         self.are_replicas_equal = False
@@ -93,6 +98,8 @@ class StepKeeper:
         if self._plan is None or self._joint_planning.is_due(change, last=last):
             captured = self._plan_together(n, captured)
             wait_s, change = max(wait_s, NEW_SLOT_TIMEOUT_S), ""
+        elif self._writer is None and not change and time.monotonic() - self._asked_at >= self.ask_again_s:
+            self._request_slots(self._plan)
         filled = not change and self._fill_slot(n, captured, wait_s, capture_s, may_be_late=not last)
         if not filled:
             self._connection.report_progress(n, skipped=True)
@@ -185,12 +192,17 @@ class StepKeeper:
         self._plan = ShardPlan(captured, publication, self._min_object_bytes, replicas, self._structure)
         if self._late_copies is not None:
             self._late_copies.begin_plan(captured.leaves)
+        self._request_slots(self._plan)
+
+    def _request_slots(self, plan: ShardPlan) -> None:
+        """Request slots for a plan."""
         self._close_writer()
-        shared_bytes = self._plan.compared_bytes if self._plan.replica_group else 0
-        refused = self._connection.request_slots(self._plan.bytes, self._plan.header_offset, shared_bytes)
-        if refused:
+        shared_bytes = plan.compared_bytes if plan.replica_group else 0
+        refused = self._connection.request_slots(plan.bytes, plan.header_offset, shared_bytes)
+        if refused and not self._refused:
             log.error("no snapshots: %s", refused)
-        self._writer = None if refused else SnapshotWriter(self._plan, self._connection.slots)
+        self._refused, self._asked_at = refused, time.monotonic()
+        self._writer = None if refused else SnapshotWriter(plan, self._connection.slots)
 
 
 def _ranks_that_plan() -> RanksWithStore | None:

@@ -88,7 +88,8 @@ _SILENCE_BY_REACHABILITY = {
 class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, Protocol):
     """The memory store of this node (muster.checkpoint.store.checkpoint_service.CheckpointService)."""
 
-    no_slots: str
+    @property
+    def no_slots(self) -> str: ...
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
     def apply_order(self, order: Order) -> None: ...

@@ -20,6 +20,8 @@ torch.set_num_threads(1)
 from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
 from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
+from muster.checkpoint.store.memory import memory_need  # noqa: E402
+from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.testing.gang_in_one_process import reported  # noqa: E402
 from muster.checkpoint.training import loop  # noqa: E402
@@ -403,6 +405,26 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(
     job.train(6)
     job.checkpoint.step(6, final=True)
     agent.await_committed(6)
+    job.checkpoint.close()
+
+
+def test_a_rank_that_got_no_slots_asks_for_them_again(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = memory_need.left_to_this_process
+    monkeypatch.setattr(memory_need, "left_to_this_process", lambda: MemoryLeft(0, "its limit"))
+    job = Job(agent.connect())
+    job.checkpoint.restore()
+    for n in (1, 2):
+        job.train(n)
+        job.checkpoint.step(n)
+    assert "0 MiB are left to this job" in agent.checkpoint_service.no_slots
+    monkeypatch.setattr(memory_need, "left_to_this_process", left)
+    job.checkpoint.step(3)
+    assert agent.checkpoint_service.no_slots, "a minute has not passed"
+    job.checkpoint._keeper.ask_again_s = 0.0
+    job.train(4)
+    job.checkpoint.step(4)
+    agent.await_committed(4)
+    assert agent.checkpoint_service.no_slots == ""
     job.checkpoint.close()
 
 

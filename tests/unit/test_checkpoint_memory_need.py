@@ -1,9 +1,10 @@
 """What a node needs for slots and copies is looked at when slots are asked for."""
 
 import asyncio
+import itertools
 
 import pytest
-from tests.unit.test_checkpoint_service import SHARED, running_gang
+from tests.unit.test_checkpoint_service import SHARED, running_gang, small
 
 from muster.checkpoint.durable.object_store import UPLOAD_BYTES
 from muster.checkpoint.store.flush.flush_part import WRITERS
@@ -91,3 +92,22 @@ async def test_a_rank_gets_no_slots_where_copies_would_find_no_memory(monkeypatc
         leave(monkeypatch, 1 << 20)
         await gang.run({0: "a", 1: "b"})
         assert gang.nodes["a"].checkpoint_service.no_slots == ""
+
+
+async def test_a_rank_that_gets_its_slots_later_keeps_steps_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_gang() as gang:
+        await gang.add("a", "b")
+        await gang.run({0: "a", 1: "b"}, size=0)
+        leave(monkeypatch, 3 * (SHARED // MIB))
+        assert await asyncio.to_thread(gang.ranks[0].layout, SHARED)
+        leave(monkeypatch, 1 << 20)
+        assert not await asyncio.to_thread(gang.ranks[1].layout, SHARED)
+        for step in (1, 2, 3):
+            await gang.step_without_wait(step, small, skip=(0,))
+        assert not await asyncio.to_thread(gang.ranks[0].layout, SHARED)
+        assert gang.nodes["a"].checkpoint_service.no_slots == ""
+        for step in itertools.count(4):
+            await gang.step_without_wait(step, small)
+            if any(node.committed().step > 3 for node in gang.nodes.values()):
+                break
+            assert step < 10_000, "no step is committed"
