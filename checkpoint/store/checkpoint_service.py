@@ -16,8 +16,8 @@ Invariants:
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from math import inf
 from socket import socket
 from typing import Any
@@ -26,25 +26,25 @@ import grpc
 
 from muster.checkpoint.durable.locations import is_url, open_store
 from muster.checkpoint.durable.object_store import UPLOAD_BYTES
-from muster.checkpoint.format.errors import CheckpointError, CorruptShard, FlushError, RestoreError
+from muster.checkpoint.format.errors import CheckpointError, CorruptShard, FlushError
 from muster.checkpoint.format.layout import read_footer
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flush_part import WRITERS
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.flush.retention import Retention
-from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory, check_room_for_flush
+from muster.checkpoint.store.memory.memory_need import check_room_for_flush
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
-from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
-from muster.checkpoint.store.parity import exclusive_or
-from muster.checkpoint.store.parity.exclusive_or import NoNumpy
+from muster.checkpoint.store.memory.slots import Slot
 from muster.checkpoint.store.parity.parity_receiver import ParityReceiver
 from muster.checkpoint.store.parity.parity_restore import ParityRestore
 from muster.checkpoint.store.parity.parity_store import ParityStore
 from muster.checkpoint.store.parity.rebuilt_for_flush import RebuiltForFlush
 from muster.checkpoint.store.rank_reports import RankReports
+from muster.checkpoint.store.rank_restores import RankRestores
+from muster.checkpoint.store.rank_slots import RankSlots
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.replication.dial import Dial
@@ -81,14 +81,6 @@ _NEVER_FENCED = 1 << 62
 """A generation above all others, for tasks that a fence must not cancel."""
 
 
-@contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 class CheckpointService:
     """One per agent. All methods run on the agent's event loop.
 
@@ -115,8 +107,6 @@ class CheckpointService:
         uploads: bool = False,
     ) -> None:
         self._gang_id = gang_id
-        self._slots_refused = slots_refused
-        self._upload_bytes = WRITERS * UPLOAD_BYTES if uploads else 0
         self._node = node
         self._transport = transport
         self._on_change = on_change
@@ -125,10 +115,28 @@ class CheckpointService:
         self._shard_store = store = ShardStore(on_change)
         self._sockets = RankSockets(self._on_rank_message)
         self.rank_reports = RankReports(on_change, lambda rank: self._sockets.generation(rank) is not None)
-        self._slots = SlotPool(gang_id, self._grant_free_slot)
         self._replica_builder = ReplicaBuilder(gang_id, store, run_in_thread)
         self._commit_protocol = commit = CommitProtocol(
-            gang_id, node, store, dial, transport, self._spawn, self._on_decision, self._passed_step, self._reserve
+            gang_id,
+            node,
+            store,
+            dial,
+            transport,
+            self._spawn,
+            self._on_decision,
+            self._passed_step,
+            lambda size, ranks: self._slots.reserve(size, ranks),
+        )
+        upload_bytes = WRITERS * UPLOAD_BYTES if uploads else 0
+        self._slots = RankSlots(
+            gang_id,
+            self._sockets,
+            commit,
+            lambda work: self._spawn(_NEVER_FENCED, work),
+            run_in_thread,
+            on_change,
+            slots_refused,
+            upload_bytes,
         )
         self._replica_receiver = ReplicaReceiver(
             gang_id,
@@ -149,7 +157,7 @@ class CheckpointService:
         )
         parity_restore = ParityRestore(gang_id, node, dial, commit.address_of, holders, transport, run_in_thread)
         rebuild = parity_restore.rebuild
-        self._recall = Recall(node, store, self._slots, holders, transport, run_in_thread, on_change, rebuild)
+        self._recall = Recall(node, store, self._slots.pool, holders, transport, run_in_thread, on_change, rebuild)
         # Threads of its own: those that hang in a dead file system must not keep snapshots from being digested.
         self._flush_threads = WorkerThreads(FLUSH_THREADS)
         self._flusher = Flusher(
@@ -159,10 +167,11 @@ class CheckpointService:
             lambda: commit.committed,
             self._flush_threads,
             on_change,
-            lambda size: check_room_for_flush(size, self._copies, self._upload_bytes),
+            lambda size: check_room_for_flush(size, self._slots.copies, upload_bytes),
             RebuiltForFlush(rebuild, run_in_thread),
         )
         self._shard_reads = ShardReads(gang_id, node, store, holders, transport, run_in_thread)
+        self._rank_restores = RankRestores(self._sockets, self._recall, self._shard_reads, on_change)
         self._folder_loads = FolderLoads()
         self._tasks: dict[asyncio.Task[None], int] = {}
         """Each running task and the generation on whose behalf it runs."""
@@ -170,11 +179,6 @@ class CheckpointService:
         self._undecided_ranks: set[int] = set()
         """Ranks that have neither kept nor skipped their newest step yet."""
         self._digesting: set[tuple[int, Version]] = set()
-        self._reserved_bytes = 0
-        self._ranks_with_slots: set[int] = set()
-        self._copies = CopiesOfOthers()
-        self._without_slots: dict[int, str] = {}
-        """Why ranks of the running generation have no slots, by rank."""
         self._advised = rank_pb2.AgentInterval()
         """What rank 0 of this generation was told last."""
 
@@ -190,21 +194,15 @@ class CheckpointService:
         Applying the same order again changes nothing.
         """
         if self._commit_protocol.apply_order(order):
-            self._progress, self._undecided_ranks, self._ranks_with_slots = {}, set(), set()
+            self._progress, self._undecided_ranks = {}, set()
             self._advised = rank_pb2.AgentInterval()
-            self._without_slots.clear()
             self.rank_reports.begin_generation()
             replicated_nodes = {m.node for m in order.members if self._node in (m.buddy, *m.more_buddies)}
             self._parity_store.set_held(self._commit_protocol.parity_places.held)
             copied_ranks = [place.rank for place in order.places if place.node in replicated_nodes]
             self._replica_builder.set_replicated_ranks(copied_ranks)
-            self._copies = CopiesOfOthers(
-                len(copied_ranks),
-                len(self._commit_protocol.local_ranks),
-                parity_share=sum(part.share for part in self._commit_protocol.parity_places.held),
-            )
+            self._slots.begin_generation(copied_ranks)
             local_ranks = self._commit_protocol.local_ranks
-            self._slots.retire_all_but(local_ranks)
             self._folder_loads = FolderLoads(order.generation, len(local_ranks))
             self._shard_reads.begin(order, local_ranks)
             self._recall.start(order, sorted(local_ranks) if not self._shard_reads.written_ranks else ())
@@ -263,7 +261,7 @@ class CheckpointService:
 
     def reserved_bytes(self) -> int:
         """The bytes of memory that this node keeps ready for ranks that may come."""
-        return self._slots.reserve.bytes
+        return self._slots.pool.reserve.bytes
 
     def snapshot_cost(self) -> SnapshotCost | None:
         """On the commit leader: what snapshots cost; None: nothing was measured in this generation."""
@@ -281,8 +279,8 @@ class CheckpointService:
 
     @property
     def no_slots(self) -> str:
-        """Why a rank of the running generation has no slots; empty: each that asked has them, or a flush has them."""
-        return next(iter(self._without_slots.values()), "")
+        """Why a rank of the running generation has no slots; empty: each that asked has them, or none gets any."""
+        return self._slots.refused
 
     def flush_progress(self) -> FlushProgress | None:
         """What this node has written of the newest flush; None: no flush was ordered."""
@@ -370,7 +368,7 @@ class CheckpointService:
         self._shard_store.drop(lambda _: True, "the agent ends")
         self._parity_store.close()
         self._parity_receiver.close()
-        self._slots.close()
+        self._slots.pool.close()
         self._run_in_thread.close()
         self._flush_threads.close()
 
@@ -419,7 +417,7 @@ class CheckpointService:
             case "filled":
                 self._on_filled(rank, Version(generation, message.filled.step), message.filled)
             case "join":
-                self._spawn(generation, self._on_join(rank, generation))
+                self._spawn(generation, self._rank_restores.join(rank, generation))
             case "layout":
                 self._spawn(generation, self._on_layout(rank, generation, message.layout))
             case "read" if generation == self._commit_protocol.order.generation:
@@ -441,55 +439,12 @@ class CheckpointService:
                 costs.note_snapshot(filled.stall_us / 1e6, filled.every, auto=filled.auto_interval)
                 costs.slots_s = filled.slots_us / 1e6 or costs.slots_s
 
-    async def _on_join(self, rank: int, generation: int) -> None:
-        try:
-            await self._send_recalled_state(rank, generation)
-        except RestoreError as error:
-            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=rank_pb2.AgentRestore(refused=str(error))))
-        except BaseException:
-            # Without an answer the rank would wait for ever.
-            self._sockets.close_rank(rank, generation)
-            raise
-
-    async def _send_recalled_state(self, rank: int, generation: int) -> None:
-        if self._shard_reads.written_ranks:
-            answer = rank_pb2.AgentRestore(
-                version=self._shard_reads.version.to_wire(), written_ranks=self._shard_reads.written_ranks
-            )
-            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer))
-            return
-        recalled = await self._recall.wait_for(rank)
-        answer = rank_pb2.AgentRestore(durable_path=recalled.durable_path)
-        if recalled.shard is None:
-            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer))
-            return
-        answer.version.CopyFrom(recalled.shard.version.to_wire())
-        answer.bytes = recalled.shard.bytes
-        with recalled.shard.held(), _closing(recalled.shard.memory.open_read_only()) as fd:
-            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer), fd)
-
     def _on_read(self, rank: int, generation: int, read: rank_pb2.RankRead) -> None:
         if read.done:
             self._shard_reads.done(rank)
             self._on_change()
         else:
-            self._spawn(generation, self._answer_read(rank, generation, read))
-
-    async def _answer_read(self, rank: int, generation: int, read: rank_pb2.RankRead) -> None:
-        answer = rank_pb2.AgentRead(rank=read.rank)
-        try:
-            spans = [(span.offset, span.offset + span.length) for span in read.ranges]
-            memory = await self._shard_reads.read(read.rank, read.header, spans)
-            self._on_change()
-            answer.bytes = memory.size
-            with _closing(memory.open_read_only()) as fd:
-                self._send(rank, generation, rank_pb2.AgentRankMessage(read=answer), fd)
-        except RestoreError as error:
-            answer.refused = str(error)
-            self._send(rank, generation, rank_pb2.AgentRankMessage(read=answer))
-        except BaseException:
-            self._sockets.close_rank(rank, generation)  # without an answer the rank would wait for ever
-            raise
+            self._spawn(generation, self._rank_restores.read(rank, generation, read))
 
     async def _on_layout(self, rank: int, generation: int, layout: rank_pb2.RankLayout) -> None:
         """Give a rank its slots. The rank has its state, so shards that no restore plan needs are dropped before."""
@@ -498,52 +453,11 @@ class CheckpointService:
             lambda version: version.generation < generation and version != restored, "a newer generation runs"
         )
         self._commit_protocol.record_new_slots(rank)
-        new_memories: list[SealedMemory] = []
-        size = layout.slot_bytes
-        try:
-            if self._slots_refused:
-                raise NoMemoryLeft(self._slots_refused)
-            self._slots.close_free_of_other_sizes(rank, size)  # the rank no longer writes to these
-            if any(self._commit_protocol.parity_places.sent.values()):
-                exclusive_or.load()
-            new_slots = SLOTS_PER_RANK - self._slots.count_of_size(rank, size)
-            self._copies.note(rank, size, layout.shared_bytes)
-            check_memory(rank, new_slots - self._slots.reserve.count(size), size, self._copies, self._upload_bytes)
-            await self._allocate_slots(rank, size, new_slots, new_memories)
-        except (NoMemoryLeft, NoNumpy) as error:
-            log.error("rank %d gets no slots: %s", rank, error)
-            if not self._slots_refused:
-                self._without_slots[rank] = str(error)
-            self._on_change()
-            for memory in new_memories:
-                memory.close()
-            answer = rank_pb2.AgentSlots(slot_bytes=size, refused=str(error))
-            self._send(rank, generation, rank_pb2.AgentRankMessage(slots=answer))
-            return
-        slots = self._slots.assign(rank, size, new_memories)
-        answer = rank_pb2.AgentSlots(slot_bytes=size)
-        self._send(rank, generation, rank_pb2.AgentRankMessage(slots=answer), *(slot.memory.fd for slot in slots))
-        self._ranks_with_slots.add(rank)
-        if self._without_slots.pop(rank, ""):
-            self._on_change()
-        if self._ranks_with_slots >= self._commit_protocol.local_ranks:
-            self._reserved_bytes = 0
-            self._slots.reserve.drop()  # all ranks of this node have what they need
-        self._grant_free_slot(rank, for_any_step=True)
-
-    async def _allocate_slots(self, rank: int, size: int, count: int, allocated: list[SealedMemory]) -> None:
-        """Append `count` memories to `allocated`, of which a thread each allocates the pages.
-
-        Raises:
-            NoMemoryLeft: there is too little memory for one of them. Others may have been allocated.
-        """
-
-        async def allocate() -> None:
-            allocated.append(await self._run_in_thread(self._slots.allocate, rank, size))
-
-        outcomes = await asyncio.gather(*(allocate() for _ in range(count)), return_exceptions=True)
-        for failure in filter(None, outcomes):
-            raise failure
+        answer, slots = await self._slots.give(rank, layout.slot_bytes, layout.shared_bytes)
+        message = rank_pb2.AgentRankMessage(slots=answer)
+        self._sockets.send_in(generation, rank, message, *(slot.memory.fd for slot in slots))
+        if slots:
+            self._slots.grant_free(rank, for_any_step=True)
 
     def _on_progress(self, rank: int, version: Version, skipped: bool) -> None:
         if version.generation != self._commit_protocol.order.generation:
@@ -553,18 +467,18 @@ class CheckpointService:
             (self._undecided_ranks.discard if skipped else self._undecided_ranks.add)(rank)
         if self._progress.keys() >= self._commit_protocol.local_ranks:
             self._commit_protocol.all_ranks_stepped()
-        if skipped and not self._slots_refused:
+        if skipped and not self._slots.never:
             self._commit_protocol.record_skipped(rank, version)
             self._replica_receiver.notify_slots_changed()
         self._on_change()
 
     def _on_filled(self, rank: int, version: Version, filled: rank_pb2.RankFilled) -> None:
-        slot = self._slots.mark_full(rank, filled.slot)
+        slot = self._slots.pool.mark_full(rank, filled.slot)
         if slot is None:
             log.error("rank %d reports slot %d as filled, and may not write this slot: ignored", rank, filled.slot)
             return
         if self._commit_protocol.is_not_needed(version):
-            self._slots.mark_free(slot)
+            self._slots.pool.mark_free(slot)
             return
         self._undecided_ranks.discard(rank)
         self._commit_protocol.record_filled(rank, version, filled.stall_us / 1e6)
@@ -578,13 +492,13 @@ class CheckpointService:
         except CorruptShard as error:
             log.error("rank %d's snapshot of %s can't be used: %s", rank, version, error)
             self._commit_protocol.skip(version)
-            self._slots.mark_free(slot)
+            self._slots.pool.mark_free(slot)
             self._on_change()
             return
         finally:
             self._digesting.discard((rank, version))
         digest = shard_digest(pieces)
-        shard = Shard(rank, version, TIER_OWN, pieces, digest, slot.memory, lambda: self._slots.mark_free(slot))
+        shard = Shard(rank, version, TIER_OWN, pieces, digest, slot.memory, lambda: self._slots.pool.mark_free(slot))
         if self._commit_protocol.is_not_needed(version):
             shard.release()
             self._on_change()
@@ -602,32 +516,12 @@ class CheckpointService:
         """
         return max((step - (rank in self._undecided_ranks) for rank, step in self._progress.items()), default=0)
 
-    def _grant_free_slot(self, rank: int, *, for_any_step: bool = False) -> None:
-        """Give a rank one free slot for the step that all ranks keep next."""
-        slot = self._slots.next_free(rank)
-        if slot is not None and slot.number is not None:
-            from_step = 0 if for_any_step else self._commit_protocol.next_step
-            self._sockets.grant_slot(rank, slot.number, from_step, slot.fill_count)
-
     def _on_decision(self) -> None:
         for rank in self._commit_protocol.local_ranks:
-            self._grant_free_slot(rank)
+            self._slots.grant_free(rank)
         self._advise_interval()
         self._replica_receiver.notify_slots_changed()
         self._on_change()
-
-    def _reserve(self, slot_bytes: int, ranks: int) -> None:
-        """Keep memory ready for so many ranks with slots of this size. They may come when a node is lost."""
-        if self._slots_refused or slot_bytes <= self._reserved_bytes:
-            return
-        self._reserved_bytes = slot_bytes
-        self._spawn(_NEVER_FENCED, self._fill_reserve(slot_bytes, SLOTS_PER_RANK * ranks))
-
-    async def _fill_reserve(self, slot_bytes: int, count: int) -> None:
-        try:
-            await self._run_in_thread(self._slots.reserve.fill, slot_bytes, count)
-        except NoMemoryLeft as error:
-            log.warning("ranks that move here will wait for memory: %s", error)
 
     def _advise_interval(self) -> None:
         """Tell rank 0 of this node the best interval of snapshots, if it leaves the interval to Muster."""
@@ -635,7 +529,8 @@ class CheckpointService:
         advice = rank_pb2.AgentInterval(every=costs.choose(), period=costs.period())
         if costs.auto and advice != self._advised:
             self._advised = advice
-            self._send(0, self._commit_protocol.order.generation, rank_pb2.AgentRankMessage(interval=advice))
+            message = rank_pb2.AgentRankMessage(interval=advice)
+            self._sockets.send_in(self._commit_protocol.order.generation, 0, message)
 
     def _awaits_slot(self, version: Version) -> bool:
         """Whether a rank of this node may still fill a slot with this version."""
@@ -646,10 +541,6 @@ class CheckpointService:
             self._sockets.generation(rank) == version.generation and self._shard_store.slot_shard(rank, version) is None
             for rank in commit.local_ranks
         )
-
-    def _send(self, rank: int, generation: int, message: rank_pb2.AgentRankMessage, *fds: int) -> None:
-        if self._sockets.generation(rank) == generation:
-            self._sockets.send(rank, message, fds)
 
     def _spawn(self, generation: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -61,6 +61,11 @@ class RankSockets:
             log.warning("rank %d can't be sent a message: %s", rank, error)
             self._close(rank)
 
+    def send_in(self, generation: int, rank: int, message: AgentRankMessage, *fds: int) -> None:
+        """Send a message to a rank if it is of this generation."""
+        if self.generation(rank) == generation:
+            self.send(rank, message, fds)
+
     def grant_slot(self, rank: int, slot: int, from_step: int, fill_count: int) -> None:
         """Give a rank a free slot for the first due step from `from_step` on.
 

@@ -235,7 +235,7 @@ async def test_without_memory_for_a_second_copy_the_corrupt_one_is_given_up_firs
     await committed_gang(gang, {0: "n0", 1: "n1"}, equal=False)
     plan = gang.plan(V1)
     gang.ranks[0].connection.slots[0][3] ^= 1
-    pool = gang.nodes["n0"].checkpoint_service._slots
+    pool = gang.nodes["n0"].checkpoint_service._slots.pool
     allocate, refusals = pool.allocate, [True]
 
     def allocate_later(rank: int, size: int, *, later: bool = False) -> SealedMemory:

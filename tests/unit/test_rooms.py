@@ -114,6 +114,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/format",
         "checkpoint/durable",
         "checkpoint/store",
+        "checkpoint/store/flush",
         "checkpoint/store/memory",
         "checkpoint/store/streams",
         "checkpoint/store/replication",
