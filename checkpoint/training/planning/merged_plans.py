@@ -1,8 +1,8 @@
 """Merges what all ranks hold into the metadata of the durable format, on rank 0.
 
 The lowest rank publishes an item that several hold. The metadata has placeholders for the offsets and lengths that a
-flush fills in. torch's own planner is not used: it compares each part of many tensors with each other one, which takes
-half an hour for the parts of a thousand ranks.
+flush fills in. torch's own planner is not used: it compares each part of many tensors with each other one. For the
+parts of a thousand ranks that may take half an hour.
 """
 
 import math
