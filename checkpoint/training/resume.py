@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -37,7 +37,6 @@ from muster.checkpoint.training.resharding.shard_reader import ShardReader
 from muster.checkpoint.training.states import state_tree
 from muster.checkpoint.training.states.differing_names import kept_name, plain_name, why_missing
 from muster.checkpoint.training.states.inner_tensors import Recipe, put_together, taken_apart
-from muster.checkpoint.training.states.random_generators import KeptGenerator
 from muster.checkpoint.training.states.stored_subclasses import read_subclasses
 from muster.checkpoint.training.states.training_state import STEP, STRUCTURE, TrainingState
 
@@ -133,7 +132,8 @@ def _device_meshes(states: TrainingState) -> list[Any]:
     found = []
     for target in states.shared.values():
         if isinstance(target, torch.nn.Module):
-            found += [p.device_mesh for p in target.parameters() if hasattr(p, "device_mesh")]
+            tensors = chain(target.parameters(), target.buffers())
+            found += [tensor.device_mesh for tensor in tensors if hasattr(tensor, "device_mesh")]
     return found
 
 
@@ -264,9 +264,9 @@ def _load_items(
     for name in sorted(names):
         if kept[name] not in entries:
             raise CheckpointError(why_missing(name, part_of(name), entries))
-    rank_prefix = f"ranks.{rank}." if f"ranks.{rank}.generators" in entries else "ranks.0."
-    wanted: dict[str, Any] = {name: None for name in entries if name == STEP or name.startswith(rank_prefix)}
-    present = {plain_name(leaf.name): leaf.value for leaf in states.capture(rank, 0).leaves}
+    own = f"ranks.{rank}."
+    wanted: dict[str, Any] = {name: None for name in entries if name == STEP or name.startswith(own)}
+    present = states.shared_values()
     targets = {kept[n]: _target(n, entries[kept[n]], present, states, parameters.get(n)) for n in names}
     subclasses = {n: targets[n] for n in targets if n in structure.get("muster", {}).get("subclasses", {})}
     wanted |= {name: target for name, target in targets.items() if name not in subclasses}
@@ -274,12 +274,10 @@ def _load_items(
     wanted |= read_subclasses(reader, metadata, subclasses) if subclasses else {}
 
     def per_rank_value_of(name: str) -> Any:
-        if rank_prefix != f"ranks.{rank}.":
-            if isinstance(states.per_rank.get(name), torch.nn.Module | torch.optim.Optimizer):
-                raise CheckpointError(f"the checkpoint holds no {name} of rank {rank}, and those of other ranks differ")
-            if name == "generators" or isinstance(states.per_rank.get(name), KeptGenerator):
-                return None  # two ranks must not draw the same numbers
-        return wanted.get(rank_prefix + name)
+        target = states.per_rank.get(name)
+        if f"{own}generators" not in entries and isinstance(target, torch.nn.Module | torch.optim.Optimizer):
+            raise CheckpointError(f"the checkpoint holds no {name} of rank {rank}, and those of other ranks differ")
+        return wanted.get(own + name)
 
     states.restore(structure, lambda name: wanted[kept[name]], per_rank_value_of)
     return wanted

@@ -69,7 +69,7 @@ def state_of(optimizer: torch.optim.Optimizer, names: ParameterNames | None) -> 
         for parameter in _with_state(optimizer)
     }
     of_groups = {
-        names[id(parameter)]: {key: value for key, value in group.items() if key != "params"}
+        names[id(parameter)]: {key: value for key, value in group.items() if key not in ("params", "param_names")}
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
@@ -170,6 +170,17 @@ def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     numbers = [n for group in packed["param_groups"] for n in group["params"]]
     for number, parameter in zip(numbers, parameters_of(optimizer), strict=True):
         for key, saved in state["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter].get(key)
-            if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != saved.dtype:
-                optimizer.state[parameter][key] = saved.to(device=loaded.device)
+            loaded = optimizer.state[parameter]
+            if key in loaded:
+                loaded[key] = _with_dtypes_of(saved, loaded[key])
+
+
+def _with_dtypes_of(saved: Any, loaded: Any) -> Any:
+    """The loaded value; in place of tensors whose dtype has changed, at any depth, the saved ones."""
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(device=loaded.device)
+    if isinstance(saved, dict) and isinstance(loaded, dict) and saved.keys() == loaded.keys():
+        return {key: _with_dtypes_of(saved[key], value) for key, value in loaded.items()}
+    if isinstance(saved, list) and isinstance(loaded, list) and len(saved) == len(loaded):
+        return [_with_dtypes_of(*pair) for pair in zip(saved, loaded, strict=True)]
+    return loaded

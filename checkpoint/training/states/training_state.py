@@ -6,7 +6,10 @@ hold different tensors are declared (differing_names.py). All other objects, for
 generators differ from rank to rank. They are kept per rank under `ranks.R`, each as one object.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +21,8 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.states import optimizer_states, random_generators, state_tree
 from muster.checkpoint.training.states.differing_names import PREFIX, DifferingNames, Part, plain_name
 from muster.checkpoint.training.states.optimizer_states import ParameterNames
+
+log = logging.getLogger(__name__)
 
 RESERVED = ("ranks", "muster", PREFIX)
 STEP = "muster.step"
@@ -159,8 +164,7 @@ class TrainingState:
 
     def capture(self, rank: int, step: int) -> "CapturedState":
         """Every leaf of the present state: the shared leaves first, then those of this rank."""
-        names = self.parameter_names() if self.by_name else None
-        shared = {key: self._state_of(key, value, names) for key, value in self.shared.items()}
+        shared = self._shared_state()
         part_of = self.parts(state_tree.structure(shared) if self._differing else {})
         found = [
             StateLeaf(path if (part := part_of(state_tree.name(path))) is None else (PREFIX, part.label, *path), value)
@@ -170,6 +174,15 @@ class TrainingState:
         found += [StateLeaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.per_rank.items()]
         found.append(StateLeaf(("ranks", str(rank), "generators"), random_generators.capture()))
         return CapturedState(found, shared)
+
+    def shared_values(self) -> dict[str, Any]:
+        """The present value of each leaf that all ranks share, by its plain name. Objects of this rank's own are not
+        asked for their states: before a restore, some have none."""
+        return {state_tree.name(path): value for path, value in state_tree.leaves(self._shared_state())}
+
+    def _shared_state(self) -> dict[str, Any]:
+        names = self.parameter_names() if self.by_name else None
+        return {key: self._state_of(key, value, names) for key, value in self.shared.items()}
 
     def _state_of(self, key: str, value: Any, names: ParameterNames | None) -> Any:
         if isinstance(value, torch.optim.Optimizer):
@@ -186,20 +199,31 @@ class TrainingState:
                 none.
 
         Raises:
-            CheckpointError: the checkpoint lacks a state or a leaf.
+            CheckpointError: the checkpoint lacks a state or a leaf, or an object can't load its state.
         """
         for key, target in self.shared.items():
             if key not in structure:
                 raise CheckpointError(f"the checkpoint holds {sorted(structure)}, and no {key}")
             state = state_tree.fill(structure[key], value_of)
-            if isinstance(target, torch.optim.Optimizer):
-                optimizer_states.load(target, state, self.parameter_names())
-            else:
-                _load(target, state)
+            with _loading(key):
+                if isinstance(target, torch.optim.Optimizer):
+                    optimizer_states.load(target, state, self.parameter_names())
+                else:
+                    _load(target, state)
+        as_made = []
         for key, target in self.per_rank.items():
             state = per_rank_value_of(key)
             if state is not None:
-                target.load_state_dict(state)
+                with _loading(key):
+                    target.load_state_dict(state)
+            elif not isinstance(target, random_generators.KeptGenerator):
+                as_made.append(key)
+        if as_made:
+            log.warning(
+                "no state of %s was kept for this rank, and those of other ranks may differ: what the script has made "
+                "stays. States that are equal on all ranks are those that per_rank= does not name",
+                ", ".join(as_made),
+            )
         state = per_rank_value_of("generators")
         if state is not None:
             random_generators.restore(state)
@@ -227,12 +251,22 @@ def _is_shared(value: Any) -> bool:
     return isinstance(value, kinds)
 
 
+@contextmanager
+def _loading(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RuntimeError, KeyError) as error:  # what torch raises if a state doesn't fit
+        raise CheckpointError(
+            f"{key} can't load its kept state: {error}. Make it as it was when the state was kept, before restore()"
+        ) from error
+
+
 def _load(target: Any, state: Any) -> None:
     if isinstance(target, torch.nn.Module):
-        # load_state_dict needs the modules' format versions, an attribute that a plain dict does not have.
-        present = target.state_dict()
-        with_metadata = type(present)(state)
-        with_metadata._metadata = present._metadata
-        target.load_state_dict(with_metadata)
-        return
+        # load_state_dict needs the modules' format versions, an attribute that a plain dict does not have. A module
+        # whose own state_dict() returns a plain dict does without.
+        versions = getattr(target.state_dict(), "_metadata", None)
+        if versions is not None:
+            state = OrderedDict(state)
+            state._metadata = versions
     target.load_state_dict(state)

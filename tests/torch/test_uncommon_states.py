@@ -1,0 +1,193 @@
+"""Objects whose states are kept in uncommon ways, ranks that are new, and states that don't fit."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+torch.set_num_threads(1)
+
+from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
+from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
+from muster.checkpoint.training import loop  # noqa: E402
+from muster.checkpoint.training.states import optimizer_states  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+@pytest.fixture
+def agent() -> Iterator[AgentInThread]:
+    agent = AgentInThread()
+    yield agent
+    agent.close()
+
+
+def keep(agent: AgentInThread, **states: Any) -> None:
+    """Keep the present states as step 1."""
+    checkpoint = Checkpoint(**states, link=agent.connect())
+    checkpoint.restore()
+    checkpoint.step(1, final=True)
+    agent.await_committed(1)
+    checkpoint.close()
+
+
+def restore(agent: AgentInThread, **states: Any) -> None:
+    """Restore step 1 from memory."""
+    checkpoint = Checkpoint(**states, link=agent.connect())
+    try:
+        assert checkpoint.restore() == 1
+    finally:
+        checkpoint.close()
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and a small one beside it that is trained: only that one is in the state, a plain dict."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        torch.manual_seed(seed)
+        self.trained = nn.Linear(4, 4)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        whole = super().state_dict(*arguments, **options)
+        return {name: value for name, value in whole.items() if name.startswith("trained.")}
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return super().load_state_dict(state, strict=False, assign=assign)
+
+
+def test_a_module_whose_state_is_a_plain_dict_is_restored(agent: AgentInThread, tmp_path: Path) -> None:
+    kept = Adapted(1)
+    keep(agent, model=kept)
+    folder = agent.flush(1, tmp_path)
+    from_memory, from_folder = Adapted(2), Adapted(3)
+    restore(agent, model=from_memory)
+    assert Checkpoint(model=from_folder).restore(durable=folder) == 1
+    for found in (from_memory, from_folder):
+        assert torch.equal(found.trained.weight, kept.trained.weight)
+
+
+class Nested(torch.optim.Optimizer):
+    """Keeps tensors of other dtypes than its parameters in dicts and lists, as some optimizers of second order do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            moments = {"low": torch.full((2,), 0.3, dtype=torch.bfloat16), "count": torch.tensor(3)}
+            self.state[parameter] = {"factors": moments, "history": [torch.rand(2, dtype=torch.float64)]}
+
+
+def test_what_is_nested_in_an_optimizers_state_keeps_its_dtype(agent: AgentInThread) -> None:
+    model, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    kept, found = Nested(model.parameters()), Nested(other.parameters())
+    kept.step()
+    keep(agent, model=model, optimizer=kept)
+    restore(agent, model=other, optimizer=found)
+    before, after = kept.state[model.weight], found.state[other.weight]
+    for name, value in before["factors"].items():
+        assert after["factors"][name].dtype == value.dtype
+        assert torch.equal(after["factors"][name], value)
+    assert torch.equal(after["history"][0], before["history"][0])
+
+
+def test_names_that_an_optimizer_knows_are_not_kept_once_for_each_parameter() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=1.0)
+    names = optimizer_states.parameter_names({"model": model})
+    state = optimizer_states.state_of(optimizer, names)
+    assert "lr" in state["param_groups"]["0.weight"]
+    assert "param_names" not in state["param_groups"]["0.weight"]
+    optimizer_states.load(optimizer, state, names)
+    assert optimizer.param_groups[0]["param_names"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_a_buffer_on_a_mesh_without_parameters_is_restored(agent: AgentInThread) -> None:
+    """distribute_module lays buffers over its mesh; fully_shard then moves the parameters alone to a larger one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        both = init_device_mesh("cpu", (1, 1), mesh_dim_names=("shard", "tensor"))
+
+        def made(value: float) -> nn.Module:
+            model = nn.Module()
+            weight = distribute_tensor(torch.full((2,), value), both, [Replicate(), Replicate()])
+            model.weight = nn.Parameter(weight)
+            model.register_buffer("count", distribute_tensor(torch.full((2,), value), both["tensor"], [Replicate()]))
+            return model
+
+        keep(agent, model=made(3.0))
+        found = made(5.0)
+        restore(agent, model=found)
+        assert found.count.to_local().tolist() == [3.0, 3.0]  # type: ignore[operator,union-attr]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Reader:
+    """An object that has no state before it begins to read."""
+
+    def __init__(self, position: int | None = None) -> None:
+        self.position = position
+
+    def state_dict(self) -> dict[str, int]:
+        assert self.position is not None, "it has not begun"
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_a_load_asks_no_object_of_the_ranks_own_for_its_state(agent: AgentInThread, tmp_path: Path) -> None:
+    keep(agent, model=nn.Linear(2, 2), reader=Reader(5))
+    reader = Reader()
+    assert Checkpoint(model=nn.Linear(2, 2), reader=reader).restore(durable=agent.flush(1, tmp_path)) == 1
+    assert reader.position == 5
+
+
+def test_a_further_rank_loads_no_other_ranks_own_state_from_a_folder(
+    agent: AgentInThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = nn.Linear(2, 2)
+    generator = torch.Generator().manual_seed(1)
+    keep(agent, model=kept, reader=Reader(5), generator=generator)
+    folder = agent.flush(1, tmp_path)
+    monkeypatch.setattr(loop, "rank_and_world_size", lambda: (1, 2))
+    model, reader, own = nn.Linear(2, 2), Reader(), torch.Generator().manual_seed(2)
+    with caplog.at_level(logging.WARNING):
+        assert Checkpoint(model=model, reader=reader, generator=own).restore(durable=folder) == 1
+    assert torch.equal(model.weight, kept.weight)
+    assert reader.position is None
+    assert own.initial_seed() == 2
+    assert "no state of reader was kept for this rank" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "words"),
+    [
+        (nn.Linear(2, 3), 1, "model can't load its kept state: .*size mismatch for weight"),
+        (nn.Linear(2, 2), 2, "optimizer can't load its kept state: .*different number of parameter groups"),
+    ],
+    ids=["another_shape", "a_group_is_missing"],
+)
+def test_a_state_that_does_not_fit_is_named(agent: AgentInThread, model: Any, groups: int, words: str) -> None:
+    kept = nn.Linear(2, 2)
+    keep(agent, model=kept, optimizer=torch.optim.SGD(kept.parameters(), lr=1.0))
+    parameters = [{"params": [p]} for p in model.parameters()] if groups == 2 else model.parameters()
+    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        restore(agent, model=model, optimizer=torch.optim.SGD(parameters, lr=1.0))
