@@ -172,15 +172,15 @@ class SampleView:
     """The samples of a sampler's batches, one by one."""
 
     def __init__(self, sampler: ShardedSampler) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
 
     def __iter__(self) -> Iterator[Any]:
         """The samples of this rank from the position of the finished steps to the end of the epoch."""
-        return (sample for batch in iter(self._sampler) for sample in batch)
+        return (sample for batch in iter(self.sampler) for sample in batch)
 
     def __len__(self) -> int:
         """Samples of this rank in a whole epoch; some fewer if the last batch is smaller."""
-        return len(self._sampler) * self._sampler.batch_size
+        return len(self.sampler) * self.sampler.batch_size
 
 
 def _whole(name: str, value: SupportsIndex, least: int, most: int | None = None) -> int:

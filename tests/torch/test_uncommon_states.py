@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 
-from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
+from muster.checkpoint import Checkpoint, CheckpointError, ShardedSampler  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.training import loop  # noqa: E402
 from muster.checkpoint.training.states import optimizer_states  # noqa: E402
+from muster.checkpoint.training.states.training_state import TrainingState  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -191,3 +193,27 @@ def test_a_state_that_does_not_fit_is_named(agent: AgentInThread, model: Any, gr
     parameters = [{"params": [p]} for p in model.parameters()] if groups == 2 else model.parameters()
     with pytest.raises(CheckpointError, match=f"(?s){words}"):
         restore(agent, model=model, optimizer=torch.optim.SGD(parameters, lr=1.0))
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_a_loader_whose_sampler_nobody_counts_is_refused(by_sample: bool) -> None:
+    sampler = ShardedSampler(10, batch_size=2)
+    loader = SimpleNamespace(
+        batch_sampler=SimpleNamespace(sampler=sampler.by_sample()) if by_sample else sampler,
+        sampler=sampler.by_sample() if by_sample else None,
+        state_dict=dict,
+        load_state_dict=lambda state: None,
+    )
+    with pytest.raises(CheckpointError, match="give Checkpoint the sampler in place of the loader"):
+        Checkpoint(loader=loader)
+    Checkpoint(loader=loader, sampler=sampler)
+
+
+def test_the_buckets_of_a_compiled_model_are_known() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        for wrapped in (model, SimpleNamespace(_orig_mod=model, state_dict=dict, load_state_dict=dict)):
+            assert TrainingState({"model": wrapped}).has_bucket_rebuild()
+    finally:
+        torch.distributed.destroy_process_group()

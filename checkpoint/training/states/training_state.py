@@ -111,6 +111,11 @@ class TrainingState:
                 raise CheckpointError(
                     f"{key} is a {kind} without state_dict() and load_state_dict(): give it both, or leave it out"
                 )
+            if _has_uncounted_sampler(value, objects.values()):
+                raise CheckpointError(
+                    f"{key} reads what a sampler deals that counts finished steps, and that nobody would tell of them: "
+                    "give Checkpoint the sampler in place of the loader, as in Checkpoint(sampler=sampler)"
+                )
         per_rank_names = {k for k, v in objects.items() if not _is_shared(v)} if per_rank is None else set(per_rank)
         if unknown := per_rank_names - objects.keys():
             raise CheckpointError(f"per_rank names {sorted(unknown)}, which are not among the states {sorted(objects)}")
@@ -236,8 +241,8 @@ class TrainingState:
 
     def has_bucket_rebuild(self) -> bool:
         """Whether any model is a DistributedDataParallel that rebuilds its buckets after the first backward pass."""
-        models = [m for m in self.wrapped.values() if isinstance(m, DistributedDataParallel)]
-        return any(not m.find_unused_parameters for m in models)
+        models = [getattr(model, "_orig_mod", model) for model in self.wrapped.values()]  # of torch.compile
+        return any(isinstance(m, DistributedDataParallel) and not m.find_unused_parameters for m in models)
 
     def clear_gradients(self) -> None:
         """Set all gradients to None."""
@@ -249,6 +254,13 @@ class TrainingState:
 def _is_shared(value: Any) -> bool:
     kinds = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, StepCounter)
     return isinstance(value, kinds)
+
+
+def _has_uncounted_sampler(loader: Any, kept: Collection[Any]) -> bool:
+    """Whether a loader's sampler, or the one behind it, counts finished steps and is not kept."""
+    samplers = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
+    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
+    return any(isinstance(each, StepCounter) and all(each is not other for other in kept) for each in samplers)
 
 
 @contextmanager
