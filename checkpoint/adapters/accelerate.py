@@ -13,8 +13,20 @@ from muster.checkpoint.training.loop import Checkpoint
 
 
 def prepared_checkpoint(**states: Any) -> Checkpoint:
-    """A Checkpoint of objects that Accelerate has prepared. Takes what `Checkpoint` takes."""
-    return Checkpoint(**{name: unwrapped(value) for name, value in states.items()})
+    """A Checkpoint of objects that Accelerate has prepared. Takes what `Checkpoint` takes.
+
+    The gradient scaler that Accelerate makes for 16 bits is kept as "scaler".
+    """
+    scalers = [scaler for value in states.values() if (scaler := scaler_of(value)) is not None]
+    of_accelerate = {"scaler": scalers[0]} if scalers else {}  # all optimizers share it
+    return Checkpoint(**of_accelerate | {name: unwrapped(value) for name, value in states.items()})
+
+
+def scaler_of(value: Any) -> Any:
+    """The gradient scaler that a prepared optimizer uses; None: it uses none, or this is no prepared optimizer."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    return value.scaler if isinstance(value, AcceleratedOptimizer) else None
 
 
 def unwrapped(value: Any) -> Any:

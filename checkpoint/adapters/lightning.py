@@ -18,6 +18,9 @@ from lightning.pytorch import Callback
 
 from muster.checkpoint.training.loop import Checkpoint
 
+_LOADERS = "combined_loader"
+"""Where Lightning puts the states of loaders."""
+
 
 class MusterCallback(Callback):  # type: ignore[misc]  # Lightning's types are not known here
     """Keeps the module, its optimizers, schedulers and gradient scaler, Lightning's progress, and what is named.
@@ -46,6 +49,7 @@ class MusterCallback(Callback):  # type: ignore[misc]  # Lightning's types are n
             **_numbered("optimizer", trainer.optimizers),
             **_numbered("scheduler", [config.scheduler for config in trainer.lr_scheduler_configs]),
             "loops": _Loops(trainer.fit_loop),
+            "loaders": _Loaders(trainer.fit_loop),
         }
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             states["scaler"] = scaler
@@ -61,7 +65,7 @@ class MusterCallback(Callback):  # type: ignore[misc]  # Lightning's types are n
             return
         self._optimizer_steps = trainer.global_step
         self._finished_steps += 1
-        final = 0 <= trainer.max_steps <= trainer.global_step
+        final = _is_last_step(trainer)
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
         if not self._checkpoint.step(self._finished_steps, final=final, loss=loss):
             self.was_stopped = trainer.should_stop = True
@@ -84,16 +88,40 @@ class MusterCallback(Callback):  # type: ignore[misc]  # Lightning's types are n
 
 
 class _Loops:
-    """Lightning's progress: epochs, batches, steps."""
+    """Lightning's progress: epochs, batches, steps. One state for all ranks, as `finish_steps` says."""
+
+    def __init__(self, fit_loop: Any) -> None:
+        self._fit_loop = fit_loop
+
+    def finish_steps(self, n: int) -> None:
+        """Lightning counts by itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._fit_loop.state_dict()
+        state["state_dict"].pop(_LOADERS, None)
+        return {"progress": tuple(state.items())}  # a tuple is one value
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._fit_loop.load_state_dict(dict(state["progress"]))
+
+
+class _Loaders:
+    """The states of the loaders that have one. They belong to this rank."""
 
     def __init__(self, fit_loop: Any) -> None:
         self._fit_loop = fit_loop
 
     def state_dict(self) -> Any:
-        return self._fit_loop.state_dict()
+        return self._fit_loop.on_save_checkpoint().get(_LOADERS, [])
 
     def load_state_dict(self, state: Any) -> None:
-        self._fit_loop.load_state_dict(state)
+        self._fit_loop.on_load_checkpoint({_LOADERS: state})
+
+
+def _is_last_step(trainer: Any) -> bool:
+    """Whether the step that has just been made is the last one. What ends a run early is not known yet."""
+    ends_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+    return bool(ends_epoch or 0 <= trainer.max_steps <= trainer.global_step)
 
 
 def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:

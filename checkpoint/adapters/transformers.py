@@ -18,11 +18,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from muster.checkpoint.adapters.accelerate import unwrapped
+from muster.checkpoint.adapters.accelerate import scaler_of, unwrapped
 from muster.checkpoint.training.loop import Checkpoint
 
 _PROGRESS = ("global_step", "epoch", "total_flos", "num_input_tokens_seen", "log_history", "best_metric")
 """What TrainerState holds of the past."""
+_ROUNDING = 1e-6
+"""A whole number of epochs is a sum of parts, and so may be a little less."""
 
 
 class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of transformers are not known here
@@ -41,6 +43,7 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
         self._warmup, self._durable, self._options = warmup, durable, options
         self._checkpoint: Checkpoint | None = None
         self._phase: ExitStack | None = None
+        self._kept_epoch = 0.0
         self.was_stopped = False
         """After train(): whether this was a planned stop. The script then exits with status 0, to be started again."""
 
@@ -52,12 +55,17 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
             "scheduler": unwrapped(objects["lr_scheduler"]),
             "trainer": _Progress(state),
         }
+        if (scaler := scaler_of(objects["optimizer"])) is not None:
+            states["scaler"] = scaler
         self._checkpoint = Checkpoint(**{**states, **self._options})
         self._checkpoint.restore(warmup=self._warmup, durable=self._durable)
+        self._kept_epoch = state.epoch or 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Keep the step."""
         assert self._checkpoint is not None
+        # The Trainer counts epochs from 0. Its first one is the rest of the epoch that was kept.
+        state.epoch += self._kept_epoch if state.epoch <= 1 else int(self._kept_epoch + _ROUNDING)
         final = state.global_step >= state.max_steps
         if not self._checkpoint.step(state.global_step, final=final):
             self.was_stopped = control.should_training_stop = True
@@ -82,14 +90,18 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
 
 
 class _Progress:
-    """The Trainer's progress: steps, epoch, what was logged."""
+    """The Trainer's progress: steps, epoch, what was logged. One state for all ranks, as `finish_steps` says."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self._state, name) for name in _PROGRESS}
+    def finish_steps(self, n: int) -> None:
+        """The Trainer counts by itself."""
 
-    def load_state_dict(self, progress: dict[str, Any]) -> None:
-        for name, value in progress.items():
+    def state_dict(self) -> dict[str, Any]:
+        # A tuple is one value: the log grows, and its lines would be values with new names.
+        return {"progress": tuple((name, getattr(self._state, name)) for name in _PROGRESS)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state["progress"]:
             setattr(self._state, name, value)

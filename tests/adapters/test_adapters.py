@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from muster.checkpoint import Checkpoint, ShardedSampler  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
+from muster.checkpoint.training import loop  # noqa: E402
+from muster.checkpoint.training.loop import AFTER_LAST_STEP  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -150,6 +152,70 @@ def test_lightning(agent: AgentInThread, tmp_path: Path) -> None:
     assert broken == straight
 
 
+def test_the_last_step_of_lightnings_epochs_is_the_last_one(agent: AgentInThread, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed: make adapters-test")
+    from muster.checkpoint.adapters.lightning import MusterCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            assert AFTER_LAST_STEP not in agent.declared
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+    data = sampler()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=2,
+        accumulate_grad_batches=ACCUMULATION,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[MusterCallback(sampler=data, link=agent.connect())],
+    )
+    trainer.fit(Module(), loader(data))
+    agent.await_committed(trainer.global_step)
+    assert AFTER_LAST_STEP in agent.declared
+
+
+def test_a_further_rank_has_the_progress_of_the_others(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed: make adapters-test")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make adapters-test")
+    from muster.checkpoint.adapters.lightning import _Loops
+    from muster.checkpoint.adapters.transformers import _Progress
+
+    def made() -> Any:
+        trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+        state = transformers.TrainerState()
+        return trainer.fit_loop, state, {"loops": _Loops(trainer.fit_loop), "trainer": _Progress(state)}
+
+    loops, state, states = made()
+    checkpoint = Checkpoint(**states, link=agent.connect())
+    checkpoint.restore()
+    for step in (1, 2):
+        loops.epoch_progress.current.processed = state.global_step = step
+        state.log_history.append({"loss": 1.0 / step})
+        checkpoint.step(step)
+        agent.await_committed(step)
+    checkpoint.close()
+    monkeypatch.setattr(loop, "rank_and_world_size", lambda: (1, 2))
+    loops, state, states = made()
+    checkpoint = Checkpoint(**states, link=agent.connect(further_rank=1))
+    assert checkpoint.restore() == 2
+    assert loops.epoch_progress.current.processed == 2
+    assert (state.global_step, state.log_history) == (2, [{"loss": 1.0}, {"loss": 0.5}])
+    checkpoint.close()
+
+
 def test_transformers(agent: AgentInThread, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make adapters-test")
     from muster.checkpoint.adapters.transformers import MusterCallback
@@ -193,6 +259,7 @@ def test_transformers(agent: AgentInThread, tmp_path: Path) -> None:
         )
         trainer.train()
         assert trainer.state.global_step == STEPS
+        assert trainer.state.epoch == pytest.approx(3)
         return bits(model)
 
     straight, broken = straight_and_broken(train, agent)
@@ -241,3 +308,24 @@ def test_states_of_accelerate_are_those_of_torch(agent: AgentInThread) -> None:
     assert [unwrapped(value) for value in prepared] == [optimizer, scheduler]
     checkpoint = Checkpoint(scheduler=unwrapped(prepared[1]))
     assert not checkpoint._states.per_rank
+
+
+def test_the_gradient_scaler_of_accelerate_is_kept() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make adapters-test")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make adapters-test")
+    from muster.checkpoint.adapters.accelerate import prepared_checkpoint
+    from muster.checkpoint.adapters.transformers import MusterCallback
+
+    accelerate.Accelerator(cpu=True)  # on CPUs it makes no scaler by itself
+    scaler, net = torch.amp.GradScaler("cpu"), Net()
+    optimizer = accelerate.optimizer.AcceleratedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), scaler=scaler)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer.optimizer)
+    assert prepared_checkpoint(model=net, optimizer=optimizer)._states.shared["scaler"] is scaler
+    own = torch.amp.GradScaler("cpu")
+    assert prepared_checkpoint(model=net, optimizer=optimizer, scaler=own)._states.shared["scaler"] is own
+    callback = MusterCallback()
+    callback.on_train_begin(
+        None, transformers.TrainerState(), None, model=net, optimizer=optimizer, lr_scheduler=scheduler
+    )
+    assert callback._checkpoint is not None
+    assert callback._checkpoint._states.shared["scaler"] is scaler
