@@ -19,6 +19,7 @@ from muster.checkpoint.format.errors import CorruptCheckpoint  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.training.durable_loading import agreed_damage  # noqa: E402
 from muster.checkpoint.training.durable_loading.agreed_damage import ALL, HEAD, JointLoad  # noqa: E402
+from muster.checkpoint.training.durable_loading.load_progress import LoadProgress  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -113,6 +114,17 @@ def test_a_checkpoint_without_digests_is_loaded_as_it_is(folders: tuple[Path, Pa
     assert Job(None).checkpoint.restore(durable=newer) == 2
     (newer / "manifest.json").unlink()
     assert Job(None).checkpoint.restore(durable=newer) == 2
+
+
+def test_small_tensors_are_read_at_once(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.load would ask for each in some twenty parts."""
+    parts: list[int] = []
+    monkeypatch.setattr(LoadProgress, "add", lambda _, size: parts.append(size))
+    newer, _ = folders
+    assert Job(None).checkpoint.restore(durable=newer) == 2
+    items = [item.length for item in dcp.FileSystemReader(newer).read_metadata().storage_data.values()]
+    assert len(parts) <= len(items) + 1, "the structure of the state is read before everything"
+    assert max(parts) == max(items)
 
 
 def test_plain_torch_loads_a_folder_with_digests(folders: tuple[Path, Path]) -> None:
