@@ -101,7 +101,8 @@ def finished_steps_of(where: str) -> int:
     label = durable_folders.parse_folder_name(name)
     if label is None:
         raise CheckpointError(
-            f"{where} has no {durable_folders.MANIFEST}, and its name doesn't say which step it holds"
+            f"{where} has no {durable_folders.MANIFEST}, and its name doesn't say which step it holds: rename it to "
+            "step_00000123_g0, with the number of its finished steps"
         )
     return label.version.step
 

@@ -330,11 +330,25 @@ def _foreign_structure(metadata: Metadata, states: TrainingState) -> dict[str, A
     structure: dict[str, Any] = {}
     for name, path in paths.items():
         _set(structure, list(path), name)
-    for key, target in states.shared.items():
-        if isinstance(target, torch.optim.Optimizer) and key in structure:
-            numbered = structure[key].get("state", {})
-            structure[key]["state"] = {int(k) if str(k).isdigit() else k: v for k, v in numbered.items()}
+    for key in states.optimizers().keys() & structure.keys():
+        if "param_groups" not in structure[key]:
+            structure[key] = _nested_by_name(structure[key])
+            continue
+        numbered = structure[key].get("state", {})
+        structure[key]["state"] = {int(k) if str(k).isdigit() else k: v for k, v in numbered.items()}
     return structure
+
+
+def _nested_by_name(flat: dict[str, str]) -> dict[str, Any]:
+    """The structure of an optimizer's state that torch has flattened, with keys such as state.NAME.exp_avg and
+    param_groups.NAME.lr. NAME has dots."""
+    nested: dict[str, dict[str, Any]] = {"state": {}, "param_groups": {}}
+    for key, leaf in flat.items():
+        part, _, rest = key.partition(".")
+        parameter, _, field = rest.rpartition(".")
+        if part in nested:
+            nested[part].setdefault(parameter, {})[field] = leaf
+    return nested
 
 
 def _set(structure: Any, path: list[str | int], leaf: str) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -139,6 +141,30 @@ def test_a_buffer_on_a_mesh_without_parameters_is_restored(agent: AgentInThread)
         assert found.count.to_local().tolist() == [3.0, 3.0]  # type: ignore[operator,union-attr]
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_folder_of_torchs_own_states_by_name_is_loaded(tmp_path: Path, flat: bool) -> None:
+    """As get_optimizer_state_dict gives them, with parameters of names with dots."""
+
+    def made() -> Any:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        return model, torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 1}])
+
+    model, optimizer = made()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    by_name = get_optimizer_state_dict(model, optimizer, options=options)
+    dcp.save({"model": model.state_dict(), "optimizer": by_name}, checkpoint_id=tmp_path / "step_00000001_g0")
+    other, found = made()
+    found.param_groups[1]["lr"] = 2
+    assert Checkpoint(model=other, optimizer=found).restore(durable=tmp_path) == 1
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for key, value in optimizer.state[theirs].items():
+            assert torch.equal(found.state[mine][key], value)
+    assert found.param_groups[1]["lr"] == 1
 
 
 class Reader:

@@ -85,7 +85,7 @@ def test_the_step_is_read_from_the_manifest_or_the_name(tmp_path: Path) -> None:
     assert finished_steps_of(str(whole(tmp_path, "step_00000008_g1_a", 1))) == 8
     broken = whole(tmp_path, "broken", 1)
     (broken / durable_folders.MANIFEST).write_text("[]")
-    with pytest.raises(CheckpointError, match="doesn't say which step"):
+    with pytest.raises(CheckpointError, match="doesn't say which step it holds: rename it to step_00000123_g0"):
         finished_steps_of(str(broken))
 
 
