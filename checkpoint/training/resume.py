@@ -307,7 +307,31 @@ def _target(
         return current.detach() if _is_model(states, name) else _empty_like(current.detach())
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach(), dtype=entry.properties.dtype)
+    if parameter is not None and _is_reduced(entry.size, parameter):
+        return _reduced(entry.size, entry.properties.dtype, parameter)
     return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def _is_reduced(size: torch.Size, parameter: Any) -> bool:
+    """Whether a state of this size is what operations on a DTensor's rows or columns give: some dimensions are 1."""
+    return (
+        hasattr(parameter, "placements")
+        and len(size) == parameter.dim()
+        and all(one in (1, whole) for one, whole in zip(size, parameter.shape, strict=True))
+        and any(one == whole > 1 for one, whole in zip(size, parameter.shape, strict=True))
+    )
+
+
+def _reduced(size: torch.Size, dtype: torch.dtype, parameter: Any) -> torch.Tensor:
+    """A new DTensor for such a state: over the ranks in the dimensions that it has in common with its parameter."""
+    from torch.distributed.tensor import Replicate, Shard, empty
+
+    placements = [
+        placement if type(placement) is Shard and size[placement.dim] == parameter.shape[placement.dim] else Replicate()
+        for placement in parameter.placements
+    ]
+    made: torch.Tensor = empty(size, dtype=dtype, device_mesh=parameter.device_mesh, placements=placements)
+    return made
 
 
 def _empty_like(value: torch.Tensor) -> torch.Tensor:

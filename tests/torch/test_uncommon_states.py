@@ -143,6 +143,47 @@ def test_a_buffer_on_a_mesh_without_parameters_is_restored(agent: AgentInThread)
         torch.distributed.destroy_process_group()
 
 
+class Factored(torch.optim.Optimizer):
+    """Keeps one number for each row, and one for each column, as Adafactor does, and a counter of one element."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            rows = torch.ones_like(parameter.detach()[:, :1])
+            columns = torch.ones_like(parameter.detach()[:1])
+            self.state[parameter] = {"rows": rows, "columns": columns, "count": torch.ones(1)}
+
+
+def test_states_of_rows_and_columns_are_laid_out_as_their_parameter(agent: AgentInThread, tmp_path: Path) -> None:
+    """Nothing in the new run has their layout before its first step."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+
+        def made() -> Any:
+            model = nn.Module()
+            model.weight = nn.Parameter(distribute_tensor(torch.rand(4, 2), mesh, [Shard(0)]))
+            return model, Factored(model.parameters())
+
+        model, optimizer = made()
+        optimizer.step()
+        keep(agent, model=model, optimizer=optimizer)
+        other, found = made()
+        assert Checkpoint(model=other, optimizer=found).restore(durable=agent.flush(1, tmp_path)) == 1
+        state = found.state[other.weight]
+        for name, placement, shape in (("rows", Shard(0), (4, 1)), ("columns", Replicate(), (1, 2))):
+            assert (state[name].placements, state[name].shape) == ((placement,), shape)
+            assert torch.equal(state[name].to_local(), torch.ones(shape))
+        assert not isinstance(state["count"], DTensor)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_folder_of_torchs_own_states_by_name_is_loaded(tmp_path: Path, flat: bool) -> None:
     """As get_optimizer_state_dict gives them, with parameters of names with dots."""
