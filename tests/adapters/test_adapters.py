@@ -95,6 +95,24 @@ def straight_and_broken(train: Any, agent: AgentInThread) -> tuple[Any, Any]:
     return straight, broken
 
 
+def lightning_trainer(folder: Path, **options: Any) -> Any:
+    """A trainer on one CPU that writes nothing by itself."""
+    import lightning.pytorch as lightning
+
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        accumulate_grad_batches=ACCUMULATION,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+
+
 def test_lightning(agent: AgentInThread, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed: make adapters-test")
     from muster.checkpoint.adapters.lightning import MusterCallback
@@ -130,19 +148,8 @@ def test_lightning(agent: AgentInThread, tmp_path: Path) -> None:
     def train(seed: int, link: Any, after_step: Any) -> Any:
         torch.manual_seed(seed)
         module, data = Module(), sampler()
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_steps=STEPS,
-            accumulate_grad_batches=ACCUMULATION,
-            use_distributed_sampler=False,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-            callbacks=[MusterCallback(sampler=data, link=link), AfterStep(after_step)],
-        )
+        callbacks = [MusterCallback(sampler=data, link=link), AfterStep(after_step)]
+        trainer = lightning_trainer(tmp_path, max_steps=STEPS, callbacks=callbacks)
         trainer.fit(module, loader(data), DataLoader(Points(), batch_size=4))  # type: ignore[arg-type,var-annotated]
         assert trainer.global_step == STEPS
         assert trainer.current_epoch == 3
@@ -169,32 +176,22 @@ def test_the_last_step_of_lightnings_epochs_is_the_last_one(agent: AgentInThread
             return torch.optim.SGD(self.parameters(), lr=1e-2)
 
     data = sampler()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=2,
-        accumulate_grad_batches=ACCUMULATION,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[MusterCallback(sampler=data, link=agent.connect())],
-    )
+    trainer = lightning_trainer(tmp_path, max_epochs=2, callbacks=[MusterCallback(sampler=data, link=agent.connect())])
     trainer.fit(Module(), loader(data))
     agent.await_committed(trainer.global_step)
     assert AFTER_LAST_STEP in agent.declared
 
 
-def test_a_further_rank_has_the_progress_of_the_others(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed: make adapters-test")
+def test_a_further_rank_has_the_progress_of_the_others(
+    agent: AgentInThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning.pytorch", reason="lightning is not installed: make adapters-test")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make adapters-test")
     from muster.checkpoint.adapters.lightning import _Loops
     from muster.checkpoint.adapters.transformers import _Progress
 
     def made() -> Any:
-        trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+        trainer = lightning_trainer(tmp_path)
         state = transformers.TrainerState()
         return trainer.fit_loop, state, {"loops": _Loops(trainer.fit_loop), "trainer": _Progress(state)}
 
