@@ -13,12 +13,15 @@ The loader is not prepared by Accelerate, which would divide the samples a secon
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from muster.checkpoint.adapters.accelerate import scaler_of, unwrapped
+from muster.checkpoint.data.sharded_sampler import ShardedSampler
+from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.loop import Checkpoint
 
 _PROGRESS = ("global_step", "epoch", "total_flos", "num_input_tokens_seen", "log_history", "best_metric")
@@ -44,11 +47,24 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
         self._checkpoint: Checkpoint | None = None
         self._phase: ExitStack | None = None
         self._kept_epoch = 0.0
+        self._samplers: list[ShardedSampler] = []
         self.was_stopped = False
         """After train(): whether this was a planned stop. The script then exits with status 0, to be started again."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Load the newest state: the optimizer is there, and no iterator of the data loader is."""
+        """Load the newest state: the optimizer is there, and no iterator of the data loader is.
+
+        Raises:
+            CheckpointError: the Trainer could not go on in the middle of an epoch.
+        """
+        self._samplers = [value for value in self._options.values() if isinstance(value, ShardedSampler)]
+        accumulation = args.gradient_accumulation_steps
+        if any(len(sampler) % accumulation for sampler in self._samplers):
+            raise CheckpointError(
+                f"an epoch of the sampler ends with a step of fewer batches than {accumulation}, and the Trainer makes "
+                'this step only if it has read the whole epoch: give the sampler epoch_end="carry" or "drop", and '
+                f"accumulation={accumulation}"
+            )
         states = {
             "model": objects["model"],
             "optimizer": unwrapped(objects["optimizer"]),
@@ -66,9 +82,13 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
         assert self._checkpoint is not None
         # The Trainer counts epochs from 0. Its first one is the rest of the epoch that was kept.
         state.epoch += self._kept_epoch if state.epoch <= 1 else int(self._kept_epoch + _ROUNDING)
-        final = state.global_step >= state.max_steps
+        # The Trainer counts the epochs of a restored run anew, and knows only how many steps they have at most.
+        first_left_out = args.num_train_epochs if args.max_steps <= 0 else inf
+        ends = any(sampler.epoch_after(1) >= first_left_out for sampler in self._samplers)
+        final = state.global_step >= state.max_steps or ends
         if not self._checkpoint.step(state.global_step, final=final):
             self.was_stopped = control.should_training_stop = True
+        control.should_training_stop |= ends
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Declare the evaluation, in which no step is finished, with its first batch."""

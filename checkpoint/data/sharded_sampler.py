@@ -94,7 +94,14 @@ class ShardedSampler:
     @property
     def epoch(self) -> int:
         """The epoch of the next step, counted from 0."""
-        return self._division.begin(self._position) // self._division.samples
+        return self.epoch_after(0)
+
+    def epoch_after(self, steps: int) -> int:
+        """The epoch of the step that follows so many more steps."""
+        position = self._position
+        for _ in range(_whole("steps", steps, 0)):
+            position = self._division.after_step(position)
+        return self._division.begin(position) // self._division.samples
 
     def __iter__(self) -> Iterator[list[Any]]:
         """The batches of this rank from the position of the finished steps to the end of the epoch."""

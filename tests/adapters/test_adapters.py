@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make adap
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from muster.checkpoint import Checkpoint, ShardedSampler  # noqa: E402
+from muster.checkpoint import Checkpoint, CheckpointError, ShardedSampler  # noqa: E402
 from muster.checkpoint.testing.agent_in_thread import AgentInThread  # noqa: E402
 from muster.checkpoint.training import loop  # noqa: E402
 from muster.checkpoint.training.loop import AFTER_LAST_STEP  # noqa: E402
@@ -263,6 +264,43 @@ def test_transformers(agent: AgentInThread, tmp_path: Path) -> None:
     assert broken == straight
 
 
+@pytest.mark.parametrize("epoch_end", ["carry", "drop", "pad"])
+def test_a_number_of_epochs_is_that_of_an_unbroken_run(agent: AgentInThread, tmp_path: Path, epoch_end: Any) -> None:
+    """Of transformers. Four batches make a step, so that some epochs have one step, and others two."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make adapters-test")
+    from muster.checkpoint.adapters.transformers import MusterCallback
+
+    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            agent.await_committed(state.global_step)
+            control.should_training_stop |= state.global_step == 2 and not is_restored
+
+    class ShardedTrainer(transformers.Trainer):  # type: ignore[name-defined,misc]
+        def get_train_dataloader(self) -> Any:
+            return loader(data, collate_fn=self.data_collator)
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=3,
+        gradient_accumulation_steps=4,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    for is_restored in (False, True):
+        data = ShardedSampler(SAMPLES, batch_size=4, accumulation=4, epoch_end=epoch_end)
+        callbacks = [MusterCallback(sampler=data, link=agent.connect()), Stop()]
+        trainer = ShardedTrainer(Net(), arguments, train_dataset=Points(), callbacks=callbacks)
+        if epoch_end == "pad":
+            with pytest.raises(CheckpointError, match="a step of fewer batches than 4"):
+                trainer.train()
+            continue
+        trainer.train()
+        steps = 3 * SAMPLES // 16 + 1 if epoch_end == "carry" else 3
+        assert trainer.state.global_step == (steps if is_restored else 2)
+
+
 def test_accelerate(agent: AgentInThread) -> None:
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make adapters-test")
     from muster.checkpoint.adapters.accelerate import prepared_checkpoint
@@ -321,8 +359,9 @@ def test_the_gradient_scaler_of_accelerate_is_kept() -> None:
     own = torch.amp.GradScaler("cpu")
     assert prepared_checkpoint(model=net, optimizer=optimizer, scaler=own)._states.shared["scaler"] is own
     callback = MusterCallback()
+    arguments = SimpleNamespace(gradient_accumulation_steps=1)
     callback.on_train_begin(
-        None, transformers.TrainerState(), None, model=net, optimizer=optimizer, lr_scheduler=scheduler
+        arguments, transformers.TrainerState(), None, model=net, optimizer=optimizer, lr_scheduler=scheduler
     )
     assert callback._checkpoint is not None
     assert callback._checkpoint._states.shared["scaler"] is scaler

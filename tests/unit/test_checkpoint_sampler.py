@@ -367,3 +367,15 @@ def test_bad_values_are_named(bad: dict[str, Any], words: str) -> None:
     usual: dict[str, Any] = {"data": 100, "batch_size": 2, "rank": 0, "num_replicas": 4}
     with pytest.raises(CheckpointError, match=words):
         ShardedSampler(**{**usual, **bad})
+
+
+@pytest.mark.parametrize("epoch_end", ["carry", "drop", "pad"])
+def test_the_epoch_after_further_steps_is_foreseen(epoch_end: Any) -> None:
+    sampler = ShardedSampler(22, batch_size=4, accumulation=2, epoch_end=epoch_end, rank=0, num_replicas=1)
+    foreseen = [sampler.epoch_after(steps) for steps in range(8)]
+    found = []
+    for _ in foreseen:
+        found.append(sampler.epoch)
+        sampler.finish_steps()
+    assert foreseen == found
+    assert found[-1] in (2, 3)

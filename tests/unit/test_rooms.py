@@ -108,7 +108,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/training/states",
     },
     "checkpoint/data": {"checkpoint/format", "checkpoint/training/agreements"},
-    "checkpoint/adapters": {"checkpoint/format", "checkpoint/training"},
+    "checkpoint/adapters": {"checkpoint/data", "checkpoint/format", "checkpoint/training"},
     "checkpoint": {"checkpoint/format", "checkpoint/training", "checkpoint/data"},
     "checkpoint/testing": {
         "checkpoint/format",
