@@ -92,7 +92,8 @@ class Nested(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
             moments = {"low": torch.full((2,), 0.3, dtype=torch.bfloat16), "count": torch.tensor(3)}
-            self.state[parameter] = {"factors": moments, "history": [torch.rand(2, dtype=torch.float64)]}
+            history = [torch.rand(2, dtype=torch.float64)]
+            self.state[parameter] = {"factors": moments, "history": history, "pair": (history[0].clone(), 2)}
 
 
 def test_what_is_nested_in_an_optimizers_state_keeps_its_dtype(agent: AgentInThread) -> None:
@@ -106,6 +107,7 @@ def test_what_is_nested_in_an_optimizers_state_keeps_its_dtype(agent: AgentInThr
         assert after["factors"][name].dtype == value.dtype
         assert torch.equal(after["factors"][name], value)
     assert torch.equal(after["history"][0], before["history"][0])
+    assert torch.equal(after["pair"][0], before["pair"][0])
 
 
 def test_names_that_an_optimizer_knows_are_not_kept_once_for_each_parameter() -> None:

@@ -181,6 +181,6 @@ def _with_dtypes_of(saved: Any, loaded: Any) -> Any:
         return loaded if loaded.dtype == saved.dtype else saved.to(device=loaded.device)
     if isinstance(saved, dict) and isinstance(loaded, dict) and saved.keys() == loaded.keys():
         return {key: _with_dtypes_of(saved[key], value) for key, value in loaded.items()}
-    if isinstance(saved, list) and isinstance(loaded, list) and len(saved) == len(loaded):
-        return [_with_dtypes_of(*pair) for pair in zip(saved, loaded, strict=True)]
+    if isinstance(saved, list | tuple) and type(saved) is type(loaded) and len(saved) == len(loaded):
+        return type(saved)(_with_dtypes_of(*pair) for pair in zip(saved, loaded, strict=True))
     return loaded
