@@ -141,7 +141,8 @@ def _note_speeds(entry: Accelerator, defaults: Defaults) -> None:
 
 
 def _failures(job: Job, options: PlanOptions, entry: Accelerator, defaults: Defaults) -> Failures:
-    if options.node_mtbf is None:
+    mtbf_hours = options.node_mtbf if options.node_mtbf is not None else job.checkpoint.node_mtbf_hours or None
+    if mtbf_hours is None:
         words = f"{node_mtbf(job.local_ranks) / HOUR:,.0f} h with {job.local_ranks} GPU{'s' * (job.local_ranks > 1)}"
         defaults.take("MTBF of a node", words, "Llama 3's training in 2024", "--node-mtbf HOURS")
     if options.repair is None:
@@ -154,7 +155,7 @@ def _failures(job: Job, options: PlanOptions, entry: Accelerator, defaults: Defa
         return Failures(
             nodes=job.nodes,
             spares=job.spares,
-            node_mtbf=node_mtbf(job.local_ranks) if options.node_mtbf is None else options.node_mtbf * HOUR,
+            node_mtbf=node_mtbf(job.local_ranks) if mtbf_hours is None else mtbf_hours * HOUR,
             repair=REPAIR if options.repair is None else options.repair * HOUR,
             restart=RESTART if options.recovery is None else options.recovery,
             node_bandwidth=entry.nic * entry.per_node,

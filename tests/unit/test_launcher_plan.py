@@ -153,6 +153,18 @@ def test_what_job_toml_says_is_no_default(job_toml: Path, capsys: pytest.Capture
     assert less["failures"]["mtbf_s"] == pytest.approx(1000 * 3600 / 128)
 
 
+def test_job_toml_says_how_often_nodes_fail_unless_the_command_line_does(
+    job_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = ("--checkpoint.node-mtbf-hours", "500")
+    of_job = _json(job_toml, capsys, *key)
+    assert of_job["failures"]["mtbf_s"] == pytest.approx(500 * 3600 / 128)
+    assert "MTBF of a node" not in {one["name"] for one in of_job["defaults"]}
+    assert _json(job_toml, capsys, *key, "--node-mtbf", "1000")["failures"]["mtbf_s"] == pytest.approx(
+        1000 * 3600 / 128
+    )
+
+
 def test_a_shape_that_is_not_given_is_a_default() -> None:
     prepared = _prepared(_without("layers", "hidden_size", "heads"))
     model = prepared.plan.model
