@@ -59,7 +59,8 @@ def _snapshot_words(view: CheckpointView) -> Iterator[str]:
     yield f"{every} (auto)" if view.auto_interval else every
     if view.stall_s:
         slower = f" and {duration(view.delay_s)} while they are copied" if view.delay_s else ""
-        yield f"{duration(view.stall_s)} each{slower}, {view.cost:.2%} of the time"
+        share = f", {view.cost:.2%} of the time" if view.cost else ""
+        yield f"{duration(view.stall_s)} each{slower}{share}"
     if view.slots_s:
         yield f"their memory was made in {duration(view.slots_s)}"
     if view.HasField("loses_steps"):

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from muster.daemon.coordinator.core.state.events import (
     AgentReported,
     AgentStatus,
@@ -48,6 +50,13 @@ def test_a_user_s_own_interval_is_shown_with_its_cost() -> None:
         "snapshots": "every step; 7 ms each, 6.50% of the time; their memory was made in 1.3 s; "
         "a fault now loses 1 step, 100 ms"
     }
+
+
+def test_no_share_of_the_time_is_claimed_before_a_step_was_measured() -> None:
+    """The first snapshot of a generation comes before the pace of its steps is known."""
+    assert SnapshotCost(every=1, auto=False, stall_s=0.14, step_s=0.0).share == 0
+    assert SnapshotCost(every=1, auto=False, stall_s=0.14, step_s=6.86).share == pytest.approx(0.02)
+    assert lines(CheckpointView(every=1, stall_s=0.14)) == {"snapshots": "every step; 140 ms each"}
 
 
 def test_durable_checkpoints() -> None:

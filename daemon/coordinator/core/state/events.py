@@ -263,10 +263,9 @@ class SnapshotCost:
 
     @property
     def share(self) -> float:
-        """The share of the training time that snapshots and their copies take."""
+        """The share of the training time that snapshots and their copies take; 0: no step was measured yet."""
         cost_s = self.stall_s + self.delay_s
-        between = self.every * self.step_s + cost_s
-        return cost_s / between if between > 0 else 0.0
+        return cost_s / (self.every * self.step_s + cost_s) if self.every * self.step_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
