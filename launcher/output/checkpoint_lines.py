@@ -9,6 +9,8 @@ from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreShare, RestoreVi
 _UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
 _QUIET_S = 10.0
 """Seconds without a written byte, or with a slot less, that are worth a word: agents report every two seconds."""
+_GROUPS_NAMED = 4
+"""Groups of nodes that one line names."""
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 
 
@@ -20,10 +22,13 @@ def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
         yield "no snapshots", view.no_slots
     if view.every:
         yield "snapshots", "; ".join(_snapshot_words(view))
+        if where := _where_kept(view):
+            yield "copies", where
     if view.durable_every_s or view.durable_every_steps or view.durable_path or view.flush_serial:
         yield "durable", "; ".join(_durable_words(view))
     if view.mtbf_s and (view.auto_interval or view.durable_auto):
-        yield "failures", f"one of the job's nodes fails every {duration(view.mtbf_s)}, as configured or observed"
+        source = "as job.toml says" if view.mtbf_of_job else "as the site's policy says, or as observed"
+        yield "failures", f"one of the job's nodes fails every {duration(view.mtbf_s)}, {source}"
 
 
 def _restore_words(view: RestoreView) -> Iterator[str]:
@@ -67,6 +72,19 @@ def _snapshot_words(view: CheckpointView) -> Iterator[str]:
         yield f"a fault now loses {_loss(view.loses_steps, view.loses_s)}"
 
 
+def _where_kept(view: CheckpointView) -> str:
+    """Where the state of each rank is, and what may be lost at the same moment; empty: not known."""
+    groups = [" ".join(group.nodes) for group in view.parity_groups]
+    if groups:
+        named = ", ".join(groups[:_GROUPS_NAMED]) + (", ..." if len(groups) > _GROUPS_NAMED else "")
+        return f"a parity of each group of nodes ({named}); one node of a group may be lost"
+    if view.copies == 1:
+        return "none: what is in memory is lost with its node"
+    if view.copies == 2:
+        return "each rank's state is on 2 nodes; one of them may be lost"
+    return f"each rank's state is on {view.copies} nodes; {view.copies - 1} of them may be lost" if view.copies else ""
+
+
 def _durable_words(view: CheckpointView) -> Iterator[str]:
     if view.durable_every_steps:
         yield f"every {view.durable_every_steps} steps"
@@ -74,7 +92,8 @@ def _durable_words(view: CheckpointView) -> Iterator[str]:
         yield f"every {duration(view.durable_every_s)}" + (" (auto)" if view.durable_auto else "")
     if view.flush_s:
         held_up = f", which hold the training up for {duration(view.flush_stall_s)}" if view.flush_stall_s else ""
-        yield f"{duration(view.flush_s)} each{held_up}, {view.durable_cost:.2%} of the time"
+        share = f", {view.durable_cost:.2%} of the time" if view.durable_cost else ""
+        yield f"{duration(view.flush_s)} each{held_up}{share}"
     if view.HasField("flush"):
         yield from _flush_words(view.flush)
     elif view.flushing:

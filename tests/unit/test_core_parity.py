@@ -14,6 +14,7 @@ from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Parity, Shard, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders, source_messages
 from muster.fabric.sources.nesting import fabric_of_leaves
 from muster.simulator.scenarios.scenario import Scenario
@@ -127,6 +128,13 @@ def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
     assert all(tuple(s.parity_ranks) == ranks for s in order.restore.sources if s.tier == TIER_PARITY)
     assert {source.rank for source in order.restore.sources if source.tier == TIER_OWN} == {0, 2}
     world.run_until(lambda: world.core.observed.gang("g").step_number > started.version.step)
+
+
+def test_status_names_the_nodes_of_each_parity_and_no_copies() -> None:
+    world = trained(3, 1)
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint
+    assert [tuple(group.nodes) for group in view.parity_groups] == list(world.gang.parity_groups)
+    assert view.copies == 0
 
 
 def test_a_job_that_ends_because_a_node_is_lost_has_its_last_step_written() -> None:

@@ -11,6 +11,7 @@ from muster.daemon.coordinator.core.state.events import (
     SnapshotCost,
     Version,
 )
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
 from muster.simulator.scenarios.scenario import Scenario
@@ -40,8 +41,10 @@ def test_what_was_chosen_what_it_costs_and_what_a_fault_loses() -> None:
     assert lines(view) == {
         "snapshots": "every 9 steps (auto); 43 ms each and 200 ms while they are copied, 0.54% of the time; "
         "a fault now loses 7 steps, 35 s",
-        "failures": "one of the job's nodes fails every 8 h, as configured or observed",
+        "failures": "one of the job's nodes fails every 8 h, as the site's policy says, or as observed",
     }
+    view.mtbf_of_job = True
+    assert lines(view)["failures"] == "one of the job's nodes fails every 8 h, as job.toml says"
 
 
 def test_a_user_s_own_interval_is_shown_with_its_cost() -> None:
@@ -50,6 +53,21 @@ def test_a_user_s_own_interval_is_shown_with_its_cost() -> None:
         "snapshots": "every step; 7 ms each, 6.50% of the time; their memory was made in 1.3 s; "
         "a fault now loses 1 step, 100 ms"
     }
+
+
+def test_on_which_nodes_a_state_is_kept() -> None:
+    def words(**kept: object) -> str:
+        return lines(CheckpointView(every=1, **kept))["copies"]  # type: ignore[arg-type]
+
+    assert words(copies=1) == "none: what is in memory is lost with its node"
+    assert words(copies=2) == "each rank's state is on 2 nodes; one of them may be lost"
+    assert words(copies=3) == "each rank's state is on 3 nodes; 2 of them may be lost"
+    groups = [{"nodes": [f"n{first}", f"n{first + 1}"]} for first in range(0, 10, 2)]
+    assert words(parity_groups=groups[:2]) == (
+        "a parity of each group of nodes (n0 n1, n2 n3); one node of a group may be lost"
+    )
+    assert "(n0 n1, n2 n3, n4 n5, n6 n7, ...)" in words(parity_groups=groups)
+    assert "copies" not in lines(CheckpointView(copies=2)), "no snapshot was taken yet"
 
 
 def test_no_share_of_the_time_is_claimed_before_a_step_was_measured() -> None:
@@ -138,6 +156,8 @@ def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:
     assert (view.every, view.auto_interval, view.slots_s) == (4, True, 1.5)
     assert abs(view.cost - 0.12 / (4 * 0.18 + 0.12)) < 1e-9
     assert view.mtbf_s == 3600.0
+    assert view.mtbf_of_job
+    assert (view.copies, len(view.parity_groups)) == (2, 0)
     assert view.HasField("loses_steps")
     assert 0 <= view.loses_steps <= 5
     assert view.durable_every_steps == 50
@@ -145,3 +165,26 @@ def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:
     assert view.durable_loses_steps == seen.step_number - world.gang.durable_version.step > 0
     assert view.flush_serial == 1
     assert view.durable_path == world.gang.durable_path
+
+
+def test_what_a_fault_loses_is_not_known_while_the_gang_recovers_from_one() -> None:
+    world = Scenario(2, 1)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
+    world.power_off(world.gang.seats[1].node)
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
+    assert view.step >= 5
+    assert not view.checkpoint.HasField("loses_steps")
+
+
+def test_copies_are_told_once_the_nodes_of_the_generation_hold_them() -> None:
+    def copies() -> int:
+        return gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint.copies
+
+    world = Scenario(3, 1, more_copies=1)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
+    assert copies() == 3
+    world.power_off(world.gang.seats[1].node)
+    world.run_until(lambda: world.gang.generation == 2)
+    assert copies() == 0, "the newcomer holds no copy yet"
+    world.run_until(lambda: copies() == 3)

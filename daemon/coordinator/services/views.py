@@ -73,6 +73,7 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
     flush, flush_s, stall_s = gang.flush, seen.flush_costs.took_s, seen.flush_costs.stall_s
     view = api_pb2.CheckpointView(
         mtbf_s=gang.mtbf_s,
+        mtbf_of_job=gang.spec.node_mtbf_s > 0,
         durable_every_s=flushing.durable_interval_s(gang, seen),
         durable_every_steps=gang.spec.durable_every_steps,
         durable_auto=gang.spec.durable_auto,
@@ -97,9 +98,12 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
     step = seen.step_number
     committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
     newest = max((v for v in (committed, gang.restored_version, gang.durable_version) if v is not None), default=None)
-    if newest is not None:
+    if newest is not None and gang.phase is Phase.RUNNING:  # during a recovery nobody knows yet what memory has left
         view.loses_steps = max(0, step - newest.step)
         view.loses_s = view.loses_steps * step_s
+    if committed is not None and committed.generation == gang.generation:  # so this generation's nodes hold it
+        view.copies = 0 if gang.parity_groups else min((1 + len(seat.buddies) for seat in gang.seats), default=0)
+        view.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.parity_groups)
     if (restore := _restore_view(gang, seen)) is not None:
         view.restore.CopyFrom(restore)
     if gang.durable_version is not None:

@@ -550,6 +550,9 @@ class CheckpointView(_message.Message):
     DELAY_S_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     FLUSH_FIELD_NUMBER: _builtins.int
+    MTBF_OF_JOB_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    PARITY_GROUPS_FIELD_NUMBER: _builtins.int
     mtbf_s: _builtins.float
     """Seconds between two failures of the job's nodes, as observed or configured; 0: not known."""
     every: _builtins.int
@@ -562,7 +565,9 @@ class CheckpointView(_message.Message):
     cost: _builtins.float
     """The share of the time that snapshots cost (0.01: 1 %)."""
     loses_steps: _builtins.int
-    """What is lost if a node fails now: steps after the newest committed version, and their seconds. Absent: all."""
+    """What is lost if a node fails now: steps after the newest committed version, and their seconds. Absent: all, or the
+    gang recovers.
+    """
     loses_s: _builtins.float
     durable_every_s: _builtins.float
     """Durable checkpoints while the job trains: seconds or steps between two of them; both 0: only when something else asks
@@ -591,6 +596,12 @@ class CheckpointView(_message.Message):
     """Seconds in which the memory for the snapshots of rank 0 was made, before the first one; 0: not measured."""
     delay_s: _builtins.float
     """Seconds by which the copies of one snapshot delay the training; 0: not measured, or nothing that is certain."""
+    mtbf_of_job: _builtins.bool
+    """`mtbf_s` is what job.toml says."""
+    copies: _builtins.int
+    """The fewest nodes that keep the state of a rank, its own among them; 0: the running generation has committed no step, or
+    nodes hold parities.
+    """
     @_builtins.property
     def restore(self) -> Global___RestoreView:
         """Absent: the running generation starts without a state, or has finished a step."""
@@ -598,6 +609,10 @@ class CheckpointView(_message.Message):
     @_builtins.property
     def flush(self) -> Global___FlushView:
         """Absent: no flush runs."""
+
+    @_builtins.property
+    def parity_groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ParityGroup]:
+        """Nodes that hold the parity of their states together, once the running generation has committed a step."""
 
     def __init__(
         self,
@@ -627,10 +642,13 @@ class CheckpointView(_message.Message):
         delay_s: _builtins.float = ...,
         restore: Global___RestoreView | None = ...,
         flush: Global___FlushView | None = ...,
+        mtbf_of_job: _builtins.bool = ...,
+        copies: _builtins.int = ...,
+        parity_groups: _abc.Iterable[_common_pb2.ParityGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "flush", b"flush", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "copies", b"copies", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
     _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015
