@@ -3,6 +3,7 @@
 import gc
 import io
 import random
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -588,3 +589,35 @@ def test_an_item_is_what_torch_load_reads(dtype: Any, shape: tuple[int, ...]) ->
     assert loaded.shape == value.shape
     assert loaded.view(torch.uint8).tolist() == value.view(torch.uint8).tolist() if shape else True
     assert start % layout.ITEM_ALIGNMENT_BYTES == 0 or not length
+
+
+def peak_kib() -> int:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def test_the_template_of_a_large_tensor_takes_no_memory() -> None:
+    """The first snapshot must not need the memory of a second model. Deterministic algorithms fill what is empty."""
+    mib = peak_kib() // 1024 + 512  # whatever an earlier test has needed, the tensor would show
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        before = peak_kib()
+        template = torch_items.tensor_template(torch.float32, (mib, 1 << 18))
+        assert peak_kib() - before < 64 << 10
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+    ((start, length),) = template.data
+    assert length == mib << 20
+    assert all(offset + len(part) <= start or offset >= start + length for offset, part in template.fixed)
+
+
+def test_what_was_written_at_length_must_be_data_of_a_tensor() -> None:
+    with torch_items._HollowFile() as file:
+        assert file.write(b"x" * 5) == 5
+        assert file.write(b"y" * (2 << 20)) == 2 << 20
+        assert file.write(b"z") == 1
+        written = file.written()
+    assert file.holes == [(5 + 4096, 5 + (2 << 20))]
+    assert len(written) == 6 + (2 << 20)
+    assert (written[:6], written[4100:4103], written[-1:]) == (b"xxxxxy", b"y\0\0", b"z")

@@ -2,7 +2,8 @@
 
 A tensor's item is what torch.save writes: a zip file whose one large record is the raw data. A tensor of a subclass has
 such a record for each of its inner tensors. Only these records change from snapshot to snapshot. So torch writes the
-rest once, with checksums off (an option of torch; torch.load never checks them).
+rest once, with checksums off (an option of torch; torch.load never checks them), of tensors and into a file whose bytes
+take no memory.
 
 An object's item has torch.save's older format, a series of pickles. torch.load ignores all bytes after the last pickle,
 this format needs no directory at its end, and it takes a microsecond to make.
@@ -10,13 +11,15 @@ this format needs no directory at its end, and it takes a microsecond to make.
 
 import io
 import math
+import mmap
+import os
 import pickle
 import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -30,6 +33,9 @@ _MOST_PARTS = 255
 """As many tensors can be told from each other by one byte."""
 
 _LAST_PICKLE = pickle.dumps([], 2)
+
+_LONG_BYTES, _KEPT_BYTES = 1 << 20, 4096
+"""Of a write of the first length or more, a hollow file keeps the second: the rest is data of a tensor."""
 
 
 class TensorTemplate(NamedTuple):
@@ -64,15 +70,15 @@ def item_template(recipe: Recipe | None, kinds: tuple[tuple[torch.dtype, tuple[i
         raise CheckpointError(
             f"a tensor consists of {len(kinds)} plain ones: {_MOST_PARTS} is the most that can be kept"
         )
-    # The data of each tensor is its number, in each byte: so its record is found. A view of bytes, because not every
-    # dtype can be filled, and because every replica must write equal bytes.
+    # The data of each tensor begins with its number: so its record is found. A view of bytes, because not every dtype
+    # can be filled.
     blanks = [_blank(number, *kind) for number, kind in enumerate(kinds, 1)]
-    file = io.BytesIO()
-    with _checksums_off():
+    file = _HollowFile()
+    with file, _checksums_off():
         torch.save(put_together(recipe, iter(blanks)), file)
-    written = file.getvalue()
+        written = file.written()
     places: dict[int, tuple[int, int]] = {}
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(written) as archive:  # type: ignore[call-overload]  # an mmap has what a file has
         for record in archive.infolist():
             if "/data/" not in record.filename or not record.file_size:
                 continue
@@ -82,15 +88,54 @@ def item_template(recipe: Recipe | None, kinds: tuple[tuple[torch.dtype, tuple[i
     data = [places.get(number, (0, 0)) for number in range(1, len(blanks) + 1)]
     if [length for _, length in data] != [blank.nbytes for blank in blanks]:
         raise CheckpointError(f"a {_kind(recipe)} is not saved as its inner tensors are: it can't be kept")
+    if not all(any(start <= begin and end <= start + length for start, length in data) for begin, end in file.holes):
+        raise CheckpointError(f"a {_kind(recipe)} is saved with {_LONG_BYTES} bytes or more beside its data")
     return TensorTemplate(_around(written, sorted(data)), tuple(data), len(written))
 
 
 def _blank(number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    data_bytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-    return torch.full((data_bytes,), number, dtype=torch.uint8).view(dtype).view(shape)
+    """A tensor that begins with the byte `number`. No other byte of it is written, so that a large one takes no memory:
+    torch.empty would write all of them where algorithms must be deterministic."""
+    storage = torch.UntypedStorage(math.prod(shape) * torch.empty((), dtype=dtype).element_size())
+    if storage.nbytes():
+        storage[0] = number
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),)).view(dtype).view(shape)
 
 
-def _around(written: bytes, data: list[tuple[int, int]]) -> tuple[tuple[int, bytes], ...]:
+class _HollowFile:
+    """A file in memory that keeps the begin of each long write only: a hole takes no memory. A context manager."""
+
+    def __init__(self) -> None:
+        self._file = io.FileIO(os.memfd_create("muster-template", os.MFD_CLOEXEC), "r+")
+        self.holes: list[tuple[int, int]] = []
+        """Begin and end of each."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes `data` behind what was written before."""
+        size = len(memoryview(data))
+        kept = size if size < _LONG_BYTES else _KEPT_BYTES
+        self._file.write(memoryview(data)[:kept])
+        if kept < size:
+            begin = self._file.tell()
+            self.holes.append((begin, self._file.seek(size - kept, os.SEEK_CUR)))
+            self._file.truncate()
+        return size
+
+    def flush(self) -> None:
+        """Everything is there already."""
+
+    def written(self) -> mmap.mmap:
+        """What was written. Only what is read of it takes memory."""
+        return mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _around(written: mmap.mmap, data: list[tuple[int, int]]) -> tuple[tuple[int, bytes], ...]:
     """What is written around the data."""
     fixed, end = [], 0
     for start, length in [*data, (len(written), 0)]:
