@@ -94,6 +94,7 @@ class Checkpoint:
         self._has_timer = False
         self._reported_not_finite = False
         self._finished_steps = 0
+        self._was_restored = False
         self._trusts_store = False
 
     def restore(
@@ -121,6 +122,7 @@ class Checkpoint:
             RestoreError: a state to start from exists and can't be had.
             CheckpointError: the state doesn't fit the objects.
         """
+        self._was_restored = True
         with self.phase(RESTORING):
             start = self._connection.join() if self._connection else StartPoint()
         named = str(durable or "")
@@ -183,8 +185,19 @@ class Checkpoint:
             True: go on. False: a planned stop; the state is kept, exit with status 0.
 
         Raises:
-            CheckpointError: the steps did not read the batches that a sampler counts for them.
+            CheckpointError: the number is not larger than the last one, `restore` was not called, or the steps did not
+                read the batches that a sampler counts for them.
         """
+        if n <= self._finished_steps:
+            raise CheckpointError(
+                f"step({n}): {self._finished_steps} steps are finished already; call it once after each step of the "
+                "optimizer, with the number of finished steps, and begin with what restore() has returned"
+            )
+        if self._connection is not None and not self._was_restored:
+            raise CheckpointError(
+                f"step({n}) without restore(): call restore() before the first step, on all ranks. After a fault it "
+                "loads the newest state, which a run from the beginning would replace"
+            )
         self._states.finish_steps(n - self._finished_steps)
         self._finished_steps = n
         if self._connection is None or self._keeper is None:

@@ -464,6 +464,26 @@ def test_invalid_numbers_are_refused_by_name(bad: dict[str, Any]) -> None:
         Checkpoint(model=nn.Linear(1, 1), **bad)
 
 
+@pytest.mark.parametrize("n", [0, 2, 3])
+def test_steps_are_counted_upwards(agent: AgentInThread, n: int) -> None:
+    job = Job(agent.connect())
+    job.checkpoint.restore()
+    job.train(3)
+    job.checkpoint.step(3)
+    with pytest.raises(CheckpointError, match=rf"step\({n}\): 3 steps are finished already"):
+        job.checkpoint.step(n)
+    job.checkpoint.step(4, final=True)
+    agent.await_committed(4)
+    job.checkpoint.close()
+
+
+def test_a_run_that_forgets_to_restore_does_not_replace_the_kept_state(agent: AgentInThread) -> None:
+    job = Job(agent.connect())
+    with pytest.raises(CheckpointError, match=r"call restore\(\) before the first step"):
+        job.checkpoint.step(1)
+    job.checkpoint.close()
+
+
 def test_only_every_nth_step_is_kept(agent: AgentInThread) -> None:
     job = Job(agent.connect(), every=3)
     job.checkpoint.restore()

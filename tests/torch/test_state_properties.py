@@ -157,7 +157,8 @@ def keep(agent: AgentInThread, state: Any) -> AgentConnection:
     """Keep a state in memory, as the newest one. Its step has the number of the generation."""
     connection = agent.connect()
     checkpoint = Checkpoint(held=Held(state), per_rank=(), link=connection)
-    connection.join()  # the state before is of another example
+    connection.join()
+    checkpoint._was_restored = True  # the state before is of another example
     checkpoint.step(agent.generation, final=True)
     agent.await_committed(agent.generation)
     return connection
