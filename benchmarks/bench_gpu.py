@@ -66,7 +66,7 @@ def overlapped_s(gib: float) -> tuple[list[float], list[float]]:
 
     def step(kept: bool) -> None:
         if kept:
-            rest = writer.write(0, captured.leaves, late.leaves)
+            rest = writer.write(0, captured, late.leaves)
             late.start(rest, captured.leaves, writer.copy, intact.append)
         multiply(products)
         optimizer.step()
@@ -90,7 +90,7 @@ def stalls_s(gib: float) -> tuple[list[float], list[float], int]:
     pinned = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
 
     def snapshot() -> None:
-        writer.write(0, captured.leaves)
+        writer.write(0, captured)
 
     def pinned_copy() -> None:
         for target, source in zip(pinned, tensors, strict=True):

@@ -6,8 +6,7 @@ from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tenso
 from muster.checkpoint.training.copies.pinned_memory import PinnedMemory
 from muster.checkpoint.training.planning.shard_plan import ShardPlan
 from muster.checkpoint.training.states import state_tree
-from muster.checkpoint.training.states.inner_tensors import taken_apart
-from muster.checkpoint.training.states.training_state import StateLeaf
+from muster.checkpoint.training.states.training_state import CapturedState
 
 
 class SnapshotWriter:
@@ -39,12 +38,12 @@ class SnapshotWriter:
             views.append([part.view(dtype).view(shape) for part, (dtype, shape) in zip(raw, kind.plain, strict=True)])
         return views
 
-    def write(self, slot: int, leaves: list[StateLeaf], late: frozenset[int] = frozenset()) -> list[TensorCopy]:
+    def write(self, slot: int, captured: CapturedState, late: frozenset[int] = frozenset()) -> list[TensorCopy]:
         """Copy a state of this plan into a free slot.
 
         Args:
             slot: its number.
-            leaves: the state.
+            captured: the state.
             late: numbers of the leaves that are copied later.
 
         Returns:
@@ -58,12 +57,11 @@ class SnapshotWriter:
             self._prepared_slots.add(slot)
         now: list[TensorCopy] = []
         later: list[TensorCopy] = []
-        with torch.no_grad():
-            for number, (leaf, views) in enumerate(zip(leaves, self._views[slot], strict=True)):
-                if views:
-                    (later if number in late else now).extend(zip(views, taken_apart(leaf.value)[0], strict=True))
+        for number, (apart, views) in enumerate(zip(captured.parts, self._views[slot], strict=True)):
+            if views and apart is not None:
+                (later if number in late else now).extend(zip(views, apart[0], strict=True))
         self.copy(now)
-        self.plan.write_objects(self._slots[slot], leaves)
+        self.plan.write_objects(self._slots[slot], captured.leaves)
         return later
 
     def copy(self, copies: list[TensorCopy]) -> None:
@@ -75,7 +73,7 @@ class SnapshotWriter:
             for view, tensor in copies:
                 if tensor.is_cuda:
                     view.copy_(tensor, non_blocking=pinned)
-            copy_tensors([(view, tensor) for view, tensor in copies if not tensor.is_cuda])
+            copy_tensors([copy for copy in copies if not copy[1].is_cuda], fitting_targets=True)
         for gpu in gpus:
             torch.cuda.current_stream(gpu).synchronize()
 

@@ -107,7 +107,7 @@ class StepKeeper:
 
     def _change(self, captured: CapturedState) -> str:
         """The first leaf that the plan does not fit any more; empty: none."""
-        found = signature(captured.leaves)
+        found = signature(captured)
         if self._plan is None or self._plan.signature == found:
             return ""
         return self._states.described(first_change(self._plan.signature, found), captured.shared)
@@ -153,7 +153,7 @@ class StepKeeper:
             self.borrowed_pages.wait()
             late = self._late_copies if may_be_late and self._late_copies and self._late_copies.usable else None
             try:
-                rest = self._writer.write(slot, captured.leaves, late.leaves if late else frozenset())
+                rest = self._writer.write(slot, captured, late.leaves if late else frozenset())
             except ObjectOutgrown as outgrown:
                 name, size = outgrown.args
                 self._min_object_bytes[name] = 2 * size

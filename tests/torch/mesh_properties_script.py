@@ -129,7 +129,7 @@ def keep(states: TrainingState, rank: int, world: int, path: Path) -> None:
     structure = agreed_states.published_structure(states, captured)
     plan = ShardPlan(captured, publication, {}, find_replicas(states, captured.leaves, world), structure)
     slot = bytearray(plan.bytes)
-    SnapshotWriter(plan, [memoryview(slot)]).write(0, captured.leaves)
+    SnapshotWriter(plan, [memoryview(slot)]).write(0, captured)
     path.write_bytes(slot)
 
 

@@ -184,7 +184,7 @@ def test_a_slot_that_held_another_state_gets_all_bytes_of_an_empty_one() -> None
     empty, used = memoryview(bytearray(plan.bytes)), memoryview(bytearray(b"?" * plan.bytes))
     for slot in (empty, used):
         writer = SnapshotWriter(plan, [slot])
-        writer.write(0, captured.leaves)
+        writer.write(0, captured)
     assert bytes(used[: plan.objects_offset]) == bytes(empty[: plan.objects_offset])
     assert bytes(used[plan.header_offset :]) == bytes(empty[plan.header_offset :])
 

@@ -25,14 +25,17 @@ _Part = tuple[int, int, int]
 """Address of the target, address of the source, bytes."""
 
 
-def copy_tensors(copies: list[TensorCopy]) -> None:
-    """Copy each source to its target, with as many threads as PyTorch may use. Returns when all is copied."""
+def copy_tensors(copies: list[TensorCopy], *, fitting_targets: bool = False) -> None:
+    """Copy each source to its target, with as many threads as PyTorch may use. Returns when all is copied.
+
+    `fitting_targets`: each target is plain (`is_plain`), and has its source's dtype and shape.
+    """
     parts: list[_Part] = []
     total: int = sum(target.nbytes for target, _ in copies)
     limit = max(_LEAST_BYTES_PER_THREAD, min(_MAX_PART_BYTES, total // (4 * _threads_for(total))))
     with torch.no_grad():
         for target, source in copies:
-            if _is_same_kind(target, source):
+            if is_plain(source) if fitting_targets else _is_same_kind(target, source):
                 parts += _parts_of(target, source, limit)
             else:
                 target.copy_(source)

@@ -16,7 +16,7 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.planning import torch_items
 from muster.checkpoint.training.planning.publication import Publication
 from muster.checkpoint.training.states import state_tree
-from muster.checkpoint.training.states.inner_tensors import Recipe, taken_apart
+from muster.checkpoint.training.states.inner_tensors import Recipe
 from muster.checkpoint.training.states.replicas import Replicas
 from muster.checkpoint.training.states.training_state import STRUCTURE, CapturedState, StateLeaf
 
@@ -65,7 +65,7 @@ Signature = list[tuple[state_tree.Path, TensorKind | None]]
 """The path of every leaf; the kind of tensors, None for objects."""
 
 
-def signature(leaves: list[StateLeaf]) -> Signature:
+def signature(captured: CapturedState) -> Signature:
     """What a plan depends on: paths, dtypes, shapes, and which tensors share memory (tied weights).
 
     Raises:
@@ -73,10 +73,10 @@ def signature(leaves: list[StateLeaf]) -> Signature:
     """
     first_leaf: dict[Any, int] = {}
     found: Signature = []
-    for number, leaf in enumerate(leaves):
+    for number, (leaf, apart) in enumerate(zip(captured.leaves, captured.parts, strict=True)):
         kind: TensorKind | None = None
-        if isinstance(leaf.value, torch.Tensor):
-            parts, recipe = taken_apart(leaf.value, leaf.name)
+        if apart is not None:
+            parts, recipe = apart
             key = tuple(_memory(part) or (number, "none") for part in parts)
             plain = tuple((part.dtype, tuple(part.shape)) for part in parts)
             kind = TensorKind(plain, recipe, first_leaf.setdefault(key, number))
@@ -120,7 +120,7 @@ class ShardPlan:
         replicas: Replicas,
         published_structure: Any = None,
     ) -> None:
-        self.signature = signature(captured.leaves)
+        self.signature = signature(captured)
         self.publication = publication
         self._structure = state_tree.structure(captured.shared)
         self.constants = {STRUCTURE: torch_items.dump_object(published_structure or self._structure)}

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training.states import optimizer_states, random_generators, state_tree
 from muster.checkpoint.training.states.differing_names import PREFIX, DifferingNames, Part, plain_name
+from muster.checkpoint.training.states.inner_tensors import Recipe, taken_apart
 from muster.checkpoint.training.states.optimizer_states import ParameterNames
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,19 @@ class CapturedState:
 
     leaves: list[StateLeaf]
     shared: dict[str, Any]
+
+    @cached_property
+    def parts(self) -> list[tuple[list[torch.Tensor], Recipe | None] | None]:
+        """For each leaf its plain tensors, and how they are put together (`taken_apart`); None: it is an object.
+
+        Raises:
+            CheckpointError: a tensor can't be kept.
+        """
+        with torch.no_grad():
+            return [
+                taken_apart(leaf.value, leaf.name) if isinstance(leaf.value, torch.Tensor) else None
+                for leaf in self.leaves
+            ]
 
 
 def unwrapped(model: Any) -> Any:
