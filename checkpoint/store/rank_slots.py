@@ -56,7 +56,7 @@ class RankSlots:
     @property
     def refused(self) -> str:
         """Why a rank of this generation has no slots; empty: each that asked has them, or none gets any."""
-        return next(iter(self._without_slots.values()), "")
+        return "" if self.never else next(iter(self._without_slots.values()), "")
 
     def begin_generation(self, copied_ranks: Collection[int]) -> None:
         """Other ranks are here than before. `copied_ranks`: those of other nodes whose copies this node keeps."""
@@ -89,11 +89,11 @@ class RankSlots:
             check_memory(rank, new_slots - self.pool.reserve.count(size), size, self.copies, self._upload_bytes)
             await self._allocate(rank, size, new_slots, new_memories)
         except (NoMemoryLeft, NoNumpy) as error:
-            log.error("rank %d gets no slots: %s", rank, error)
             for memory in new_memories:
                 memory.close()
-            if not self.never:
-                self._without_slots[rank] = str(error)
+            if rank not in self._without_slots:  # it asks again and again
+                log.error("rank %d gets no slots: %s", rank, error)
+            self._without_slots[rank] = str(error)
             self._on_change()
             return rank_pb2.AgentSlots(slot_bytes=size, refused=str(error)), []
         slots = self.pool.assign(rank, size, new_memories)
