@@ -241,22 +241,27 @@ while True:
 """
 """A process with the name of a rank. It prints its share of a core, every two seconds."""
 
+MOST_SHARES = 30
+"""A busy machine gives the process little for some seconds."""
+
 
 def test_a_slow_rank_has_at_most_half_of_a_core_until_it_is_as_fast_as_before(healthy: Cluster) -> None:
     computing = healthy.popen("n3", "python3", "-c", COMPUTES)
     try:
-        assert computing.stdout
-        before = float(computing.stdout.readline())
+        assert any(share_of_a_core(computing) > 0.5 for _ in range(MOST_SHARES))
         healthy.slow_rank("n3", 7)
-        computing.stdout.readline()  # in part before
-        slow = float(computing.stdout.readline())
+        share_of_a_core(computing)  # in part before
+        assert share_of_a_core(computing) < 0.5
         healthy.slow_rank("n3", 7, clear=True)
-        computing.stdout.readline()  # in part slow
-        after = max(float(computing.stdout.readline()) for _ in range(3))
+        assert any(share_of_a_core(computing) > 0.5 for _ in range(MOST_SHARES))
     finally:
         healthy.kill_and_read(computing)
-    assert slow < 0.5
-    assert min(before, after) > slow
+
+
+def share_of_a_core(computing: subprocess.Popen[str]) -> float:
+    """What the process has had in the last two seconds."""
+    assert computing.stdout
+    return float(computing.stdout.readline())
 
 
 def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> None:
