@@ -55,7 +55,7 @@ class RankSlots:
 
     @property
     def refused(self) -> str:
-        """Why a rank of this generation has no slots; empty: each that asked has them, or none gets any."""
+        """Why a rank of this generation has no slots; empty: each rank that asked has them, or no rank gets any."""
         return "" if self.never else next(iter(self._without_slots.values()), "")
 
     def begin_generation(self, copied_ranks: Collection[int]) -> None:

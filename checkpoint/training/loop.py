@@ -28,6 +28,7 @@ from muster.checkpoint.training.durable_loading.load_progress import LoadProgres
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planning.publication import Publication
+from muster.checkpoint.training.planning.shard_plan import leaf_directory
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.states.training_state import TrainingState
@@ -151,8 +152,9 @@ class Checkpoint:
         assert self._keeper is not None
         if start.shard is not None:
             pages = self._keeper.borrowed_pages = BorrowedPages()
-            step = resume.from_shard(self._states, start.shard, rank, pages)
-            self._keeper.publication = Publication.of_shard(start.shard)
+            directory = leaf_directory(start.shard)
+            step = resume.from_shard(self._states, start.shard, directory, rank, pages)
+            self._keeper.publication = Publication.of_shard(start.shard, directory)
             pages.copy_in_use()
         else:
             step = resume.from_shards(self._states, AgentShards(self._connection), rank)

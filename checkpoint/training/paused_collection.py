@@ -1,7 +1,7 @@
 """Keeps Python's cyclic garbage collector from running for a while.
 
-A snapshot makes some tuples for each tensor, and drops them all when it is done. Python counts only how many objects
-have come, and then looks through all objects of the process: 0.2 s with torch imported, in which training waits.
+A snapshot makes some tuples for each tensor, and drops them all at its end. So many new objects make the collector look
+through all objects of the process. With torch imported that takes 0.2 s, and training waits for it.
 """
 
 import gc

@@ -41,13 +41,21 @@ from muster.checkpoint.training.states.stored_subclasses import read_subclasses
 from muster.checkpoint.training.states.training_state import STEP, STRUCTURE, TrainingState
 
 
-def from_shard(states: TrainingState, shard: memoryview, rank: int, borrowed: BorrowedPages) -> int:
-    """Load a rank's own shard. `borrowed` gives the tensors that are the shard's bytes.
+def from_shard(
+    states: TrainingState, shard: memoryview, directory: dict[str, Any], rank: int, borrowed: BorrowedPages
+) -> int:
+    """Load a rank's own shard.
+
+    Args:
+        states: the objects to load into.
+        shard: the bytes.
+        directory: the shard's own (`shard_plan.leaf_directory`).
+        rank: this rank.
+        borrowed: gives the tensors that are the shard's bytes.
 
     Returns:
         The number of finished steps.
     """
-    directory = pickle.loads(layout.read_leaf_directory(shard))
     dtensor_layouts, objects = directory["spread"], directory["objects"]
     tensors = {name: (None, [place]) for name, place in directory["tensors"].items()} | directory["subclasses"]
     meshes, present = _device_meshes(states), _model_tensors(states)

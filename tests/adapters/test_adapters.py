@@ -3,7 +3,6 @@
 `make adapters-test` installs the libraries and runs this.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +32,6 @@ STEPS, KEPT_STEPS, ACCUMULATION, SAMPLES = 9, 4, 2, 22
 
 class Crash(Exception):
     """The process dies here."""
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 def sampler() -> ShardedSampler:

@@ -3,7 +3,6 @@
 `make adapters-test` installs the libraries and runs this.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.filterwarnings("default"),  # those of the libraries are their own business
 ]
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 def made(library: str) -> Any:

@@ -21,7 +21,7 @@ from muster.checkpoint.training import resume
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.planning import agreed_states
 from muster.checkpoint.training.planning.publication import plan_publication
-from muster.checkpoint.training.planning.shard_plan import ShardPlan
+from muster.checkpoint.training.planning.shard_plan import ShardPlan, leaf_directory
 from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.states.replicas import find_replicas
@@ -142,9 +142,8 @@ def run_example(tensors: list[dict[str, Any]], rank: int, world: int, folder: Pa
 
     again = made(tensors, "first", filled=False)
     borrowed = BorrowedPages()
-    assert resume.from_shard(
-        TrainingState(again, per_rank=()), memoryview(bytearray(path.read_bytes())), rank, borrowed
-    )
+    shard = memoryview(bytearray(path.read_bytes()))
+    assert resume.from_shard(TrainingState(again, per_rank=()), shard, leaf_directory(shard), rank, borrowed)
     wrong = [] if all_bits(again) == all_bits(kept) else ["from its own shard"]
 
     other = made(tensors, "second", filled=False)

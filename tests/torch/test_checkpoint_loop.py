@@ -5,7 +5,6 @@ import io
 import random
 import resource
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 class Tied(nn.Module):

@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 @pytest.fixture

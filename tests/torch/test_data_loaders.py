@@ -29,13 +29,6 @@ def working(workers: int) -> dict[str, Any]:
     return {"num_workers": workers, "persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
 
 
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
-
-
 def numbers(loader: Any) -> Iterator[list[int]]:
     """The batches of one epoch after the other."""
     while True:

@@ -1,6 +1,5 @@
 """Every kind of tensor is kept with its bits: subclasses, strides, views that share memory, nested states."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +94,6 @@ class Adam8bit(torch.optim.Optimizer):
             state = self.state[parameter]
             state["step"] = state.get("step", 0) + 1
             state["moment"] = quantized(17 * state["step"] + number)
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 def bits(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from muster.checkpoint.training.copies.late_copies import LateCopies  # noqa: E4
 from muster.checkpoint.training.states.training_state import StateLeaf  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 class Gate:

@@ -1,7 +1,6 @@
 """Objects whose states are kept in uncommon ways, ranks that are new, and states that don't fit."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
-
-
-@pytest.fixture
-def agent() -> Iterator[AgentInThread]:
-    agent = AgentInThread()
-    yield agent
-    agent.close()
 
 
 def keep(agent: AgentInThread, **states: Any) -> None:

@@ -27,7 +27,7 @@ MOST_THREADS = 8
 """Threads of a rank that read and digest. Three of them digest more than most storage gives to a node."""
 _MOST_METADATA_BYTES = 16 << 30
 _MOST_SMALL_BYTES = 1 << 20
-"""Larger items are read straight into their tensors: a copy more would cost more than the parts."""
+"""Larger items are read straight into their tensors: one more copy of them would cost more than the parts do."""
 
 
 class CheckpointFiles:
@@ -160,7 +160,8 @@ class _Reader(FileSystemReader):  # type: ignore[misc]  # torch is not there for
         return replace(plan, items=sorted(plan.items, key=place_of))
 
     def _slice_file(self, file: io.IOBase, place: Any) -> Any:
-        """An item, for torch.load. It reads a small one in some twenty parts, so that comes from memory."""
+        """The bytes of an item, for torch.load, which reads them in some twenty parts. So a small item is read from
+        storage at once, and its parts from memory."""
         if place.length > _MOST_SMALL_BYTES:
             return super()._slice_file(file, place)
         file.seek(place.offset)

@@ -119,7 +119,7 @@ class _Merging:
         self._storage: dict[MetadataIndex, _StorageInfo] = {}
         self._paths: Paths = {}
         self._sizes: dict[Numbers, torch.Size] = {}
-        """pickle writes an object that comes again once."""
+        """Equal sizes are one object, because pickle writes each object once."""
 
     def add(self, file: str, held: Held) -> RankNumbers:
         """Add what the next rank holds, of which it will publish what no rank before it holds, in `file`."""

@@ -2,7 +2,7 @@
 
 Every rank describes what it holds, and rank 0 merges that (`merged_plans`): a minute's work for a thousand ranks with
 three thousand tensors each. So a shard keeps what was agreed. Ranks that have restored their shards, and hold the same
-as before, agree by a few bytes.
+as before, only compare digests of it.
 """
 
 import hashlib
@@ -69,9 +69,12 @@ class Publication:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "metadata"}
 
     @classmethod
-    def of_shard(cls, shard: memoryview) -> "Publication | None":
-        """What was agreed when this rank's shard was written; None: another version of Muster has written it."""
-        kept: dict[str, Any] = pickle.loads(layout.read_leaf_directory(shard)).get("publication", {})
+    def of_shard(cls, shard: memoryview, directory: dict[str, Any]) -> "Publication | None":
+        """What was agreed when this rank's shard was written; None: another version of Muster has written it.
+
+        `directory`: the shard's own (`shard_plan.leaf_directory`).
+        """
+        kept: dict[str, Any] = directory.get("publication", {})
         if kept.keys() != {field.name for field in fields(cls)} - {"metadata"}:
             return None
         return cls(**kept, metadata=layout.read_durable_metadata(shard))
@@ -89,7 +92,8 @@ def plan_publication(leaves: list[StateLeaf], earlier: Publication | None = None
     """
     rank, world_size = rank_and_world_size()
     held = _held(leaves, rank)
-    digest, shared_digest = _digest([held, torch.__version__]), _digest(held.shared)
+    shared_digest = _digest(held.shared)
+    digest = _digest([shared_digest, held.own, held.has_dtensors, torch.__version__])
     if earlier is not None and (earlier.rank, earlier.world_size, earlier.held) == (rank, world_size, digest):
         agreed = earlier.agreed
     else:

@@ -240,6 +240,12 @@ class ShardPlan:
                 layout.write_object(slot, location.offset, data)
 
 
+def leaf_directory(shard: memoryview) -> dict[str, Any]:
+    """Where every leaf is in a shard, and what else its plan has written for a restore."""
+    directory: dict[str, Any] = pickle.loads(layout.read_leaf_directory(shard))
+    return directory
+
+
 def _clear(slot: memoryview, end: int) -> None:
     """Clear what is left between the end of an item and the next place where one may begin."""
     slot[end : layout.align_up(end)] = bytes(layout.align_up(end) - end)
