@@ -417,7 +417,7 @@ class CheckpointService:
             case "filled":
                 self._on_filled(rank, Version(generation, message.filled.step), message.filled)
             case "join":
-                self._spawn(generation, self._rank_restores.join(rank, generation))
+                self._spawn(generation, self._rank_restores.join(rank, generation, message.join.release))
             case "layout":
                 self._spawn(generation, self._on_layout(rank, generation, message.layout))
             case "read" if generation == self._commit_protocol.order.generation:

@@ -4,11 +4,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from muster import compatibility
 from muster.checkpoint.format.errors import RestoreError
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.restore.recall import Recall
 from muster.checkpoint.store.restore.shard_reads import ShardReads
 from muster.v1 import rank_pb2
+from muster.v1.common_pb2 import Release
+
+_SIDE = compatibility.own_side("this node's agent")
+_RELEASE = compatibility.to_wire(_SIDE)
 
 
 class RankRestores:
@@ -26,12 +31,16 @@ class RankRestores:
     ) -> None:
         self._sockets, self._recall, self._shard_reads, self._on_change = sockets, recall, shard_reads, on_change
 
-    async def join(self, rank: int, generation: int) -> None:
-        """Answer a rank that asks where to start. Without an answer it would wait for ever."""
+    async def join(self, rank: int, generation: int, release: Release) -> None:
+        """Answer a rank that asks where to start. Without an answer it would wait for ever.
+
+        `release`: what the library in the rank's process says of its version.
+        """
         try:
+            _check_version(rank, release)
             await self._send_recalled_state(rank, generation)
         except RestoreError as error:
-            refusal = rank_pb2.AgentRestore(refused=str(error))
+            refusal = rank_pb2.AgentRestore(refused=str(error), release=_RELEASE)
             self._sockets.send_in(generation, rank, rank_pb2.AgentRankMessage(restore=refusal))
         except BaseException:
             self._sockets.close_rank(rank, generation)
@@ -40,12 +49,14 @@ class RankRestores:
     async def _send_recalled_state(self, rank: int, generation: int) -> None:
         if self._shard_reads.written_ranks:
             answer = rank_pb2.AgentRestore(
-                version=self._shard_reads.version.to_wire(), written_ranks=self._shard_reads.written_ranks
+                version=self._shard_reads.version.to_wire(),
+                written_ranks=self._shard_reads.written_ranks,
+                release=_RELEASE,
             )
             self._sockets.send_in(generation, rank, rank_pb2.AgentRankMessage(restore=answer))
             return
         recalled = await self._recall.wait_for(rank)
-        answer = rank_pb2.AgentRestore(durable_path=recalled.durable_path)
+        answer = rank_pb2.AgentRestore(durable_path=recalled.durable_path, release=_RELEASE)
         if recalled.shard is None:
             self._sockets.send_in(generation, rank, rank_pb2.AgentRankMessage(restore=answer))
             return
@@ -70,6 +81,12 @@ class RankRestores:
         except BaseException:
             self._sockets.close_rank(rank, generation)
             raise
+
+
+def _check_version(rank: int, release: Release) -> None:
+    """Raises RestoreError: the library in the rank's process and this agent do not fit."""
+    if reason := compatibility.misfit(_SIDE, compatibility.read(f"the library of rank {rank}", release)):
+        raise RestoreError(reason)
 
 
 @contextmanager

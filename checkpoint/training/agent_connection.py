@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from muster import compatibility
 from muster.checkpoint.format import stack_file
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
 from muster.checkpoint.format.touched_memory import map_touched
@@ -153,11 +154,16 @@ class AgentConnection:
         Raises:
             RestoreError: a state to start from exists and can't be had.
         """
-        self._send(RankMessage(join=RankJoin(rank=self._rank, generation=self._generation)))
+        side = compatibility.own_side(f"the library of rank {self._rank}")
+        release = compatibility.to_wire(side)
+        self._send(RankMessage(join=RankJoin(rank=self._rank, generation=self._generation, release=release)))
         while self.alive:
             message, fds = self._receive(None)
             if message is None or not message.HasField("restore"):
                 continue
+            agent = compatibility.read("this node's agent", message.restore.release)
+            if reason := compatibility.misfit(side, agent):
+                raise RestoreError(reason)
             return _start_point(message.restore, fds)
         raise RestoreError("the agent ended before it said where to start from")
 

@@ -26,6 +26,7 @@ from muster.daemon.agent.failure_detector.peers import (
     ShardService,
     make_agent_server,
 )
+from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.agent.link_meter import LinkMeter
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.own_hardware import OwnHardware
@@ -162,21 +163,24 @@ class Agent:
         self._flush_serial = 0
         self._flush_task: asyncio.Task[Any] | None = None
         self._flushed_version: Version | None = None
-        self._failure = settings.failure
+        self._failure, self._misfit = settings.failure, ""
         self._sigterm_notice = ""
         self._stop_requested = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._versions = VersionCheck(identity.node, self._on_misfit)
         listen_host = split_address(settings.listen)[0]
         self._link_meter = LinkMeter(identity.gang, identity.node, listen_host, settings.ports)
         self._service = PeerService(
-            settings.identity, self._checkpoints, lambda: self._order, self._link_meter.open_sink
+            settings.identity, self._checkpoints, lambda: self._order, self._link_meter.open_sink, self._versions
         )
         self._peer_monitor = PeerMonitor(
             settings.identity,
             self._channels.open_link,
-            MonitorCallbacks(self._coordinator_contact, self._suspicion_changed, self._accuse, self._self_fence),
+            MonitorCallbacks(
+                self._coordinator_contact, self._suspicion_changed, self._accuse, self._self_fence, self._versions
+            ),
         )
 
     async def run(self) -> int:
@@ -265,13 +269,17 @@ class Agent:
             return
         self._converging = True
         try:
-            while steps := reconcile.next_steps(self._local_state(), self._order):
+            while steps := self._next_steps(self._order):
                 for step in steps:
                     self._carry_out(step, self._order)
                 if any(isinstance(step, reconcile.ExitAgent) for step in steps):
                     return
         finally:
             self._converging = False
+
+    def _next_steps(self, order: Order) -> list[reconcile.Step]:
+        steps = reconcile.next_steps(self._local_state(), order)
+        return [step for step in steps if not (self._misfit and isinstance(step, reconcile.StartRanks))]
 
     def _carry_out(self, step: reconcile.Step, order: Order) -> None:
         log.debug("step: %s", step)
@@ -394,6 +402,7 @@ class Agent:
         handlers = StreamHandlers(
             hello=partial(self._hello, port),
             status=self._status,
+            met=self._versions.meet_coordinator,
             attached=self._peer_monitor.repeat_accusations,
             certificate_due=lambda: self._key is not None and self._key.renewal_due,
             certificate=self._use_certificate,
@@ -419,6 +428,7 @@ class Agent:
             public_key=self._key.public_key if self._key else b"",
             certified_by=self._key.certified_by if self._key else b"",
             nvlink_domain=self._facts.nvlink_domain,
+            release=self._versions.release,
         )
 
     def _use_certificate(self, message: Certificate) -> None:
@@ -482,6 +492,16 @@ class Agent:
     def _send(self, message: AgentMessage) -> None:
         if self._stream is not None:
             self._stream.send(message)
+
+    def _on_misfit(self, why: str) -> None:
+        """Another process does not fit this one: run no ranks from now on. The coordinator decides what becomes of the
+        gang."""
+        if not self._misfit:
+            self._misfit = why
+            self._failure = self._failure or why
+            log.error("%s", why)
+            self._self_fence(why)
+            self._status_changed()
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 

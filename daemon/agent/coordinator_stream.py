@@ -45,6 +45,7 @@ from muster.v1.agent_pb2 import (
     ProbeOrder,
 )
 from muster.v1.agent_pb2_grpc import AgentServiceStub
+from muster.v1.common_pb2 import Release
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class StreamHandlers:
 
     hello: returns the first message of a stream.
     status: returns the agent's whole status.
+    met: the coordinator's first message of a stream has come, with what it says of its version.
     attached: a new stream is open. Its coordinator may not know what was sent before.
     certificate_due: a new certificate is due, so the stream is to be reopened.
     certificate, order, probe, measure, dismissed: a message of this kind has arrived.
@@ -78,6 +80,7 @@ class StreamHandlers:
 
     hello: Callable[[], AgentHello]
     status: Callable[[], AgentStatus]
+    met: Callable[[Release], None]
     attached: Callable[[], None]
     certificate_due: Callable[[], bool]
     certificate: Callable[[Certificate], None]
@@ -115,6 +118,7 @@ class AgentStream:
         self._term = 0
         self._backoff = _BACKOFF_S[0]
         self._detached = LastingProblem(log, f"attached to the coordinator at {address} again")
+        self._met = False
         # Why this side has closed the stream; empty: it has not.
         self._closed_because = ""
 
@@ -169,6 +173,7 @@ class AgentStream:
                 return self._log_and_back_off(f"{error.code().name}: {explain(error.details() or '', self._trust)}")
 
     async def _exchange(self, call: Any, hello: AgentMessage) -> None:
+        self._met = False
         writing = asyncio.ensure_future(self._write(call, hello))
         writing.add_done_callback(lambda _: self._on_writer_done(call, writing))
         try:
@@ -247,6 +252,9 @@ class AgentStream:
             log.warning("ignored a message of term %d: the newest term is %d", message.term, self._term)
             return
         self._term = message.term
+        if not self._met and not message.HasField("certificate"):
+            self._met = True
+            self._handlers.met(message.release)
         match message.WhichOneof("body"):
             case "certificate":
                 self._handlers.certificate(message.certificate)

@@ -100,8 +100,6 @@ def _parser() -> argparse.ArgumentParser:
         default=SITE_POLICY if os.path.exists(SITE_POLICY) else None,
         help=f"a policy file that changes rows of the built-in policy.toml; default {SITE_POLICY} if it exists",
     )
-    parser.add_argument("--heartbeat", metavar="SECONDS", type=float, default=5.0,
-                        help="interval of the node daemons' heartbeats; default 5")  # fmt: skip
     return parser
 
 
@@ -143,7 +141,6 @@ async def _run(flags: argparse.Namespace) -> None:
                         settings.operator_uids(), management_hosts=ManagementHosts(settings.management_hosts)
                     ),
                     policy=policy,
-                    heartbeat_s=flags.heartbeat,
                     confirm_leadership=lease_guard,
                     lease_term=keeper.lease.term if keeper else 0,
                     fabric_file=None if flags.slurm == "fake" else FABRIC_FILE,

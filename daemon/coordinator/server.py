@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.observed_state import NODE_HEARTBEAT_S
 from muster.daemon.coordinator.diagnosis.diagnosis_service import DiagnosisService
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.journal.journal import Journal
@@ -78,7 +79,7 @@ class Settings:
     credentials: Credentials
     rights: Rights
     policy: Policy = field(default_factory=Policy.load)
-    heartbeat_s: float = 5.0
+    heartbeat_s: float = NODE_HEARTBEAT_S
     resolve: Resolve = field(default_factory=NameResolver)
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0

@@ -22,6 +22,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from muster import compatibility
 from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.lasting_problem import LastingProblem
@@ -181,6 +182,8 @@ class NodeStream:
             allowed, first = self._timeouts.hello_timeout_s, True
             while True:
                 order = await _read_order(call, allowed)
+                if first:
+                    _check_version(hello, order)
                 self._accept(order, state)
                 if first:
                     first = False
@@ -268,6 +271,13 @@ class NodeStream:
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s
             self._outbox.changed.set()
+
+
+def _check_version(hello: pb.NodeHello, order: pb.NodeOrder) -> None:
+    """Raises StreamLost: the coordinator's version does not fit. An older coordinator does not compare."""
+    mine = compatibility.read(f"musterd on {hello.node}", hello.release)
+    if reason := compatibility.misfit(mine, compatibility.read("the coordinator", order.release)):
+        raise StreamLost(reason)
 
 
 async def _read_order(call: grpc.aio.StreamStreamCall[pb.NodeMessage, pb.NodeOrder], allowed: float) -> pb.NodeOrder:

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster import __version__
+from muster import __version__, compatibility
 from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.clock_steps import ClockSteps
@@ -193,6 +193,7 @@ class NodeDaemon:
             public_key=self._key.public_key if self._key else b"",
             certified_by=self._key.certified_by if self._key else b"",
             hardware=self._hardware.current,
+            release=compatibility.to_wire(compatibility.own_side(f"musterd on {self._settings.node}")),
         )
 
 

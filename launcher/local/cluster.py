@@ -25,8 +25,6 @@ from muster.v1.common_pb2 import JobSpec
 
 JOB = 1
 """The Slurm job id of the local gang."""
-HEARTBEAT_S = 1.0
-"""Seconds between two heartbeats of a node daemon."""
 _STOP_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 _LOOPBACK = "127.0.0.1"
@@ -61,7 +59,7 @@ class LocalCluster:
         self.coordinator = self._start(
             "coordinator",
             "muster.daemon.coordinator",
-            ["--listen", self.address, "--state-dir", str(state), "--slurm", "fake", "--heartbeat", str(HEARTBEAT_S)],
+            ["--listen", self.address, "--state-dir", str(state), "--slurm", "fake"],
         )
         for index in range(self._spec.nodes + self._spec.spares):
             node = self._start_node(index)

@@ -35,6 +35,7 @@ def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -
     handlers = StreamHandlers(
         hello=lambda: hello,
         status=Statuses(faults),
+        met=nothing,
         attached=nothing,
         certificate_due=lambda: False,
         certificate=nothing,

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.agent.failure_detector import silence_rules
+from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import raise_if_cancelled
 from muster.daemon.transport.reachability import Reachability, try_connection
@@ -41,11 +42,13 @@ class LinkCallbacks:
     generation: returns the generation of this agent's newest order.
     pong: an answer has arrived from this node.
     closed: this node's kernel has closed or refused the connection.
+    versions: what this agent says of its version; is told what the peer says; None: neither.
     """
 
     generation: Callable[[], int]
     pong: Callable[[str, LinkPong], None]
     closed: Callable[[str], None]
+    versions: VersionCheck | None = None
 
 
 class PeerLink:
@@ -85,6 +88,8 @@ class PeerLink:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
                 first, ends = self._next_ping(), self.endpoints
+                if self._callbacks.versions:
+                    first.release.CopyFrom(self._callbacks.versions.release)
                 await self._exchange(await self._open_link(ends.peer_node, ends.peer_address, first), first)
             raise_if_cancelled()
             await self._check_closed()
@@ -125,6 +130,8 @@ class PeerLink:
             return
         for older in [seq for seq in self._pings_sent if seq < pong.seq]:
             del self._pings_sent[older]
+        if not self.answered and self._callbacks.versions:
+            self._callbacks.versions.meet_agent(self.endpoints.peer_node, pong.release)
         self.last_contact, self.answered, self.closed_by_peer = sent, True, False
         self._callbacks.pong(self.endpoints.peer_node, pong)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEndpoints, PeerLink
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, OpenLink
+from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.host import clock
 from muster.daemon.transport.fencing_timeouts import SELF_FENCE_AFTER_S
 from muster.v1.agent_pb2 import DUTY_RUN, Accusation, Order, Silence
@@ -39,12 +40,14 @@ class MonitorCallbacks:
     suspicion_changed: a suspicion has begun (True) or ended (False).
     accuse: sends an accusation to the coordinator.
     self_fence: kills this node's ranks, for the reason given.
+    versions: compares the versions of agents; None: nobody does.
     """
 
     coordinator: Callable[[], float]
     suspicion_changed: Callable[[bool], None]
     accuse: Callable[[Accusation], None]
     self_fence: Callable[[str], None]
+    versions: VersionCheck | None = None
 
 
 @dataclass
@@ -157,7 +160,9 @@ class PeerMonitor:
         for node, link in list(self._links.items()):
             if node not in wanted or link.endpoints.peer_address != self._addresses[node]:
                 self._links.pop(node).stop()
-        link_callbacks = LinkCallbacks(lambda: self._generation, self._on_pong, self._on_closed)
+        link_callbacks = LinkCallbacks(
+            lambda: self._generation, self._on_pong, self._on_closed, self._callbacks.versions
+        )
         for node in wanted - set(self._links):
             ends = LinkEndpoints(self._identity.gang, self._identity.node, node, self._addresses[node])
             self._links[node] = PeerLink(ends, self._open_link, link_callbacks)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
+from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.host import clock
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authority_table import CallerKind
@@ -152,7 +153,9 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         shards: ShardService,
         order: Callable[[], Order | None],
         open_sink: OpenSink | None = None,
+        versions: VersionCheck | None = None,
     ) -> None:
+        self._versions = versions
         self._identity = identity
         self._shards = shards
         self._order = order
@@ -161,9 +164,15 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
         """Answer each ping at once."""
+        first = True
         async for ping in request_iterator:
             await self._check_gang(ping.gang_id, context)
-            yield self.pong(ping)
+            pong = self.pong(ping)
+            if first and self._versions:
+                self._versions.meet_agent(ping.node, ping.release)
+                pong.release.CopyFrom(self._versions.release)
+            first = False
+            yield pong
 
     def pong(self, ping: peer_pb2.LinkPing) -> peer_pb2.LinkPong:
         """The answer to `ping`."""

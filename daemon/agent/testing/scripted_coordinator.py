@@ -14,6 +14,7 @@ from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import COORDINATOR
 from muster.v1 import agent_pb2_grpc
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
+from muster.v1.common_pb2 import Release
 
 
 class SeenAgent:
@@ -34,6 +35,8 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
         self.attached = 0
         self.ignore_pings = False
         self.term = 1
+        self.release = Release()
+        """What it says of its version; empty: nothing."""
         self._serial = 0
         self._orders: dict[str, Order] = {}
         self._news = asyncio.Condition()
@@ -102,7 +105,8 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
         return self.agents[node].status if node in self.agents else AgentStatus()
 
     def _message(self, **body: Any) -> CoordinatorMessage:
-        return CoordinatorMessage(term=self.term, **body)
+        release = self.release if self.release.protocol else None
+        return CoordinatorMessage(term=self.term, release=release, **body)
 
     async def _read(self, seen: SeenAgent, messages: Any) -> None:
         async for message in messages:

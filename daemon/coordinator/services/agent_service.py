@@ -16,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 
+from muster import compatibility
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import shared_pool
 from muster.daemon.coordinator.core.state import events
@@ -49,6 +51,7 @@ from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
+from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
 from muster.fabric.sources.node_reports import NodeReport
@@ -56,6 +59,7 @@ from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc
+from muster.v1.common_pb2 import Release
 
 FABRIC_VALID_S = 5.0
 """Seconds for which the network is believed to be as it was read, when a new agent attaches."""
@@ -89,6 +93,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._lookup = lookup
         self._fabric = fabric
         self._attach_rate = FactRate()
+        self._side = compatibility.own_side("the coordinator", FENCING_TIMEOUTS_S)
+        self._release = compatibility.to_wire(self._side)
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: _Context
@@ -114,8 +120,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await context.write(self._message(certificate=certificate))
         try:
             # Only now: to convert a status costs more than to receive it.
-            first_status = conversion.status(status, self._members(hello.gang_id))
-            await self._serve(hello, first_status, leaf, request_iterator, context)
+            misfit = self._misfit(hello)
+            first_status = _with_misfit(conversion.status(status, self._members(hello.gang_id)), misfit)
+            await self._serve(hello, first_status, leaf, request_iterator, context, misfit)
         except conversion.InvalidMessage as error:
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await invalid_argument(str(error)).end_call(context)
@@ -160,6 +167,13 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """What the agent's node has: the word of the node's daemon, which is root, counts for more."""
         seen = self._engine.core.observed.nodes.get(hello.node)
         return seen.report if seen and seen.report else NodeReport(nvlink_domain=hello.nvlink_domain)
+
+    def _misfit(self, hello: pb.AgentHello) -> str:
+        """Why an agent of this version carries no ranks; empty: it may."""
+        reason = compatibility.misfit(self._side, compatibility.read(f"the agent on {hello.node}", hello.release))
+        if reason:
+            _log.error("%s: %s", hello.gang_id, reason)
+        return reason or ""
 
     def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:
         """What the agent's server proves itself with; None: connections are plain text, or it has that already.
@@ -293,10 +307,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         leaf: str,
         messages: AsyncIterator[pb.AgentMessage],
         context: _Context,
+        misfit: str,
     ) -> None:
-        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count)
+        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count, misfit)
         self._engine.streams.add(stream)
-        writer = asyncio.create_task(_send(stream, context, self._stream_limits.unread_s))
+        writer = asyncio.create_task(_send(stream, self._release, context, self._stream_limits.unread_s))
         try:
             self._engine.post(_attached(hello, status, leaf, self._report(hello)))
             if self._engine.running:
@@ -319,7 +334,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         match message.WhichOneof("body"):
             case "status":
                 members = self._members(stream.gang)
-                status = conversion.status(message.status, members)
+                status = _with_misfit(conversion.status(message.status, members), stream.misfit)
                 self._engine.links.note_transfers(stream.gang, stream.node, message.status.transfers, members)
                 return events.AgentReported(stream.gang, stream.node, stream.incarnation, status)
             case "ping":
@@ -417,8 +432,17 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str, repor
     )
 
 
-async def _send(stream: AgentStream, context: _Context, unread_s: float) -> None:
+def _with_misfit(status: events.AgentStatus, misfit: str) -> events.AgentStatus:
+    """An agent that does not fit carries no ranks: the core takes it out, or ends a gang of such agents."""
+    return replace(status, failure=misfit) if misfit else status
+
+
+async def _send(stream: AgentStream, release: Release | None, context: _Context, unread_s: float) -> None:
+    """`release`: what this coordinator says of itself, with the first message."""
     while (message := await stream.next_message()) is not None:
+        if release:
+            said, message, release = message, pb.CoordinatorMessage(release=release), None
+            message.MergeFrom(said)
         await write_message(context, message, unread_s)
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import grpc.aio
 
+from muster import compatibility
 from muster.daemon.coordinator.core.detection.precursors import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
@@ -25,7 +26,13 @@ from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attach_turns import AttachTurns
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
 from muster.daemon.coordinator.services.fact_rate import FactRate
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
+from muster.daemon.coordinator.services.rpc_errors import (
+    RpcAbort,
+    failed_precondition,
+    invalid_argument,
+    permission_denied,
+    unavailable,
+)
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.services.stream_writing import write_message
 from muster.daemon.coordinator.shell.engine import Engine
@@ -87,6 +94,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._end_rate = FactRate(ENDS_AT_ONCE, END_INTERVAL_S)
         self._turns = AttachTurns()
         self._heartbeat_s = heartbeat_s
+        self._side = compatibility.own_side("the coordinator")
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
@@ -96,6 +104,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             hello = await _read_hello(request_iterator, self._stream_limits)
             await self._admit(hello)
+            self._check_version(hello)
             await self._turns.wait()
             self._limit_new_registrations(hello)
             certificate = self._certificates.issue(call_binding.name_of_node_daemon(hello.node), hello)
@@ -123,7 +132,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         self._engine.post(_attached(hello, current_caller().address))
         self._post_hardware(hello.node, hello)
-        first = pb.NodeOrder(certificate=certificate, rules=self._rules, unfit=self._unfit)
+        release = compatibility.to_wire(self._side)
+        first = pb.NodeOrder(certificate=certificate, rules=self._rules, unfit=self._unfit, release=release)
         await self._answer(context, hello.node, first)
         async for message in read_messages(messages, self._stream_limits):
             await self._check_size(message.heartbeat, context)
@@ -224,6 +234,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 f"the daemon of {hello.node} is root at {known} (Slurm's address for it); "
                 f"this call is from uid {caller.uid} at {caller.address}"
             )
+
+    def _check_version(self, hello: pb.NodeHello) -> None:
+        """Raises RpcAbort: the daemon's version does not fit this one."""
+        if reason := compatibility.misfit(self._side, compatibility.read(f"musterd on {hello.node}", hello.release)):
+            raise failed_precondition(reason)
 
     async def _addresses(self, node: str, found: Node | Gone | Unknown) -> set[str]:
         """The IP addresses of the node, from Slurm's answer `found`; the known ones while no name server answers.

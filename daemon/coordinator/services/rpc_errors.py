@@ -57,6 +57,11 @@ def aborted(message: str) -> RpcAbort:
     return RpcAbort(grpc.StatusCode.ABORTED, message)
 
 
+def failed_precondition(message: str) -> RpcAbort:
+    """The caller can't be served before somebody changes something."""
+    return RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, message)
+
+
 def deadline_exceeded(message: str) -> RpcAbort:
     """The caller was silent for too long."""
     return RpcAbort(grpc.StatusCode.DEADLINE_EXCEEDED, message)

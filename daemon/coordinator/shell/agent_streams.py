@@ -31,13 +31,15 @@ class AgentStream:
     """One agent's stream. `put` never blocks. `next_message` waits for a message to send.
 
     `last_order` is the newest message with an order that was put. `heard_at`: the time of the agent's last message, on
-    the monotonic clock. `restart_count`: Slurm's count of restarts of the agent's job.
+    the monotonic clock. `restart_count`: Slurm's count of restarts of the agent's job. `misfit`: why an agent of this
+    version carries no ranks; empty: it may.
     """
 
     gang: str
     node: str
     incarnation: str
     restart_count: int = 0
+    misfit: str = ""
     heard_at: float = field(default_factory=clock.monotonic)
     last_order: pb.CoordinatorMessage | None = None
     _order: pb.CoordinatorMessage | None = None

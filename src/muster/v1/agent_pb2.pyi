@@ -141,6 +141,7 @@ class AgentHello(_message.Message):
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     CERTIFIED_BY_FIELD_NUMBER: _builtins.int
     NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -166,6 +167,8 @@ class AgentHello(_message.Message):
     def spec(self) -> _common_pb2.JobSpec:
         """Registers the gang if `muster submit` could not reach the coordinator."""
 
+    @_builtins.property
+    def release(self) -> _common_pb2.Release: ...
     def __init__(
         self,
         *,
@@ -181,10 +184,11 @@ class AgentHello(_message.Message):
         public_key: _builtins.bytes = ...,
         certified_by: _builtins.bytes = ...,
         nvlink_domain: _builtins.str = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "certified_by", b"certified_by", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "nvlink_domain", b"nvlink_domain", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "certified_by", b"certified_by", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "nvlink_domain", b"nvlink_domain", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "release", b"release", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1507,6 +1511,7 @@ class CoordinatorMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TERM_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     PROBE_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
@@ -1516,6 +1521,10 @@ class CoordinatorMessage(_message.Message):
     term: _builtins.int
     dismissed: _builtins.str
     """The coordinator will never have an order for this agent: exit. The reason in words."""
+    @_builtins.property
+    def release(self) -> _common_pb2.Release:
+        """With the first message of a stream that is no certificate."""
+
     @_builtins.property
     def order(self) -> Global___Order: ...
     @_builtins.property
@@ -1532,6 +1541,7 @@ class CoordinatorMessage(_message.Message):
         self,
         *,
         term: _builtins.int = ...,
+        release: _common_pb2.Release | None = ...,
         order: Global___Order | None = ...,
         probe: Global___ProbeOrder | None = ...,
         pong: Global___AgentPing | None = ...,
@@ -1539,9 +1549,9 @@ class CoordinatorMessage(_message.Message):
         certificate: Global___Certificate | None = ...,
         measure: Global___MeasureOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "measure", b"measure", "order", b"order", "pong", b"pong", "probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "measure", b"measure", "order", b"order", "pong", b"pong", "probe", b"probe", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "measure", b"measure", "order", b"order", "pong", b"pong", "probe", b"probe", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "measure", b"measure", "order", b"order", "pong", b"pong", "probe", b"probe", "release", b"release", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["order", "probe", "pong", "dismissed", "certificate", "measure"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

@@ -675,6 +675,44 @@ class Member(_message.Message):
 Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
+class Release(_message.Message):
+    """What a process says of its version in its first message (src/muster/compatibility.py). Absent: its version is older than
+    this message, and compatibility.py knows its values.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    OLDEST_PROTOCOL_FIELD_NUMBER: _builtins.int
+    ACCUSE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    SELF_FENCE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """Of the package."""
+    protocol: _builtins.int
+    """The protocol that the process speaks, from 1 on, and the oldest one that it still serves."""
+    oldest_protocol: _builtins.int
+    accuse_after_ms: _builtins.int
+    """Of agents and coordinators (fencing_timeouts.py). 0: the process has no part in fencing."""
+    self_fence_after_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        oldest_protocol: _builtins.int = ...,
+        accuse_after_ms: _builtins.int = ...,
+        self_fence_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuse_after_ms", b"accuse_after_ms", "oldest_protocol", b"oldest_protocol", "protocol", b"protocol", "self_fence_after_ms", b"self_fence_after_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Release: _TypeAlias = Release  # noqa: Y015
+
+@_typing.final
 class PingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

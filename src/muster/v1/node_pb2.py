@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/node.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xcc\x01\n\tNodeHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x15\n\rprobe_address\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\x12\n\npublic_key\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63\x65rtified_by\x18\x08 \x01(\x0c\x12&\n\x08hardware\x18\x82\x01 \x01(\x0b\x32\x13.muster.v1.Hardware\"/\n\x08KeptGang\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"g\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12!\n\x04kept\x18\x02 \x03(\x0b\x32\x13.muster.v1.KeptGang\x12*\n\x07\x63hecked\x18\x03 \x01(\x0b\x32\x19.muster.v1.RequestedCheck\"F\n\x0eRequestedCheck\x12\x0f\n\x07request\x18\x01 \x01(\t\x12#\n\x05\x63heck\x18\x02 \x01(\x0b\x32\x14.muster.v1.NodeCheck\"V\n\x06Signal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nobserved_s\x18\x05 \x01(\x01\"~\n\nSignalRule\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\r\n\x05share\x18\x03 \x01(\x01\x12\x10\n\x08window_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x63lear_share\x18\x05 \x01(\x01\x12\x0f\n\x07\x63lear_s\x18\x06 \x01(\x01\x12\r\n\x05\x63ount\x18< \x01(\r\"<\n\x0cUnfitSignals\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05\x63odes\x18\x02 \x03(\r\x12\x0f\n\x07\x61ll_but\x18\x03 \x01(\x08\"\xb6\x01\n\x0bNodeMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.muster.v1.NodeHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.muster.v1.HeartbeatH\x00\x12#\n\x06signal\x18\x03 \x01(\x0b\x32\x11.muster.v1.SignalH\x00\x12(\n\x08hardware\x18\x82\x01 \x01(\x0b\x32\x13.muster.v1.HardwareH\x00\x42\x06\n\x04\x62ody\"\xa1\x02\n\tNodeOrder\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x01\x12!\n\x04over\x18\x04 \x03(\x0b\x32\x13.muster.v1.KeptGang\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x17\n\x0freturn_within_s\x18\x06 \x01(\x01\x12$\n\x05rules\x18\x07 \x03(\x0b\x32\x15.muster.v1.SignalRule\x12\x0f\n\x07verdict\x18n \x01(\t\x12\x16\n\x0everdict_reason\x18o \x01(\t\x12&\n\x05unfit\x18p \x03(\x0b\x32\x17.muster.v1.UnfitSignals\x12\r\n\x05now_s\x18x \x01(\x01\x12\r\n\x05\x63heck\x18q \x01(\t2I\n\x0bNodeService\x12:\n\x06\x41ttach\x12\x16.muster.v1.NodeMessage\x1a\x14.muster.v1.NodeOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/node.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xf2\x01\n\tNodeHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x15\n\rprobe_address\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\x12\n\npublic_key\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63\x65rtified_by\x18\x08 \x01(\x0c\x12&\n\x08hardware\x18\x82\x01 \x01(\x0b\x32\x13.muster.v1.Hardware\x12$\n\x07release\x18\xde\x02 \x01(\x0b\x32\x12.muster.v1.Release\"/\n\x08KeptGang\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"g\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12!\n\x04kept\x18\x02 \x03(\x0b\x32\x13.muster.v1.KeptGang\x12*\n\x07\x63hecked\x18\x03 \x01(\x0b\x32\x19.muster.v1.RequestedCheck\"F\n\x0eRequestedCheck\x12\x0f\n\x07request\x18\x01 \x01(\t\x12#\n\x05\x63heck\x18\x02 \x01(\x0b\x32\x14.muster.v1.NodeCheck\"V\n\x06Signal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nobserved_s\x18\x05 \x01(\x01\"~\n\nSignalRule\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\r\n\x05share\x18\x03 \x01(\x01\x12\x10\n\x08window_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x63lear_share\x18\x05 \x01(\x01\x12\x0f\n\x07\x63lear_s\x18\x06 \x01(\x01\x12\r\n\x05\x63ount\x18< \x01(\r\"<\n\x0cUnfitSignals\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05\x63odes\x18\x02 \x03(\r\x12\x0f\n\x07\x61ll_but\x18\x03 \x01(\x08\"\xb6\x01\n\x0bNodeMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.muster.v1.NodeHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.muster.v1.HeartbeatH\x00\x12#\n\x06signal\x18\x03 \x01(\x0b\x32\x11.muster.v1.SignalH\x00\x12(\n\x08hardware\x18\x82\x01 \x01(\x0b\x32\x13.muster.v1.HardwareH\x00\x42\x06\n\x04\x62ody\"\xc7\x02\n\tNodeOrder\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x01\x12!\n\x04over\x18\x04 \x03(\x0b\x32\x13.muster.v1.KeptGang\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x17\n\x0freturn_within_s\x18\x06 \x01(\x01\x12$\n\x05rules\x18\x07 \x03(\x0b\x32\x15.muster.v1.SignalRule\x12\x0f\n\x07verdict\x18n \x01(\t\x12\x16\n\x0everdict_reason\x18o \x01(\t\x12&\n\x05unfit\x18p \x03(\x0b\x32\x17.muster.v1.UnfitSignals\x12\r\n\x05now_s\x18x \x01(\x01\x12\r\n\x05\x63heck\x18q \x01(\t\x12$\n\x07release\x18\xde\x02 \x01(\x0b\x32\x12.muster.v1.Release2I\n\x0bNodeService\x12:\n\x06\x41ttach\x12\x16.muster.v1.NodeMessage\x1a\x14.muster.v1.NodeOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.node_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODEHELLO']._serialized_start=60
-  _globals['_NODEHELLO']._serialized_end=264
-  _globals['_KEPTGANG']._serialized_start=266
-  _globals['_KEPTGANG']._serialized_end=313
-  _globals['_HEARTBEAT']._serialized_start=315
-  _globals['_HEARTBEAT']._serialized_end=418
-  _globals['_REQUESTEDCHECK']._serialized_start=420
-  _globals['_REQUESTEDCHECK']._serialized_end=490
-  _globals['_SIGNAL']._serialized_start=492
-  _globals['_SIGNAL']._serialized_end=578
-  _globals['_SIGNALRULE']._serialized_start=580
-  _globals['_SIGNALRULE']._serialized_end=706
-  _globals['_UNFITSIGNALS']._serialized_start=708
-  _globals['_UNFITSIGNALS']._serialized_end=768
-  _globals['_NODEMESSAGE']._serialized_start=771
-  _globals['_NODEMESSAGE']._serialized_end=953
-  _globals['_NODEORDER']._serialized_start=956
-  _globals['_NODEORDER']._serialized_end=1245
-  _globals['_NODESERVICE']._serialized_start=1247
-  _globals['_NODESERVICE']._serialized_end=1320
+  _globals['_NODEHELLO']._serialized_end=302
+  _globals['_KEPTGANG']._serialized_start=304
+  _globals['_KEPTGANG']._serialized_end=351
+  _globals['_HEARTBEAT']._serialized_start=353
+  _globals['_HEARTBEAT']._serialized_end=456
+  _globals['_REQUESTEDCHECK']._serialized_start=458
+  _globals['_REQUESTEDCHECK']._serialized_end=528
+  _globals['_SIGNAL']._serialized_start=530
+  _globals['_SIGNAL']._serialized_end=616
+  _globals['_SIGNALRULE']._serialized_start=618
+  _globals['_SIGNALRULE']._serialized_end=744
+  _globals['_UNFITSIGNALS']._serialized_start=746
+  _globals['_UNFITSIGNALS']._serialized_end=806
+  _globals['_NODEMESSAGE']._serialized_start=809
+  _globals['_NODEMESSAGE']._serialized_end=991
+  _globals['_NODEORDER']._serialized_start=994
+  _globals['_NODEORDER']._serialized_end=1321
+  _globals['_NODESERVICE']._serialized_start=1323
+  _globals['_NODESERVICE']._serialized_end=1396
 # @@protoc_insertion_point(module_scope)

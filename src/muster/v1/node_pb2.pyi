@@ -32,6 +32,7 @@ class NodeHello(_message.Message):
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     CERTIFIED_BY_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     """/proc/sys/kernel/random/boot_id: distinguishes a reboot from a restart of the daemon."""
@@ -55,6 +56,8 @@ class NodeHello(_message.Message):
     def hardware(self) -> _common_pb2.Hardware:
         """What the daemon has seen of the hardware so far; absent: nothing yet."""
 
+    @_builtins.property
+    def release(self) -> _common_pb2.Release: ...
     def __init__(
         self,
         *,
@@ -67,10 +70,11 @@ class NodeHello(_message.Message):
         public_key: _builtins.bytes = ...,
         certified_by: _builtins.bytes = ...,
         hardware: _common_pb2.Hardware | None = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "certified_by", b"certified_by", "hardware", b"hardware", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "certified_by", b"certified_by", "hardware", b"hardware", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "release", b"release", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +328,7 @@ class NodeOrder(_message.Message):
     UNFIT_FIELD_NUMBER: _builtins.int
     NOW_S_FIELD_NUMBER: _builtins.int
     CHECK_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """The seq of the last heartbeat: the coordinator has received it."""
@@ -360,6 +365,10 @@ class NodeOrder(_message.Message):
         has answered. Empty in observe mode.
         """
 
+    @_builtins.property
+    def release(self) -> _common_pb2.Release:
+        """In the answer to hello."""
+
     def __init__(
         self,
         *,
@@ -375,10 +384,11 @@ class NodeOrder(_message.Message):
         unfit: _abc.Iterable[Global___UnfitSignals] | None = ...,
         now_s: _builtins.float = ...,
         check: _builtins.str = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "check", b"check", "heartbeat_s", b"heartbeat_s", "now_s", b"now_s", "over", b"over", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term", "unfit", b"unfit", "verdict", b"verdict", "verdict_reason", b"verdict_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "check", b"check", "heartbeat_s", b"heartbeat_s", "now_s", b"now_s", "over", b"over", "release", b"release", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term", "unfit", b"unfit", "verdict", b"verdict", "verdict_reason", b"verdict_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/peer.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"J\n\x08LinkPing\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"<\n\x08LinkPong\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07outcast\x18\x03 \x01(\x08\"E\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"?\n\x0bPieceAccess\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\t\")\n\nParityPart\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\"\xb2\x02\n\nShardOffer\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12 \n\x06pieces\x18\x07 \x03(\x0b\x32\x10.muster.v1.Piece\x12&\n\x06\x61\x63\x63\x65ss\x18\x08 \x01(\x0b\x32\x16.muster.v1.PieceAccess\x12&\n\x06parity\x18\xe8\x02 \x01(\x0b\x32\x15.muster.v1.ParityPart\x12(\n\rparity_pieces\x18\xe9\x02 \x03(\x0b\x32\x10.muster.v1.Piece\x12\x17\n\x0eparity_digests\x18\xea\x02 \x03(\x0c\"\x1e\n\x0bShardStored\x12\x0f\n\x07refused\x18\x01 \x01(\t\"\x8d\x01\n\x0c\x46\x65tchRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\x12\x15\n\x0cparity_ranks\x18\xe8\x02 \x03(\r\x12\x14\n\x0bparity_part\x18\xe9\x02 \x01(\r\"<\n\rReplicaDigest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\x06\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\"\xb6\x01\n\x0cStoredReport\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0f\n\x07skipped\x18\x04 \x01(\x08\x12\x12\n\nslot_bytes\x18\x05 \x01(\x04\x12*\n\x08replicas\x18x \x03(\x0b\x32\x18.muster.v1.ReplicaDigest\x12\x11\n\x08stall_us\x18\xb6\x02 \x01(\r\"\xc6\x01\n\x0c\x43ommitNotice\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0c\n\x04void\x18\x04 \x01(\x08\x12\x11\n\tnext_step\x18\x05 \x01(\x04\x12%\n\tcommitted\x18\x06 \x01(\x0b\x32\x12.muster.v1.Version\x12\x12\n\nslot_bytes\x18\x07 \x01(\x04\x12\x16\n\x0eranks_per_node\x18\x08 \x01(\r\"\x1a\n\x07PeerAck\x12\x0f\n\x07refused\x18\x01 \x01(\t\",\n\x0bSinkRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\"9\n\tSinkReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07refused\x18\x03 \x01(\t2\xe1\x02\n\x0bPeerService\x12\x34\n\x04Link\x12\x13.muster.v1.LinkPing\x1a\x13.muster.v1.LinkPong(\x01\x30\x01\x12\x36\n\x05Offer\x12\x15.muster.v1.ShardOffer\x1a\x16.muster.v1.ShardStored\x12\x39\n\x05\x46\x65tch\x12\x17.muster.v1.FetchRequest\x1a\x15.muster.v1.ShardOffer0\x01\x12\x35\n\x06Stored\x12\x17.muster.v1.StoredReport\x1a\x12.muster.v1.PeerAck\x12\x38\n\tCommitted\x12\x17.muster.v1.CommitNotice\x1a\x12.muster.v1.PeerAck\x12\x38\n\x08OpenSink\x12\x16.muster.v1.SinkRequest\x1a\x14.muster.v1.SinkReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/peer.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"p\n\x08LinkPing\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12$\n\x07release\x18\xde\x02 \x01(\x0b\x32\x12.muster.v1.Release\"b\n\x08LinkPong\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07outcast\x18\x03 \x01(\x08\x12$\n\x07release\x18\xde\x02 \x01(\x0b\x32\x12.muster.v1.Release\"E\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"?\n\x0bPieceAccess\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\t\")\n\nParityPart\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\"\xb2\x02\n\nShardOffer\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12 \n\x06pieces\x18\x07 \x03(\x0b\x32\x10.muster.v1.Piece\x12&\n\x06\x61\x63\x63\x65ss\x18\x08 \x01(\x0b\x32\x16.muster.v1.PieceAccess\x12&\n\x06parity\x18\xe8\x02 \x01(\x0b\x32\x15.muster.v1.ParityPart\x12(\n\rparity_pieces\x18\xe9\x02 \x03(\x0b\x32\x10.muster.v1.Piece\x12\x17\n\x0eparity_digests\x18\xea\x02 \x03(\x0c\"\x1e\n\x0bShardStored\x12\x0f\n\x07refused\x18\x01 \x01(\t\"\x8d\x01\n\x0c\x46\x65tchRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\x12\x15\n\x0cparity_ranks\x18\xe8\x02 \x03(\r\x12\x14\n\x0bparity_part\x18\xe9\x02 \x01(\r\"<\n\rReplicaDigest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\x06\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\"\xb6\x01\n\x0cStoredReport\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0f\n\x07skipped\x18\x04 \x01(\x08\x12\x12\n\nslot_bytes\x18\x05 \x01(\x04\x12*\n\x08replicas\x18x \x03(\x0b\x32\x18.muster.v1.ReplicaDigest\x12\x11\n\x08stall_us\x18\xb6\x02 \x01(\r\"\xc6\x01\n\x0c\x43ommitNotice\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0c\n\x04void\x18\x04 \x01(\x08\x12\x11\n\tnext_step\x18\x05 \x01(\x04\x12%\n\tcommitted\x18\x06 \x01(\x0b\x32\x12.muster.v1.Version\x12\x12\n\nslot_bytes\x18\x07 \x01(\x04\x12\x16\n\x0eranks_per_node\x18\x08 \x01(\r\"\x1a\n\x07PeerAck\x12\x0f\n\x07refused\x18\x01 \x01(\t\",\n\x0bSinkRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\"9\n\tSinkReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07refused\x18\x03 \x01(\t2\xe1\x02\n\x0bPeerService\x12\x34\n\x04Link\x12\x13.muster.v1.LinkPing\x1a\x13.muster.v1.LinkPong(\x01\x30\x01\x12\x36\n\x05Offer\x12\x15.muster.v1.ShardOffer\x1a\x16.muster.v1.ShardStored\x12\x39\n\x05\x46\x65tch\x12\x17.muster.v1.FetchRequest\x1a\x15.muster.v1.ShardOffer0\x01\x12\x35\n\x06Stored\x12\x17.muster.v1.StoredReport\x1a\x12.muster.v1.PeerAck\x12\x38\n\tCommitted\x12\x17.muster.v1.CommitNotice\x1a\x12.muster.v1.PeerAck\x12\x38\n\x08OpenSink\x12\x16.muster.v1.SinkRequest\x1a\x14.muster.v1.SinkReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.peer_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKPING']._serialized_start=59
-  _globals['_LINKPING']._serialized_end=133
-  _globals['_LINKPONG']._serialized_start=135
-  _globals['_LINKPONG']._serialized_end=195
-  _globals['_PIECE']._serialized_start=197
-  _globals['_PIECE']._serialized_end=266
-  _globals['_PIECEACCESS']._serialized_start=268
-  _globals['_PIECEACCESS']._serialized_end=331
-  _globals['_PARITYPART']._serialized_start=333
-  _globals['_PARITYPART']._serialized_end=374
-  _globals['_SHARDOFFER']._serialized_start=377
-  _globals['_SHARDOFFER']._serialized_end=683
-  _globals['_SHARDSTORED']._serialized_start=685
-  _globals['_SHARDSTORED']._serialized_end=715
-  _globals['_FETCHREQUEST']._serialized_start=718
-  _globals['_FETCHREQUEST']._serialized_end=859
-  _globals['_REPLICADIGEST']._serialized_start=861
-  _globals['_REPLICADIGEST']._serialized_end=921
-  _globals['_STOREDREPORT']._serialized_start=924
-  _globals['_STOREDREPORT']._serialized_end=1106
-  _globals['_COMMITNOTICE']._serialized_start=1109
-  _globals['_COMMITNOTICE']._serialized_end=1307
-  _globals['_PEERACK']._serialized_start=1309
-  _globals['_PEERACK']._serialized_end=1335
-  _globals['_SINKREQUEST']._serialized_start=1337
-  _globals['_SINKREQUEST']._serialized_end=1381
-  _globals['_SINKREPLY']._serialized_start=1383
-  _globals['_SINKREPLY']._serialized_end=1440
-  _globals['_PEERSERVICE']._serialized_start=1443
-  _globals['_PEERSERVICE']._serialized_end=1796
+  _globals['_LINKPING']._serialized_end=171
+  _globals['_LINKPONG']._serialized_start=173
+  _globals['_LINKPONG']._serialized_end=271
+  _globals['_PIECE']._serialized_start=273
+  _globals['_PIECE']._serialized_end=342
+  _globals['_PIECEACCESS']._serialized_start=344
+  _globals['_PIECEACCESS']._serialized_end=407
+  _globals['_PARITYPART']._serialized_start=409
+  _globals['_PARITYPART']._serialized_end=450
+  _globals['_SHARDOFFER']._serialized_start=453
+  _globals['_SHARDOFFER']._serialized_end=759
+  _globals['_SHARDSTORED']._serialized_start=761
+  _globals['_SHARDSTORED']._serialized_end=791
+  _globals['_FETCHREQUEST']._serialized_start=794
+  _globals['_FETCHREQUEST']._serialized_end=935
+  _globals['_REPLICADIGEST']._serialized_start=937
+  _globals['_REPLICADIGEST']._serialized_end=997
+  _globals['_STOREDREPORT']._serialized_start=1000
+  _globals['_STOREDREPORT']._serialized_end=1182
+  _globals['_COMMITNOTICE']._serialized_start=1185
+  _globals['_COMMITNOTICE']._serialized_end=1383
+  _globals['_PEERACK']._serialized_start=1385
+  _globals['_PEERACK']._serialized_end=1411
+  _globals['_SINKREQUEST']._serialized_start=1413
+  _globals['_SINKREQUEST']._serialized_end=1457
+  _globals['_SINKREPLY']._serialized_start=1459
+  _globals['_SINKREPLY']._serialized_end=1516
+  _globals['_PEERSERVICE']._serialized_start=1519
+  _globals['_PEERSERVICE']._serialized_end=1872
 # @@protoc_insertion_point(module_scope)

@@ -27,10 +27,15 @@ class LinkPing(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     generation: _builtins.int
     seq: _builtins.int
+    @_builtins.property
+    def release(self) -> _common_pb2.Release:
+        """With the first ping of a stream."""
+
     def __init__(
         self,
         *,
@@ -38,10 +43,11 @@ class LinkPing(_message.Message):
         node: _builtins.str = ...,
         generation: _builtins.int = ...,
         seq: _builtins.int = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "generation", b"generation", "node", b"node", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "generation", b"generation", "node", b"node", "release", b"release", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -54,20 +60,26 @@ class LinkPong(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     OUTCAST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     generation: _builtins.int
     outcast: _builtins.bool
     """The sender is no member in the receiver's newest order: the sender is fenced and must kill its ranks."""
+    @_builtins.property
+    def release(self) -> _common_pb2.Release:
+        """With the answer to the first ping of a stream."""
+
     def __init__(
         self,
         *,
         seq: _builtins.int = ...,
         generation: _builtins.int = ...,
         outcast: _builtins.bool = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "outcast", b"outcast", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "outcast", b"outcast", "release", b"release", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

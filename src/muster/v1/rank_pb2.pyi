@@ -29,17 +29,21 @@ class RankJoin(_message.Message):
 
     RANK_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
+    @_builtins.property
+    def release(self) -> _common_pb2.Release: ...
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         generation: _builtins.int = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "rank", b"rank", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,6 +448,7 @@ class AgentRestore(_message.Message):
     DURABLE_PATH_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     WRITTEN_RANKS_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     durable_path: _builtins.str
     """Not empty: load this durable checkpoint instead."""
@@ -457,6 +462,8 @@ class AgentRestore(_message.Message):
     def version(self) -> _common_pb2.Version:
         """Absent: start without a state."""
 
+    @_builtins.property
+    def release(self) -> _common_pb2.Release: ...
     def __init__(
         self,
         *,
@@ -465,10 +472,11 @@ class AgentRestore(_message.Message):
         durable_path: _builtins.str = ...,
         refused: _builtins.str = ...,
         written_ranks: _builtins.int = ...,
+        release: _common_pb2.Release | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "durable_path", b"durable_path", "refused", b"refused", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "durable_path", b"durable_path", "refused", b"refused", "release", b"release", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

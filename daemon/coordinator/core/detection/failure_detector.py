@@ -18,6 +18,7 @@ from muster.daemon.coordinator.core.state.observed_state import (
     AGENT,
     HEARTBEAT_TIMEOUT_S,
     MUSTERD,
+    NODE_HEARTBEAT_S,
     Probe,
     clear_suspicion,
     stop_suspecting,
@@ -35,8 +36,8 @@ LATE_ANSWER_S = 0.35
 HUNG_AFTER_S = 4.0
 """Seconds between the first and the last round of probes that only the kernel answered, before a node is HUNG.
 Processes of a healthy node that wait for a processor or for memory answer again within seconds."""
-MISSED_HEARTBEAT_S = 6.0
-"""Seconds after the last heartbeat of a node's daemon until the next one is missed: the daemon sends one every 5 s."""
+MISSED_HEARTBEAT_S = NODE_HEARTBEAT_S + 1.0
+"""Seconds after the last heartbeat of a node's daemon until the next one is missed."""
 FENCE_ANSWER_S = 0.4
 """Seconds within which a healthy agent acknowledges a fence. After that its node is probed."""
 REATTACH_S = 5.0

@@ -16,6 +16,8 @@ COORDINATOR = "coordinator"
 """The coordinator as a witness of a closed connection (ObservedGang.closed_by)."""
 AGENT, MUSTERD = "agent", "musterd"
 """The coordinator's own two probes: of the agent, and of the node's daemon."""
+NODE_HEARTBEAT_S = 5.0
+"""Seconds between two heartbeats of a node's daemon, as every daemon is told."""
 HEARTBEAT_TIMEOUT_S = 11.0
 """Seconds without a heartbeat after which an attached agent, or a node's daemon, counts as silent. An agent sends a
 heartbeat every 5 s: two are missed, and a margin. Watched peers notice a silent agent sooner."""
