@@ -2,10 +2,14 @@
 
 These are the programs of a real cluster. Three parts are replaced: the coordinator has an in-memory Slurm, a secret
 file in a private folder replaces munge, and a plain file replaces each node's kernel log.
+
+Nothing of the site's /etc/muster is read: the host may be one of a cluster, whose certificates, ports and policy have
+nothing to do with processes on loopback. The local cluster has a muster.toml and a policy of its own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -46,6 +50,7 @@ class LocalCluster:
     def __init__(self, folder: Path, spec: JobSpec, gang: str) -> None:
         self._folder, self._spec, self._gang = folder, spec, gang
         self.secret = folder / "secret"
+        self._settings = folder / "muster.toml"
         self._place = _reserve_port()
         self.address = f"{_LOOPBACK}:{self._place.getsockname()[1]}"
         self.coordinator: Program | None = None
@@ -54,12 +59,16 @@ class LocalCluster:
     def start(self) -> None:
         """Starts all processes; daemons wait for the coordinator. This process must not have other threads yet."""
         SecretCredentials.create(self.secret)
+        lines = (f"coordinator = {json.dumps(self.address)}", f"auth = {json.dumps(f'secret:{self.secret}')}")
+        self._settings.write_text("\n".join(lines))
+        policy = self._folder / "policy.toml"
+        policy.touch()  # no row: the shipped table counts
         state = self._folder / "state"
         state.mkdir()
         self.coordinator = self._start(
             "coordinator",
             "muster.daemon.coordinator",
-            ["--listen", self.address, "--state-dir", str(state), "--slurm", "fake"],
+            ["--listen", self.address, "--state-dir", str(state), "--slurm", "fake", "--policy", str(policy)],
         )
         for index in range(self._spec.nodes + self._spec.spares):
             node = self._start_node(index)
@@ -69,7 +78,7 @@ class LocalCluster:
         name = f"n{index}"
         kernel_log = self._folder / f"{name}.kmsg"
         kernel_log.touch(mode=0o600)  # musterd believes no file that others can write
-        where = ["--coordinator", self.address, "--listen", f"{_LOOPBACK}:0", "--node", name, "--memory", ""]
+        where = ["--listen", f"{_LOOPBACK}:0", "--node", name, "--memory", ""]
         agent = self._start(
             f"agent-{name}",
             "muster.daemon.agent",
@@ -96,7 +105,7 @@ class LocalCluster:
         return path
 
     def _start(self, name: str, module: str, words: list[str], extra: Mapping[str, str] | None = None) -> Program:
-        argv = [sys.executable, "-m", module, *words, "--auth", f"secret:{self.secret}"]
+        argv = [sys.executable, "-m", module, *words, "--config", str(self._settings)]
         # Variables that this shell sets for the site's cluster must not reach the local cluster.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "MUSTER_"))}
         return processes.start(name, argv, self._folder / f"{name}.log", {**inherited, **(extra or {})})

@@ -84,6 +84,15 @@ def nodes_of(cluster: Cluster, job: str, user: str) -> list[str]:
     return [row["node"] for row in rows if int(job) in row["slurm_job_ids"]]
 
 
+def test_a_local_run_owes_nothing_to_the_settings_of_its_host(cluster: Cluster) -> None:
+    """The login node has a site's muster.toml. alice can't read the files of a coordinator's certificate."""
+    assert "coordinator =" in cluster.sh(LOGIN, "cat /etc/muster/muster.toml")
+    words = ["run", "--local", "--nodes", "1", "--spares", "0", "--", "sh", "-c", "echo rank $RANK is here"]
+    done = muster(cluster, *words)
+    assert "rank 0 is here" in done.stdout
+    assert "muster: DONE" in done.stderr
+
+
 def test_a_job_from_submission_to_its_end(healthy: Cluster) -> None:
     job = submit(healthy, lay_out(healthy, "count", COUNT))
     followed = muster(healthy, "status", "-f", "--json", job)
