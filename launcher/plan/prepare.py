@@ -82,7 +82,7 @@ def prepare(
         words = f"{percent(chip.efficiency)} of {scaled(chip.peak, 'FLOP/s')}"
         defaults.take("matrix products", words, source, "--efficiency, --measured-step")
     weights = placement_weights(step_traffic(model, job.axes, schedule))
-    seats, fabric = _seats(job, weights, entry, slurm, no_slurm, defaults)
+    seats, fabric = seats_of(job, weights, entry, slurm, no_slurm, defaults)
     plan = Plan(
         model=model,
         axes=job.axes,
@@ -104,7 +104,7 @@ def prepare(
     )
 
 
-def _seats(
+def seats_of(
     job: Job, weights: Weights, entry: Accelerator, slurm: SlurmFabric | None, no_slurm: str, defaults: Defaults
 ) -> tuple[Seats, str]:
     """The places of the ranks, and where the network comes from."""

@@ -19,13 +19,14 @@ from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
 from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
 
-_WHERE = {
+WHERE = {
     Level.NODE: "in a node",
     Level.NVLINK: "in an NVLink domain",
     Level.LEAF: "in a leaf",
     Level.POD: "in a pod",
     Level.ANY: "over the network",
 }
+"""Each tier in words."""
 _SCATTERED = {
     GroupKind.TENSOR: "each rank of a tensor group on another node",
     GroupKind.CONTEXT: "each rank of a context group on another node",
@@ -132,7 +133,7 @@ def _where(level: Level, fabric: Fabric) -> str:
     """In words. In a ring or torus, that is what takes the place of a pod."""
     grids = [domain.grid for domain in fabric.domains(Level.POD) if domain.grid]
     if level is not Level.POD or not grids:
-        return _WHERE[level]
+        return WHERE[level]
     return "in a ring" if len(grids[0].dimensions) == 1 else "in a torus"
 
 

@@ -7,7 +7,8 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from muster.daemon.host.plain_text import plain
 from muster.fabric.sources.node_reports import NodeReport, refine
@@ -18,12 +19,14 @@ from muster.launcher.command import print_note
 from muster.launcher.errors import Unavailable
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
 from muster.launcher.node_reports import ask_reports
+from muster.launcher.plan import unpriced
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import TYPED_GRES, load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
-from muster.launcher.plan.screen import lines
+from muster.launcher.plan.screen import WHERE, lines
+from muster.launcher.plan.unpriced import is_priced
 from muster.launcher.spec import spec
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.backends.commands import CliSlurm
@@ -60,14 +63,22 @@ async def run(options: argparse.Namespace) -> int:
         except (Unavailable, SlurmError) as error:
             why = "Slurm does not answer"
             print_note(f"muster: {error}")
-    prepared = prepare(job, given, load_table(), network, why)
-    if options.json:
-        print(json.dumps(to_dict(prepared)))
+    if is_priced(job, given):
+        prepared = prepare(job, given, load_table(), network, why)
+        _show(options, to_dict(prepared), lines(prepared))
     else:
-        for line in lines(prepared):
+        places = unpriced.unpriced(job, given, load_table(), network, why)
+        _show(options, unpriced.to_dict(places), unpriced.lines(places, WHERE))
+    return 0
+
+
+def _show(options: argparse.Namespace, record: dict[str, Any], screen: Iterator[str]) -> None:
+    if options.json:
+        print(json.dumps(record))
+    else:
+        for line in screen:
             print(plain(line))
     sys.stdout.flush()
-    return 0
 
 
 _NO_REPORTS: Mapping[str, NodeReport] = {}

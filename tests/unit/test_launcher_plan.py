@@ -228,6 +228,22 @@ def test_what_cannot_be_estimated_gets_one_clear_error(text: str, options: PlanO
         _prepared(text, options)
 
 
+def test_a_job_without_a_model_gets_places_and_no_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(GPT[: GPT.index("[model]")])
+    assert main(["plan", str(path), "--no-slurm"]) == 0
+    screen = capsys.readouterr().out
+    assert "gpt: 1,024 ranks on 128 nodes and 4 spares; nothing is queued" in screen
+    assert re.search(r"tensor group +8 ranks in a node", screen)
+    assert "no price   job.toml does not say how large the model is: give model.parameters" in screen
+    assert not re.search(r"[0-9] s a step|MFU|H100", screen)
+    found = _json(path, capsys, "--no-slurm")
+    assert found["groups"]["tensor"] == "node"
+    assert "step_s" not in found
+    assert main(["plan", str(path), "--no-slurm", "--price", "4"]) == WrongInput.status
+    assert "the size of the model is not known" in capsys.readouterr().err
+
+
 def test_a_wrong_option_is_named(job_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(job_toml), "--price", "-1"])
