@@ -45,7 +45,8 @@ def gang_details(view: GangView) -> RenderableType:
     parts: list[RenderableType] = [_summary_table(view)]
     if view.nodes:
         parts.append(node_table(view.nodes, view.ranks))
-    parts.extend(_rank_lines(view.ranks))
+    if not view.final:
+        parts.extend(_rank_lines(view.ranks))
     if view.exclusions:
         parts.append(exclusion_table(view.exclusions))
     if view.recoveries:

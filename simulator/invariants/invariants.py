@@ -20,7 +20,7 @@ from muster.simulator.ground_truth.reachability import Reachability
 from muster.simulator.invariants.batch_processes import BatchProcessInvariant
 from muster.simulator.invariants.generations import GenerationInvariant
 from muster.simulator.invariants.hangs import HangInvariant
-from muster.simulator.invariants.journal_first import JournalInvariant
+from muster.simulator.invariants.journal_first import JournalInvariant, ViewInvariant
 from muster.simulator.invariants.kept_memory import KeptMemoryInvariant
 from muster.simulator.invariants.liveness import LivenessInvariant
 from muster.simulator.invariants.node_checks import NodeCheckInvariant, ResumeInvariant
@@ -54,6 +54,7 @@ class Invariants:
         self._reachability = reachability = Reachability(world)
         self._progress = progress = Progress(world)
         self._journal_first = JournalInvariant()
+        self._views = ViewInvariant()
         self._generations = GenerationInvariant(world)
         self._versions = VersionInvariant(world, reachability)
         self._node_health = NodeHealthInvariant(world, reachability, progress, self._transitions)
@@ -152,6 +153,7 @@ class Invariants:
                 self._versions.check_saved(gangs[fact.gang])
             case facts.GangEnded():
                 self._ended(gangs[fact.gang], fact, at)
+                self._views.gang_ended(core, fact.gang)
             case _:
                 pass
 
@@ -197,14 +199,16 @@ class Invariants:
         """The coordinator admits an agent that attaches with this status."""
         self._progress.agent_attached(gang, status)
 
-    def coordinator_crashed(self, state: DurableState, written: bool) -> None:
-        """The coordinator ends with this durable state. `written`: the journal holds all of it."""
-        self._journal_first.coordinator_crashed(state, written)
+    def coordinator_crashed(self, core: Core, written: bool) -> None:
+        """The coordinator ends with this core. `written`: the journal holds all of its durable state."""
+        self._journal_first.coordinator_crashed(core.state, written)
+        self._views.coordinator_crashed(core, written)
 
-    def coordinator_restarted(self, state: DurableState, journal: Journal) -> None:
+    def coordinator_restarted(self, core: Core, journal: Journal) -> None:
         """A new coordinator has replayed the journal."""
         self._reachability.coordinator_restarted()
-        self._journal_first.coordinator_restarted(state, journal)
+        self._journal_first.coordinator_restarted(core.state, journal)
+        self._views.coordinator_restarted(core)
 
     def core_bug_reported(self, bug: str) -> None:
         """The core must find no bug in itself."""

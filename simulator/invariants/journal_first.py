@@ -1,15 +1,21 @@
 """The journal comes first: the coordinator does nothing that the journal does not hold.
 
-A replay of the journal gives the durable state.
+A replay of the journal gives the durable state. So what users see of a gang is the same before and after a restart of
+the coordinator, or a takeover. What only open streams tell is left out there: it comes again with them. Of a gang
+without ranks nobody tells the progress again, so that is compared as well.
 """
 
 from __future__ import annotations
 
+from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.services.views import gang_view
 from muster.simulator.invariants.violation import require
 from muster.v1 import agent_pb2 as pb
+from muster.v1 import api_pb2
 
 SNAPSHOT_SAMPLE_INTERVAL = 16
 """One of this many snapshots is read back."""
@@ -63,3 +69,44 @@ class JournalInvariant:
     def run_settled(self, state: DurableState, journal: Journal) -> None:
         """The durable state of the last coordinator is what the next one would start with."""
         require(journal.load(use_snapshot=False) == state, "a replay of the journal differs from the durable state")
+
+
+class ViewInvariant:
+    """The views of all gangs at the crash of a coordinator, and at the start of the next one."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, api_pb2.GangView] = {}
+
+    def gang_ended(self, core: Core, id: str) -> None:
+        """A gang is over. Its view shows the newest step that was reported of its last generation."""
+        gang, (generation, step) = core.state.gangs[id], core.observed.gang(id).last_step
+        shown = gang_view(core.state, core.observed, gang, gang.phase_at).step
+        require(generation != gang.generation or shown >= step, f"{id}: step {step} is shown as {shown} after the end")
+
+    def coordinator_crashed(self, core: Core, written: bool) -> None:
+        """The coordinator ends. `written`: the journal holds all that it knows."""
+        self._before = {gang: _lasting_view(core, gang) for gang in core.state.gangs} if written else {}
+
+    def coordinator_restarted(self, core: Core) -> None:
+        """A new coordinator has replayed the journal, and has heard nobody yet."""
+        for gang, before in self._before.items():
+            after = _lasting_view(core, gang)
+            for field, now in ((field, getattr(after, field.name)) for field in before.DESCRIPTOR.fields):
+                then = getattr(before, field.name)
+                require(then == now, f"{gang}: a restart changes {field.name} from {then!r} to {now!r}")
+
+
+def _lasting_view(core: Core, id: str) -> api_pb2.GangView:
+    """The view without what the streams of nodes, or of a living gang, tell again. Slurm tells its part again, too."""
+    gang = core.state.gangs[id]
+    view = gang_view(core.state, core.observed, gang, gang.phase_at)
+    for node in view.nodes:
+        node.CopyFrom(api_pb2.NodeView(node=node.node, role=node.role, leaf=node.leaf, failures=node.failures))
+    if not gang.final:
+        view.ClearField("waiting_for")
+        view.ClearField("ranks")
+        view.ClearField("checkpoint")
+    if gang.phase in (Phase.STARTING, Phase.RUNNING):
+        view.ClearField("step")
+        view.ClearField("committed")
+    return view

@@ -26,6 +26,12 @@ COORDINATOR_BUGS: dict[str, PlantedBug] = {
         code="        row = (self.position, text, _crc(self.position, text))",
         bug="        row = (self.position + 1, text, _crc(self.position + 1, text))",
     ),
+    "show-what-a-restart-forgets": PlantedBug(
+        "After the end of its ranks, a gang shows progress that was reported later, which a restart forgets.",
+        module=f"{_ROOM}.services.views",
+        code="    return progress_of(gang, seen) if gang.phase in (Phase.STARTING, Phase.RUNNING) else gang.progress",
+        bug="    return progress_of(gang, seen)",
+    ),
     "keep-memory-after-the-end": PlantedBug(
         "A gang that is over leaves its memory on its nodes.",
         module=f"{_ROOM}.shell.orders",

@@ -59,6 +59,12 @@ STATE_BUGS: dict[str, PlantedBug] = {
         code="        return gang.final and not any(",
         bug="        return gang.final or any(",
     ),
+    "forget-the-progress": PlantedBug(
+        "The fact that ends a gang does not say how far the gang had come.",
+        module=f"{_ROOM}.state.turn",
+        code="            fact = fact if progress == gang.progress else replace(fact, progress=progress)",
+        bug="            fact = fact if progress else replace(fact, progress=progress)",
+    ),
     "forget-owed-calls": PlantedBug(
         "A journal snapshot lacks the calls that are owed to Slurm.",
         module=f"{_ROOM}.state.durable_state",

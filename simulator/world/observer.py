@@ -51,10 +51,10 @@ class Observer(Protocol):
     def agent_attached(self, gang: str, status: AgentStatus) -> None:
         """The coordinator admits an agent that attaches with this status."""
 
-    def coordinator_crashed(self, state: DurableState, written: bool) -> None:
-        """The coordinator ends with this durable state. `written`: the journal holds all of it."""
+    def coordinator_crashed(self, core: Core, written: bool) -> None:
+        """The coordinator ends with this core. `written`: the journal holds all of its durable state."""
 
-    def coordinator_restarted(self, state: DurableState, journal: Journal) -> None:
+    def coordinator_restarted(self, core: Core, journal: Journal) -> None:
         """A new coordinator has replayed the journal."""
 
     def core_bug_reported(self, bug: str) -> None:

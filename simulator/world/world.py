@@ -350,7 +350,7 @@ class World:
         """The coordinator's process ends. Another coordinator starts after `coordinator_restart_s`."""
         self.note(f"the coordinator crashes {crash_point}")
         self.coverage.count("fault", "coordinator crashed")
-        self.observer.coordinator_crashed(self.coordinator.core.state, not crash_point.startswith("before the journal"))
+        self.observer.coordinator_crashed(self.coordinator.core, not crash_point.startswith("before the journal"))
         self.coordinator.die()
         self.schedule.call_later(self.coordinator_restart_s, self._restart_coordinator)
 
@@ -358,7 +358,7 @@ class World:
         self._lease_term += bool(self._lease_term)
         self.coordinator = Coordinator(self, self._journal_folder, self._lease_term)
         self.note(f"a coordinator starts, term {self.coordinator.journal.term}")
-        self.observer.coordinator_restarted(self.coordinator.core.state, self.coordinator.journal)
+        self.observer.coordinator_restarted(self.coordinator.core, self.coordinator.journal)
         self.coordinator.start()
 
     def stall_coordinator(self, seconds: float) -> None:

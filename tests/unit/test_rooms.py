@@ -421,6 +421,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/core/recovery",
         "daemon/coordinator/core",
         "daemon/coordinator/journal",
+        "daemon/coordinator/services",
         "simulator/coverage",
         "simulator/environment",
         "simulator/world",

@@ -9,6 +9,7 @@ from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.recovery import flushing, restore_plan
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import (
     DurableState,
     Exclusion,
@@ -22,6 +23,7 @@ from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.turn import progress_of
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
@@ -34,10 +36,10 @@ _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
 
 
 def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: float) -> api_pb2.GangView:
-    """The view of one gang."""
-    seen = observed.gangs.get(gang.id, ObservedGang())
+    """The view of one gang. Of a gang that is over, only the durable state counts: no agent tells it again."""
+    seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     jobs, seated = jobs_of(gang), {seat.node for seat in gang.seats}
-    committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
+    progress = _progress(gang, seen)
     view = api_pb2.GangView(
         gang_id=gang.id,
         name=gang.name,
@@ -45,9 +47,9 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         owner_uid=gang.owner_uid,
         phase=gang.phase.value,
         generation=gang.generation,
-        step=seen.step_number,
+        step=progress.step.step if progress.step else 0,
         ranks=_ranks(gang, seen),
-        nodes=[_member_view(state, observed, gang, name, now, jobs, seated) for name in _names(gang)],
+        nodes=[_member_view(state, observed, seen, gang, name, now, jobs, seated) for name in _names(gang)],
         recoveries=map(_recovery, gang.recoveries),
         final=gang.final,
         exit_code=gang.exit_code,
@@ -61,9 +63,14 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         extra_communication_s=gang.extra_communication_s,
         checkpoint=checkpoint_view(gang, seen, now),
     )
-    if committed:
+    if committed := progress.committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     return view
+
+
+def _progress(gang: Gang, seen: ObservedGang) -> facts.Progress:
+    """What is observed counts while ranks run. Otherwise it may be forgotten at any time."""
+    return progress_of(gang, seen) if gang.phase in (Phase.STARTING, Phase.RUNNING) else gang.progress
 
 
 def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.CheckpointView:
@@ -95,8 +102,8 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
     view.durable_cost = min(1.0, stall_s / between_s) if between_s else 0.0
     refused = ((node, agent.status.no_slots) for node, agent in sorted(seen.agents.items()) if agent.attached)
     view.no_slots = "; ".join(f"{node}: {words}" for node, words in refused if words)[: job_limits.MAX_TEXT_CHARS]
-    step = seen.step_number
-    committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
+    progress = _progress(gang, seen)
+    step, committed = progress.step.step if progress.step else 0, progress.committed
     newest = max((v for v in (committed, gang.restored_version, gang.durable_version) if v is not None), default=None)
     if newest is not None and gang.phase is Phase.RUNNING:  # during a recovery nobody knows yet what memory has left
         view.loses_steps = max(0, step - newest.step)
@@ -219,6 +226,8 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
         case Phase.STARTING:
             late = sorted(seat.node for seat in gang.seats if not _all_run(gang, seen, seat.node))
             return "ranks to start" + _listed(" on ", late)
+        case Phase.RUNNING if not any(agent.attached for agent in seen.agents.values()):
+            return "agents to attach again, which tell how far the ranks are"
         case Phase.RUNNING if gang.stop is not None:
             return f"ranks to stop after a step: {gang.stop.reason}"
         case Phase.RUNNING if gang.swap is not None and (gang.swap.nodes or gang.swap.gives_way_to):
@@ -326,6 +335,7 @@ def _names(gang: Gang) -> list[str]:
 def _member_view(
     state: DurableState,
     observed: ObservedState,
+    seen: ObservedGang,
     gang: Gang,
     name: str,
     now: float,
@@ -334,7 +344,7 @@ def _member_view(
 ) -> api_pb2.NodeView:
     """`jobs`: those of the gang. `seated`: the nodes that carry its ranks."""
     view = node_view(state, observed, name, now, jobs)
-    seen, member = observed.gangs.get(gang.id, ObservedGang()), gang.members.get(name)
+    member = gang.members.get(name)
     agent = seen.agents.get(name)
     if agent and agent.heard_at:
         ago = now - agent.heard_at

@@ -153,7 +153,7 @@ class RankView(_message.Message):
     rank: _builtins.int
     node: _builtins.str
     state: _builtins.str
-    """"starting", "running", "exited" or "absent"."""
+    """"starting", "running", "exited" or "absent": its agent is not attached, or the gang is over."""
     exit_code: _builtins.int
     step: _builtins.int
     declared_phase: _builtins.str
@@ -694,6 +694,9 @@ class GangView(_message.Message):
     """SUBMITTED, GATHERING, ... as in docs/STATES.md."""
     generation: _builtins.int
     step: _builtins.int
+    """The newest finished step and the newest committed version that agents have reported. While no ranks run: when they
+    were last ended.
+    """
     final: _builtins.bool
     """Set when the gang is final."""
     exit_code: _builtins.int

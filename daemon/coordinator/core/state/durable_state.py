@@ -328,6 +328,9 @@ class Gang:
     """Generations in a row that the software ended without progress."""
     runs_without_start: int = 0
     """Runs of the job in a row that were given up while the gang gathered."""
+    progress: facts.Progress = field(default_factory=facts.Progress)
+    """How far the gang had come when its ranks were last ended, or its phase changed. Journals of earlier versions may
+    lack it."""
     furthest_step: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped_generation: int = 0

@@ -51,6 +51,18 @@ class ShardSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a gang has come, as its agents have reported.
+
+    `step`: the newest finished step of the newest generation that has finished one. `committed`: the newest committed
+    version. None: there is none.
+    """
+
+    step: Version | None = None
+    committed: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GangRegistered:
     gang: str
     job: int
@@ -134,6 +146,8 @@ class PhaseChanged:
     """With DRAINING: the phase that follows once the checkpoint is durable."""
     given_back: bool = False
     """With REQUEUED: the run never started, because its groups would have lain wider than asked."""
+    progress: Progress | None = None
+    """What was reported since the newest fact with a progress; None: nothing."""
 
 
 PREFLIGHT_CAUSE = "start"
@@ -144,7 +158,7 @@ PREFLIGHT_CAUSE = "start"
 class GenerationFenced:
     """Every rank up to `generation` must end. `store_node` opens the rendezvous store of the next generation.
 
-    `crashed_on`: the node where a rank ended by itself; empty if none did.
+    `crashed_on`: the node where a rank ended by itself; empty if none did. `progress` as in PhaseChanged.
     """
 
     gang: str
@@ -155,6 +169,7 @@ class GenerationFenced:
     step_before: int
     suspected_at: float
     crashed_on: str = ""
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +352,13 @@ class FlushEnded:
 
 @dataclass(frozen=True, slots=True)
 class GangEnded:
+    """The gang is over. `progress` as in PhaseChanged."""
+
     gang: str
     phase: Phase
     exit_code: int
     reason: str
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)

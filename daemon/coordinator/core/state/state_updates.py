@@ -230,6 +230,8 @@ def _show_strongest_precursor(node: Node) -> None:
 
 
 def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
+    if isinstance(fact, facts.PhaseChanged | facts.GenerationFenced | facts.GangEnded):
+        gang.progress = fact.progress or gang.progress
     match fact:
         case facts.MemberJoined():
             _add_member(gang, fact)
@@ -269,6 +271,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _start_generation(gang, fact, at)
         case facts.FirstStep():
             gang.stepped_generation = fact.generation
+            gang.progress = replace(gang.progress, step=Version(fact.generation, fact.step))
             if fact.observed_live:
                 gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
             if gang.recoveries and gang.recoveries[-1].generation == fact.generation:

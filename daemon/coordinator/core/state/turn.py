@@ -1,11 +1,11 @@
 """One turn of the core: a decided fact is applied at once, and collected for the journal."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.communication import fabric_of_gang
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
-from muster.daemon.coordinator.core.state.events import AgentStatus, Parity, Shard
+from muster.daemon.coordinator.core.state.events import AgentStatus, Parity, Shard, Version
 from muster.daemon.coordinator.core.state.facts import Fact
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.limits import Limits
@@ -46,6 +46,19 @@ class Outcome:
     next_tick_at: float | None = None
 
 
+def progress_of(gang: Gang, seen: ObservedGang) -> facts.Progress:
+    """How far the gang has come: what is observed of its newest generation, and otherwise what the journal has."""
+    of_newest = (agent.status.committed for agent in seen.agents.values())
+    committed = [version for version in of_newest if version is not None and version.generation == gang.generation]
+    generation, step = seen.last_step
+    observed = Version(generation, step) if generation and generation == gang.generation else None
+    known = gang.progress
+    return facts.Progress(
+        max(filter(None, (known.step, observed)), default=None),
+        max(filter(None, (known.committed, *committed)), default=None),
+    )
+
+
 @dataclass(slots=True)
 class Turn:
     """The states that a decision reads, the time at which it is made, and what it leads to.
@@ -62,7 +75,15 @@ class Turn:
     outcome: Outcome = field(default_factory=Outcome)
 
     def record(self, fact: Fact) -> None:
-        """Decide `fact`: apply it, index it and collect it."""
+        """Decide `fact`: apply it, index it and collect it.
+
+        A fact that ends ranks, or may, carries how far they have come: their agents forget it, and so does a restarted
+        coordinator.
+        """
+        if isinstance(fact, facts.PhaseChanged | facts.GenerationFenced | facts.GangEnded):
+            gang = self.state.gangs[fact.gang]
+            progress = progress_of(gang, self.observed.gangs.get(gang.id, ObservedGang()))
+            fact = fact if progress == gang.progress else replace(fact, progress=progress)
         apply(self.state, fact, self.now)
         self.index.note_fact(fact)
         self.outcome.facts.append(fact)
