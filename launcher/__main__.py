@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 """About 40 MB, if all of them were garbage. `muster submit` makes a third as many."""
 
+_MEANT = (
+    "an option of the script belongs into command of job.toml, one of sbatch after -- (muster submit), "
+    "a key of job.toml is written as in --nodes 3"
+)
 # What not every call needs is imported where it is needed: the help must appear at once.
 
 
@@ -44,12 +48,15 @@ def _columns() -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, **more: Any) -> None:
-        super().__init__(formatter_class=_formatter, **more)
+    def __init__(self, *, advice: str = "", **more: Any) -> None:
+        """`advice`: what is likely meant by an option that does not exist."""
+        self._advice = advice
+        # Cut off names would make --node another word for --nodes or --node-mtbf, whichever there is.
+        super().__init__(formatter_class=_formatter, allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        hint = "; put options for sbatch after --" if "unrecognized" in message and "submit" in sys.argv else ""
+        hint = f"; {self._advice}" if "unrecognized" in message and self._advice else ""
         self.exit(WrongInput.status, f"{self.prog}: {message}{hint}\n")
 
 
@@ -61,7 +68,8 @@ class _Version(argparse.Action):
 
 def parser(called: Collection[str] | None = None) -> argparse.ArgumentParser:
     """Builds the command line. `called`: the commands whose own arguments are wanted; None: all."""
-    whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.")
+    advice = _MEANT if {"submit", "plan", "run"} & set(called or ()) else ""
+    whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.", advice=advice)
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
     rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for entry in COMMANDS:

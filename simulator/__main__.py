@@ -13,7 +13,9 @@ from muster.simulator import parallel, seeds
 def main() -> int:
     """Parse the command line and run the seeds."""
     parser = argparse.ArgumentParser(
-        prog="simulator", description="Run the coordinator's core in a simulated cluster, with random faults."
+        allow_abbrev=False,
+        prog="simulator",
+        description="Run the coordinator's core in a simulated cluster, with random faults.",
     )
     parser.add_argument("--seed", type=int, help="run one seed and print its transcript")
     parser.add_argument("--first", type=int, help="the first of many seeds (default: 0 with --count, else random)")

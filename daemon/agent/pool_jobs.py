@@ -16,6 +16,7 @@ from typing import Protocol
 from muster.daemon.host import clock, private_file
 from muster.slurm.client.batch_script import NotOneLine, PoolJob, render_pool_script
 from muster.slurm.client.errors import SlurmError
+from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_texts
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 
 log = logging.getLogger(__name__)
@@ -29,12 +30,12 @@ _JOB_PREFIXES = ("SLURM", "SBATCH", "MUSTER_")
 _SITE_VARIABLES = frozenset({"SLURM_CONF", "MUSTER_CONFIG", "MUSTER_AUTH"})
 """Variables with such a prefix that the new job does need."""
 _INHERITED_OPTIONS = {
-    "--partition": "SLURM_JOB_PARTITION",
-    "--account": "SLURM_JOB_ACCOUNT",
-    "--qos": "SLURM_JOB_QOS",
+    "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT",
+    "qos": "SLURM_JOB_QOS",
 }
 """sbatch options that the new job inherits from the current job unless the spec or the request gives them."""
-_RESERVATION = {"--reservation": "SLURM_JOB_RESERVATION"}
+_RESERVATION = {"reservation": "SLURM_JOB_RESERVATION"}
 """Likewise, for a request that names a node of the job (--nodelist): the node is still part of the reservation that the
 job runs in, and Slurm gives it to no job outside. The nodes of the shared pool need not be part of it."""
 
@@ -96,7 +97,7 @@ class PoolRequests:
                 return
             answer = PoolAnswer(serial=request.serial, slurm_job_id=number)
             log.info("job submitted for pool request %d: %d", request.serial, number)
-        except (SlurmError, OSError, NotOneLine) as error:
+        except (SlurmError, OSError, NotOneLine, WrongOption) as error:
             answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: {error}")
             log.error("%s", answer.error)
         self._answers[request.serial] = answer
@@ -124,11 +125,11 @@ class PoolRequests:
         return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_TIMEOUT_S)
 
     def _inherited_options(self, request: PoolRequest) -> Iterator[str]:
-        given = {option.partition("=")[0] for option in (*self._terms.job.spec.node_options, *request.options)}
-        names_node = any(option.startswith("--nodelist=") for option in request.options)
-        for key, name in (_INHERITED_OPTIONS | (_RESERVATION if names_node else {})).items():
+        asked = {option.name for option in read_texts(request.options)}
+        given = asked | {option.name for option in read_texts(self._terms.job.spec.node_options)}
+        for key, name in (_INHERITED_OPTIONS | (_RESERVATION if "nodelist" in asked else {})).items():
             if key not in given and (value := self._terms.environ.get(name)):
-                yield f"{key}={value}"
+                yield str(SbatchOption(key, value))
 
     def _minutes_left(self) -> int | None:
         """Minutes until the gang's job ends. None: no limit, or the job has passed its first end time, so the limit was

@@ -84,7 +84,9 @@ def _die(status: int, message: str) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="muster-coordinator", description="Keeps gangs of training ranks running.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="muster-coordinator", description="Keeps gangs of training ranks running."
+    )
     site_config.add_arguments(parser, listen=f":{site_config.COORDINATOR_PORT}")
     parser.add_argument("--state-dir", metavar="DIR", type=Path,
                         help=f"the journal's folder; default {DEFAULT_STATE_DIR}")  # fmt: skip

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="musterd", description="Sends heartbeats for one node and watches its hardware."
+        allow_abbrev=False, prog="musterd", description="Sends heartbeats for one node and watches its hardware."
     )
     site_config.add_arguments(parser, listen=f":{site_config.NODE_PORT}")
     parser.add_argument("--node", metavar="NAME", help="this node in Slurm; default SLURMD_NODENAME, else hostname -s")

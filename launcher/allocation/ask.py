@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,9 @@ from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
+from muster.launcher.spec.job_options import all_options
 from muster.launcher.spec.placement import IfNotAvailable
+from muster.slurm.client.sbatch_options import SbatchOption, value_of
 from muster.slurm.client.types import Node, Slurm, StartEstimate, Unknown
 
 if TYPE_CHECKING:
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
 
 QUESTION_TIMEOUT_S = 5.0
 """Seconds for each question. Without an answer, the job is queued as it is."""
-_OWN_SHAPE = ("--switches", "--segment", "--nodelist", "-w", "--nodefile", "-F")
+_OWN_SHAPE = frozenset({"switches", "segment", "nodelist", "nodefile"})
 """Options with which a user gives the job a shape. Muster adds none then."""
-_PARTITION = ("--partition", "-p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class Allocation:
     """Whether all that the groups ask for would start later than now, or never, and something starts one day."""
 
 
-def has_own_shape(job: Job, options: Sequence[str]) -> bool:
-    """Whether the user has given the job a shape."""
-    return bool(job.slurm.switches) or _given((*job.slurm.options, *options), _OWN_SHAPE) is not None
+def has_own_shape(job: Job, options: Iterable[SbatchOption]) -> bool:
+    """Whether the user has given the job a shape. `options`: those of the command line."""
+    return any(option.name in _OWN_SHAPE for option in all_options(job, options))
 
 
 def asking(job: Job) -> tuple[NodeCluster, ...]:
@@ -66,7 +67,7 @@ def asking(job: Job) -> tuple[NodeCluster, ...]:
 async def allocate(
     job: Job,
     clusters: Sequence[NodeCluster],
-    options: Sequence[str],
+    options: Sequence[SbatchOption],
     script: str,
     slurm: Slurm,
     reported: Callable[[], Awaitable[ReportedDomains | None]] | None = None,
@@ -87,7 +88,7 @@ async def allocate(
     if isinstance(topologies, Unknown):
         reason = f"groups are not packed: Slurm does not answer: {topologies.reason}" if clusters else ""
         return Allocation(job, job.spares, reason=reason)
-    partition = _given((*job.slurm.options, *options), _PARTITION) or job.slurm.partition
+    partition = value_of(all_options(job, options), "partition")
     site = await _site(slurm, topologies)
     needs_nvlink = any(cluster.required and cluster.asked == "nvlink" for cluster in clusters)
     if reported and needs_nvlink and not site.names_nvlink:
@@ -241,17 +242,3 @@ def topology_of(topologies: Sequence[SlurmTopology], partition: str | None) -> S
     first = (partition or "").partition(",")[0]
     named = (topology for topology in topologies if first and first in topology.partitions)
     return next(named, next((topology for topology in topologies if topology.default), topologies[0]))
-
-
-def _given(options: Sequence[str], names: Sequence[str]) -> str | None:
-    """The value of the last option that is one of `names`. None if there is none."""
-    words = [word for option in options for word in option.split(maxsplit=1)]
-    found = None
-    for at, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        for name in names:
-            if key == name or word == name:
-                found = value if equals else "".join(words[at + 1 : at + 2])
-            elif not name.startswith("--") and not word.startswith("--") and word.startswith(name):
-                found = word.removeprefix(name)
-    return found

@@ -34,6 +34,7 @@ from muster.launcher.submission.script import Submission, node_options, render
 from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
+from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_words
 from muster.v1.common_pb2 import JobSpec
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     """
     from muster.launcher.spec import spec  # not before the coordinator is asked
 
-    job, more = spec.load(options.job, options), tuple(options.options)
+    job = spec.load(options.job, options)
+    more = _more_options(options.options)
     # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
     return Submission(
@@ -99,7 +101,20 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     )
 
 
-def _wire(job: Job, options: Sequence[str]) -> JobSpec:
+def _more_options(words: Sequence[str]) -> tuple[SbatchOption, ...]:
+    """The options of the command line.
+
+    Raises:
+        WrongInput: a word is no option.
+    """
+    try:
+        given = read_words(words)
+    except WrongOption as error:
+        raise WrongInput(str(error), "arguments of the script belong into command of job.toml") from None
+    return tuple(given)
+
+
+def _wire(job: Job, options: Sequence[SbatchOption]) -> JobSpec:
     """The job as the coordinator and the agents get it. `options`: those of sbatch on the command line."""
     wire = job.to_proto(work_dir=os.getcwd())
     wire.node_options.extend(node_options(job, options))
@@ -193,7 +208,7 @@ async def submit(
     await registration.wait_for_answer(force=options.force)
     path = _write(submission, text)
     try:
-        job = await _sbatch(slurm, path, submission.job)
+        job = await _sbatch(slurm, path, submission)
     except LauncherError:
         path.unlink(missing_ok=True)
         raise
@@ -250,7 +265,7 @@ def _check_durable_store(url: str) -> None:
         raise WrongInput(problem, "Nothing was queued")
 
 
-async def _sbatch(slurm: Slurm | Sbatch, path: Path, job: Job) -> int:
+async def _sbatch(slurm: Slurm | Sbatch, path: Path, submission: Submission) -> int:
     # Slurm sets SLURM_RESTART_COUNT only in restarted jobs. A job that such a job submits must not inherit the value.
     environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
@@ -264,7 +279,7 @@ async def _sbatch(slurm: Slurm | Sbatch, path: Path, job: Job) -> int:
     except NotPermitted as error:
         raise NotAllowed(str(error), "Nothing was queued") from None
     except SlurmRefused as error:
-        hint = hint_for(error.message, job)
+        hint = hint_for(error.message, submission.job)
         raise WrongInput(
             f"sbatch refused the job: {error.message}", f"{hint}. Nothing was queued" if hint else "Nothing was queued"
         ) from None

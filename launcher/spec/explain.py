@@ -14,6 +14,10 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9_]{19,}")
 """One that TOML cannot hold: the command line gives it as a text."""
 _SECRET = "env"
 """The table whose values are never shown: standard error is often kept, for example by continuous integration."""
+_OF_KEY = "[key]"
+"""pydantic's mark for a mistake in a key of a table, not in its value."""
+LINE_BREAK = "\n"
+"""Between the mistakes that one check of the whole job has found."""
 _REQUIREMENTS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -32,7 +36,7 @@ _REQUIREMENTS = {
 def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
     """Yields one line for each error."""
     for problem in error.errors():
-        path = [str(part) for part in problem["loc"]]
+        path = [str(part) for part in problem["loc"] if part != _OF_KEY]
         key = ".".join(path)
         is_shown = path[:1] != [_SECRET] and not isinstance(problem["input"], dict)  # a table may be a misspelt [env]
         given = f"{key} = {_short_repr(problem['input'])}" if is_shown else key
@@ -42,7 +46,7 @@ def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[s
             case "missing":
                 yield f"{key}: missing; this key is required"
             case _ if not path:
-                yield _plain(problem["msg"])
+                yield from _plain(problem["msg"]).split(LINE_BREAK)
             case _:
                 yield f"{given}: {_requirement(problem)}"
 

@@ -11,10 +11,12 @@ import re
 import shlex
 import signal
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -29,8 +31,9 @@ from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable, check_parity, check_trust, check_url, is_url
 from muster.launcher.spec.cross_checks import check_model, check_placement
-from muster.launcher.spec.explain import explain_errors
+from muster.launcher.spec.explain import LINE_BREAK, explain_errors
 from muster.launcher.spec.flags import with_options
+from muster.launcher.spec.job_options import problems_of_texts
 from muster.launcher.spec.job_size import fill_in_nodes, require_nodes_or_gpus
 from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
@@ -75,7 +78,22 @@ def _absolute(value: str) -> str:
     return _one_line(value)
 
 
+def _check_variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is not a valid variable name")
+    if name in _SET_BY_MUSTER:
+        raise ValueError(f"Muster sets {name} for each rank: remove it")
+    return name
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    return text
+
+
 OneLine = Annotated[str, Field(min_length=1), BeforeValidator(lambda v: _one_line(v) if isinstance(v, str) else v)]
+Variable = Annotated[str, AfterValidator(_check_variable)]
 Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_NODES)]
 ExtraNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_NODES)]
 Gpus = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_RANKS)]
@@ -129,11 +147,8 @@ class Slurm(Table):
     @field_validator("options")
     @classmethod
     def _check_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for option in value:
-            if not option.startswith("-"):
-                raise ValueError(
-                    f'{option!r} is not an option; write each option as one string, for example "--nice=100"'
-                )
+        if wrong := problems_of_texts(value):
+            raise ValueError("; ".join(wrong))
         return value
 
 
@@ -157,7 +172,7 @@ class Job(Table):
     gpus_per_node: RanksPerNode | None = None
     command: Command
     work_dir: str = ""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[Variable, Annotated[str, AfterValidator(_without_nul)]] = Field(default_factory=dict)
     preload: tuple[str, ...] = ()
     run_dir: str
     durable_dir: str = ""
@@ -214,24 +229,12 @@ class Job(Table):
             raise ValueError("must not contain a NUL character")
         return value
 
-    @field_validator("env")
-    @classmethod
-    def _check_env(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, text in value.items():
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name!r} is not a valid variable name")
-            if "\0" in text:
-                raise ValueError(f"{name} must not contain a NUL character")
-            if name in _SET_BY_MUSTER:
-                raise ValueError(f"Muster sets {name} for each rank: remove it")
-        return value
-
     @field_validator("preload")
     @classmethod
     def _check_preload(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if not _MODULE.fullmatch(name):
-                raise ValueError(f'{name!r} is not a valid module name; an example is "torch.nn"')
+        wrong = [repr(name) for name in value if not _MODULE.fullmatch(name)]
+        if wrong:
+            raise ValueError(f'not a valid module name: {", ".join(wrong)}; an example is "torch.nn"')
         return value
 
     @field_validator("hang_after")
@@ -258,45 +261,61 @@ class Job(Table):
 
     @model_validator(mode="after")
     def _check_together(self) -> Job:
+        if wrong := [*self._contradictions(), *self._refused_by_tables()]:
+            raise ValueError(LINE_BREAK.join(wrong))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Keys that contradict each other."""
         if self.min_nodes is not None and self.min_nodes > self.nodes:
-            raise ValueError(f"min_nodes = {self.min_nodes} must not be more than nodes = {self.nodes}")
+            yield f"min_nodes = {self.min_nodes} must not be more than nodes = {self.nodes}"
         if self.min_nodes is not None and self.min_nodes < self.nodes and not self.elastic:
-            raise ValueError(
+            yield (
                 f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, which "
                 "lets the job continue with fewer data-parallel replicas"
             )
         if self.elastic and not self.parallelism.keeps_copies_on_nodes(self.local_ranks):
-            raise ValueError(
+            yield (
                 "elastic = true needs whole copies of the model on each node, so that the job can go on with fewer: "
                 f"keep only data and sharding in parallelism, or a tensor that divides the {self.local_ranks} ranks of "
                 'a node and is first in order ("tp-..."), or remove elastic'
             )
-        check_trust(self.durable_dir, self.checkpoint)
         if self.checkpoint.durable_every and not (self.durable_dir and self.checkpoint.memory):
-            raise ValueError(
+            yield (
                 "checkpoint.durable_every needs durable_dir, where checkpoints are written, and checkpoint.memory = "
                 "true, from which they are written"
             )
         if self.checkpoint.copies > max(2, self.nodes):
-            raise ValueError(
+            yield (
                 f"checkpoint.copies = {self.checkpoint.copies} must not be more than nodes = {self.nodes}: only nodes "
                 "with ranks hold copies"
             )
-        check_parity(self.checkpoint, self.nodes)
         if self.gpus_per_node and self.slurm.gres:
-            raise ValueError("gpus_per_node and slurm.gres both request GRES for each node: keep one of them")
+            yield "gpus_per_node and slurm.gres both request GRES for each node: keep one of them"
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
-            raise ValueError(
-                f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
-            )
+            yield f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
         if self.world_size > job_limits.MAX_RANKS:
-            raise ValueError(
+            yield (
                 f"nodes * ranks_per_node = {self.nodes} * {self.local_ranks} = {self.world_size} ranks must be "
                 f"{job_limits.MAX_RANKS} or less"
             )
-        check_placement(self.placement, self.axes, self.local_ranks)
-        check_model(self.model, self.parallelism, self.axes)
-        return self
+
+    def _refused_by_tables(self) -> Iterator[str]:
+        """What the tables refuse of each other, and of the job's size."""
+        checks: tuple[Callable[[], object], ...] = (
+            lambda: check_trust(self.durable_dir, self.checkpoint),
+            lambda: check_parity(self.checkpoint, self.nodes),
+            lambda: check_placement(self.placement, self.axes, self.local_ranks),
+            lambda: check_model(self.model, self.parallelism, self.axes),
+        )
+        told = set[str]()
+        for check in checks:
+            try:
+                check()
+            except ValueError as error:
+                if str(error) not in told:  # two checks need the axes
+                    yield str(error)
+                told.add(str(error))
 
     @property
     def local_ranks(self) -> int:

@@ -21,6 +21,8 @@ def hint_for(message: str, job: Job) -> str:
         "Invalid feature": f"slurm.constraint = {job.slurm.constraint!r}: sinfo -o '%P %f' shows the features of nodes",
         "Invalid node name": f"slurm.exclude = {job.slurm.exclude!r}, or an option of your own, names a node that "
         "Slurm does not have",
+        "unrecognized option": "sbatch does not have this option. An argument of the script belongs into command of "
+        "job.toml",
         "Requested node configuration is not available": "too few nodes of the partition have all that is asked: "
         "sinfo -o '%P %D %c %m %G' shows nodes, CPUs, memory and GRES",
     }

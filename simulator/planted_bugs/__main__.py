@@ -17,7 +17,7 @@ from muster.simulator.planted_bugs.planting import first_seed_that_finds
 def main() -> int:
     """Parse the command line, plant the bug and run the seeds."""
     parser = argparse.ArgumentParser(
-        prog="planted_bugs", description="Run seeds until one of them finds a planted bug."
+        allow_abbrev=False, prog="planted_bugs", description="Run seeds until one of them finds a planted bug."
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("name", choices=PLANTED_BUGS, metavar="NAME", nargs="?", help=", ".join(PLANTED_BUGS))

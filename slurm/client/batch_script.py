@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from google.protobuf import json_format
 
 from muster.slurm.client import names
+from muster.slurm.client.sbatch_options import SbatchOption, joined, read_texts
 from muster.v1.common_pb2 import JobSpec
 
 # The step must survive the loss of a node: srun ends no task because another task ended. srun binds agents to no core.
@@ -29,7 +30,7 @@ SRUN = (
 )
 _END = "END_OF_SPEC"
 # If one of these options is given several times, Slurm needs one value with all parts, joined by this character.
-_JOINED = {"--constraint": "&", "--exclude": ","}
+_JOINED = {"constraint": "&", "exclude": ","}
 
 
 class NotOneLine(ValueError):
@@ -51,26 +52,33 @@ class PoolJob:
     agent: str = "muster-agent"
 
 
-def render_pool_script(job: PoolJob, serial: int, options: Sequence[str], minutes: int | None) -> str:
-    """Returns the script of a pool job: one node of the shared pool, whose agent joins the gang. Raises NotOneLine.
+def render_pool_script(job: PoolJob, serial: int, site: Sequence[str], minutes: int | None) -> str:
+    """Returns the script of a pool job: one node of the shared pool, whose agent joins the gang.
 
     Args:
         serial: the number of the pool request.
-        options: the site's sbatch options that select the pool.
+        site: the site's sbatch options that select the pool, one text each.
         minutes: the time that is left for the gang's own job. None: no limit.
+
+    Raises:
+        NotOneLine: a text would be more than a part of one line.
+        WrongOption: an option is none of sbatch.
     """
     spec = job.spec
+    options = [
+        SbatchOption("job-name", spec.name),
+        SbatchOption("nodes", "1"),
+        SbatchOption("ntasks-per-node", "1"),
+        SbatchOption("exclusive"),
+        SbatchOption("no-requeue"),
+        SbatchOption("output", f"{spec.run_dir}/slurm-%j.out"),
+        *([SbatchOption("time", str(minutes))] if minutes else []),
+        *joined(read_texts((*spec.node_options, *site)), _JOINED),
+    ]
     lines = [
         "#!/bin/bash",
         f"# One node of the shared pool for {one_line(job.gang)}, request {serial}. Rendered by muster-agent.",
-        f"#SBATCH --job-name={one_line(spec.name)}",
-        "#SBATCH --nodes=1",
-        "#SBATCH --ntasks-per-node=1",
-        "#SBATCH --exclusive",
-        "#SBATCH --no-requeue",
-        f"#SBATCH --output={quote_directive(spec.run_dir)}/slurm-%j.out",
-        *([f"#SBATCH --time={minutes}"] if minutes else []),
-        *(f"#SBATCH {quote_directive(option)}" for option in _joined((*spec.node_options, *options))),
+        *(option.directive for option in options),
         "",
         *environment_lines(job.gang, job.coordinator, spec),
         f"export MUSTER_POOL={serial} MUSTER_RESTARTS={job.restarts}",
@@ -78,16 +86,6 @@ def render_pool_script(job: PoolJob, serial: int, options: Sequence[str], minute
         f"exec {srun_command(job.agent)}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _joined(options: Sequence[str]) -> list[str]:
-    """Keeps one option of each name: the last one, or all values joined if Slurm applies all of them."""
-    found: dict[str, str] = {}
-    for option in options:
-        key, _, value = option.partition("=")
-        mark = _JOINED.get(key, "")
-        found[key] = f"{found[key]}{mark}{value}" if mark and key in found else value
-    return [f"{key}={value}" for key, value in found.items()]
 
 
 def environment_lines(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
@@ -116,12 +114,3 @@ def one_line(text: str) -> str:
     if not names.is_one_line(text):
         raise NotOneLine(f"{text[:80]!r} must be one line without control characters: it is a part of a batch script")
     return text
-
-
-def quote_directive(word: str) -> str:
-    """Quotes a word for a #SBATCH line: in double quotes if the word holds blanks or a #. Raises NotOneLine."""
-    one_line(word)
-    if word and not set(word) & set(" \t#'\"\\"):
-        return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

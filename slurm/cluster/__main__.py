@@ -43,7 +43,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m muster.slurm.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m muster.slurm.cluster", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     def verb(name: str, run: object, about: str) -> argparse.ArgumentParser:

@@ -506,7 +506,9 @@ def _check_end(chaos: ChaosRun, sequence: JobSequence, expected: str) -> None:
 
 def main() -> int:
     """Exit status: 0 all promises were kept; 1 a promise was broken, or the cluster did not start; 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="python -m muster.slurm.cluster.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m muster.slurm.cluster.chaos", description=__doc__
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None, help="determines which faults are drawn; default: random")
     args = parser.parse_args()

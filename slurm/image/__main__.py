@@ -19,7 +19,7 @@ def main() -> int:
     """Runs one verb. Exit status: the command's own for ``run``; else 0 success, 1 failure."""
     argv = sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser(prog="python -m muster.slurm.image", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m muster.slurm.image", description=__doc__)
     parser.add_argument("verb", choices=["build", "base", "demo", "run"])
     parser.add_argument("--user", default="root")
     args = parser.parse_args(argv[:cut])

@@ -31,6 +31,7 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest, read_request
 from muster.slurm.client.parsing.start_text import max_switch_wait_s, read
+from muster.slurm.client.sbatch_options import read_words
 from muster.slurm.client.states import NodeState
 from muster.slurm.client.types import NeverStarts, Node, StartEstimate, Unknown
 
@@ -79,8 +80,8 @@ def test_groups_of_several_nodes_join_those_inside() -> None:
     "more", [["--switches=2"], ["--segment", "4"], ["-w", "n[0-7]"], ["-wn0"], ["--nodelist=n[0-7]"], ["-F", "list"]]
 )
 def test_a_shape_of_the_users_own_wins(more: list[str]) -> None:
-    assert not has_own_shape(tensor(8, 16), ("--exclusive",))
-    assert has_own_shape(tensor(8, 16), more)
+    assert not has_own_shape(tensor(8, 16), read_words(["--exclusive"]))
+    assert has_own_shape(tensor(8, 16), read_words(more))
 
 
 def test_switches_of_job_toml_win() -> None:

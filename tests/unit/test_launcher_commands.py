@@ -243,6 +243,32 @@ async def test_dry_run_prints_the_script_and_calls_nobody(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("submit job.toml --node 3", "a key of job.toml is written as in --nodes 3"),
+        ("submit job.toml --steps 50", "an option of the script belongs into command of job.toml"),
+        ("run --local job.toml --steps 50", "an option of the script belongs into command of job.toml"),
+        ("plan job.toml --node 3", "a key of job.toml is written as in --nodes 3"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_advice(
+    line: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = line.split()
+    with pytest.raises(SystemExit) as ended:
+        parser(words[:1]).parse_args(words)
+    assert ended.value.code == WrongInput.status
+    assert advice in outputs(capsys)[1]
+
+
+def test_an_argument_behind_the_file_is_refused_with_advice(tmp_path: Path) -> None:
+    options = parser().parse_args(["submit", str(job_file(tmp_path)), "50"])
+    with pytest.raises(WrongInput, match="'50' is no option of sbatch") as refused:
+        prepare(options, Site())
+    assert "belong into command of job.toml" in refused.value.hint
+
+
 async def test_status_of_a_running_gang(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     await world.start_agents(NODES)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])

@@ -13,6 +13,7 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.spec.spec import parse
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.slurm.client.parsing.sbatch_request import read_request
+from muster.slurm.client.sbatch_options import read_words
 from muster.v1.common_pb2 import JobSpec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -45,7 +46,7 @@ def submission(text: str, *options: str) -> Submission:
     """The result of `muster submit` for `text`, with a fixed gang id."""
     job = parse(text, "job.toml")
     spec = job.to_proto(work_dir="/home/alice")
-    return Submission(job, spec, f"{job.name}-0011aabb", "ctl:7070", options)
+    return Submission(job, spec, f"{job.name}-0011aabb", "ctl:7070", tuple(read_words(options)))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,9 @@ def test_slurm_reads_the_options_as_intended() -> None:
     assert (request.comment, request.time_limit_s) == ("from the command line", 60 * 3600)
 
 
-@pytest.mark.parametrize("option", ["--nodes=3", "-N3", "-N", "--array=1-4", "--no-requeue", "--wrap=true", "-a1"])
+@pytest.mark.parametrize(
+    "option", ["--nodes=3", "-N3", "--arr=1", "-HN3", "--array=1-4", "--no-requeue", "--wrap=true", "-W"]
+)
 def test_an_option_that_contradicts_the_spec_is_refused(option: str) -> None:
     with pytest.raises(WrongInput, match="is not allowed"):
         render(submission(PLAIN, option))
@@ -107,4 +110,4 @@ def test_without_an_address_nodes_use_their_own_settings() -> None:
     ],
 )
 def test_pool_nodes_get_the_options_of_a_single_node(options: tuple[str, ...], found: list[str]) -> None:
-    assert node_options(parse(RICH, "job.toml"), options) == found
+    assert node_options(parse(RICH, "job.toml"), read_words(options)) == found

@@ -193,8 +193,8 @@ def test_every_key_is_in_the_reference() -> None:
         ('stop_signal = "KILL"', "stop_signal = 'KILL': must be a signal that a program can catch"),
         ('env = { RANK = "0" }', "Muster sets RANK for each rank"),
         ("env = { N = 1 }", "env.N: must be a string in quotes"),
-        ('env = { N = "a\\u0000" }', "env: N must not contain a NUL character"),
-        ('preload = ["a-b"]', "'a-b' is not a valid module name"),
+        ('env = { N = "a\\u0000" }', "env.N: must not contain a NUL character"),
+        ('preload = ["a-b"]', "not a valid module name: 'a-b'"),
         ("parallelism = { tensor = 3 }", "context * pipeline = 3 * 1 * 1 = 3 must divide nodes * ranks_per_node = 4"),
         ("parallelism = { tensor = 3 }", "= 4: choose nodes as a multiple of 3"),
         ("parallelism = { data = 3 }", "1 * 1 * 3 = 3 must equal nodes * ranks_per_node = 4 * 1 = 4"),
@@ -252,7 +252,7 @@ def test_every_key_is_in_the_reference() -> None:
         ("gpus_per_node = 2\nranks_per_node = 3", "ranks_per_node = 3 must be a multiple of gpus_per_node = 2"),
         ("[slurm]\nnodes = 3", "slurm.nodes = 3: unknown key; it belongs at the top of the file"),
         ('[slurm]\ntime = "soon"', "slurm.time = 'soon': must be a Slurm time"),
-        ('[slurm]\noptions = ["nice"]', "'nice' is not an option"),
+        ('[slurm]\noptions = ["nice"]', "'nice' is no option of sbatch; write each option as one string"),
         ('[slurm]\npartition = "a\\nb"', "must be one line"),
         ("name", "job.toml is not TOML"),
     ],
@@ -298,6 +298,29 @@ def test_all_mistakes_are_reported_at_once() -> None:
 )
 def test_a_value_that_python_can_not_show_is_refused_in_words(text: str) -> None:
     assert re.search("is not TOML: (an integer has more than 64 bits|more than 32 tables and lists)", refusal(text))
+
+
+def test_one_answer_names_all_mistakes() -> None:
+    tables = """
+env = { FOO = 1, RANK = "0", "A B" = "1", WORLD_SIZE = "4" }
+preload = ["a-b", "torch", "c d"]
+slurm.options = ["nice", "--nodes 3", "--array=0-3", "--nice=3", "-J x"]
+"""
+    told = refusal(f"{LEAST}{tables}")
+    for words in (
+        *("env.FOO: must be a string", "env.RANK: Muster sets RANK", "env.A B", "env.WORLD_SIZE", "'a-b', 'c d'"),
+        *("'nice' is no option", "--nodes=3 is not allowed", "--array=0-3 is not", "--job-name=x is not allowed"),
+    ):
+        assert words in told
+    told = refusal(
+        f"{LEAST}min_nodes = 9\ngpus_per_node = 2\nslurm.gres = 'gpu:2'\nmodel.global_batch = 6\n"
+        "checkpoint.durable_every = '30 minutes'\n"
+    )
+    for words in (
+        *("min_nodes = 9 must not", "checkpoint.durable_every needs", "gpus_per_node and slurm.gres"),
+        "parallelism.data = 8 must divide model.global_batch",
+    ):
+        assert f"\n  {words}" in told
 
 
 @pytest.mark.parametrize(

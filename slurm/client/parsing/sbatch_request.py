@@ -4,11 +4,10 @@ uses.
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.slurm.client import sbatch_options
 from muster.slurm.client.parsing.hostlist import expand
 
 
@@ -33,10 +32,13 @@ class JobRequest:
 
 
 def read_request(script: str, options: Sequence[str], work_dir: str) -> JobRequest:
-    """Reads the `#SBATCH` lines of `script`, then `options`. Unknown options are ignored."""
-    directives = re.findall(r"^#SBATCH\s+(.*)$", script, re.MULTILINE)
-    words = [word for line in directives for word in shlex.split(line, comments=True)] + list(options)
-    found = _read_options(words)
+    """Reads the `#SBATCH` lines of `script`, then `options`. Unknown options are ignored.
+
+    Raises:
+        ValueError: a line, or an option, is none of sbatch.
+    """
+    given = [*sbatch_options.read_script(script), *sbatch_options.read_words(options)]
+    found = {option.name: option.value or "" for option in given}
     days, hours, minutes, seconds = _time_limit(found.get("time", ""))
     limit = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return JobRequest(
@@ -53,37 +55,6 @@ def read_request(script: str, options: Sequence[str], work_dir: str) -> JobReque
         work_dir=work_dir,
         switches=int(found["switches"].partition("@")[0]) if "switches" in found else None,
     )
-
-
-_SHORT = {
-    "N": "nodes",
-    "J": "job-name",
-    "k": "no-kill",
-    "x": "exclude",
-    "w": "nodelist",
-    "d": "dependency",
-    "t": "time",
-}
-_FLAGS = frozenset({"no-kill", "requeue", "no-requeue", "exclusive", "parsable", "hold"})
-
-
-def _read_options(words: Sequence[str]) -> dict[str, str]:
-    """Reads `--key=value`, `--key value`, `-kvalue` and `-k value`. The keys of the result are long names."""
-    found: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-        elif word.startswith("-") and word[1:2] in _SHORT:
-            key, value = _SHORT[word[1]], word[2:]
-            equals = value
-        else:
-            continue
-        if not equals and key not in _FLAGS and rest:
-            value = rest.pop(0)
-        found[key] = value
-    return found
 
 
 def _time_limit(text: str) -> tuple[int, int, int, int]:

@@ -1,0 +1,73 @@
+"""What a user asks of sbatch: the keys of [slurm], options of their own, and which of these are not allowed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_texts
+
+if TYPE_CHECKING:
+    from muster.launcher.spec.spec import Job
+
+_INSTEAD = {
+    "nodes": "nodes and spares in job.toml",
+    "ntasks": "ranks_per_node in job.toml",
+    "ntasks-per-node": "ranks_per_node in job.toml",
+    "job-name": "name in job.toml",
+    "requeue": "requeue in job.toml",
+    "no-requeue": "requeue in job.toml",
+    "no-kill": "always set",
+    "array": "several submissions, one for each gang",
+    "wrap": "command in job.toml",
+    "clusters": "a login node of that cluster",
+    "test-only": "muster submit --dry-run, or muster plan",
+    "wait": "muster status -f JOB after the submission",
+}
+"""Options that would contradict job.toml, or what Muster always sets, and what to use instead."""
+
+
+def problems(options: Iterable[SbatchOption]) -> list[str]:
+    """One text for each option that is not allowed."""
+    return [
+        f"the sbatch option {option} is not allowed; use instead: {_INSTEAD[option.name]}"
+        for option in options
+        if option.name in _INSTEAD
+    ]
+
+
+def problems_of_texts(texts: Iterable[str]) -> list[str]:
+    """The same for the texts of job.toml, with those that are no option."""
+    wrong = []
+    for text in texts:
+        try:
+            wrong += problems(read_texts([text]))
+        except WrongOption as error:
+            wrong.append(f'{error}; write each option as one string, for example "--nice=100"')
+    return wrong
+
+
+def all_options(job: Job, options: Iterable[SbatchOption]) -> list[SbatchOption]:
+    """What the user asks of Slurm, in any way. Later options override earlier ones."""
+    return [*_slurm_options(job), *read_texts(job.slurm.options), *options]
+
+
+def _slurm_options(job: Job) -> Iterator[SbatchOption]:
+    """The Slurm requests of job.toml."""
+    slurm = job.slurm
+    wanted = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+        "constraint": slurm.constraint,
+        "time": slurm.time,
+        "mem": slurm.mem,
+        "cpus-per-task": slurm.cpus_per_task,
+        "gres": job.gres,
+        "exclude": slurm.exclude,
+        "switches": slurm.switches,
+        "dependency": slurm.dependency,
+        "comment": slurm.comment,
+    }
+    return (SbatchOption(key, str(value)) for key, value in wanted.items() if value is not None)
