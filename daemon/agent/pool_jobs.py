@@ -17,6 +17,7 @@ from muster.daemon.host import clock, private_file
 from muster.slurm.client.batch_script import NotOneLine, PoolJob, render_pool_script
 from muster.slurm.client.errors import SlurmError
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_texts
+from muster.slurm.client.submit_environment import for_sbatch
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,8 @@ SBATCH_TIMEOUT_S = 120.0
 _CANCEL_S = 20.0
 _NO_END_TIME = 2**32 - 2
 """The end time that Slurm gives for a job without a time limit."""
-_JOB_PREFIXES = ("SLURM", "SBATCH", "MUSTER_")
-"""Prefixes of environment variables that belong to the current job. The new job must not see them."""
-_SITE_VARIABLES = frozenset({"SLURM_CONF", "MUSTER_CONFIG", "MUSTER_AUTH"})
-"""Variables with such a prefix that the new job does need."""
+_SITE_VARIABLES = frozenset({"MUSTER_CONFIG", "MUSTER_AUTH"})
+"""Variables of Muster that the new job needs. The others belong to the current job: the new one must not see them."""
 _INHERITED_OPTIONS = {
     "partition": "SLURM_JOB_PARTITION",
     "account": "SLURM_JOB_ACCOUNT",
@@ -119,8 +118,8 @@ class PoolRequests:
         await asyncio.to_thread(private_file.replace, path, text)
         environ = {
             name: value
-            for name, value in terms.environ.items()
-            if name in _SITE_VARIABLES or not name.startswith(_JOB_PREFIXES)
+            for name, value in for_sbatch(terms.environ).items()
+            if name in _SITE_VARIABLES or not name.startswith("MUSTER_")
         }
         return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_TIMEOUT_S)
 

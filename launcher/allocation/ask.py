@@ -23,6 +23,7 @@ from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
 from muster.launcher.spec.job_options import all_options
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.sbatch_options import SbatchOption, value_of
+from muster.slurm.client.submit_environment import for_sbatch
 from muster.slurm.client.types import Node, Slurm, StartEstimate, Unknown
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class _Question:
                         Path(file.name),
                         (f"--nodes={job.nodes + request.spares}", *request.options),
                         cwd=Path.cwd(),
-                        env=os.environ,
+                        env=for_sbatch(os.environ),
                         timeout_s=QUESTION_TIMEOUT_S,
                     )
                     for request in requests

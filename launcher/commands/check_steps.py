@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from muster.launcher.command import print_note
 from muster.launcher.errors import SiteFault, Unavailable
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.errors import SlurmError
+from muster.slurm.client.submit_environment import for_own_srun
 
 _NODE_DEADLINE_S = 15.0
 """Seconds for the check of one node."""
@@ -71,7 +73,9 @@ async def check_nodes(nodes: Sequence[str], options: CheckOptions) -> Checked:
     name = f"muster-check-{secrets.token_hex(4)}"
     try:
         stdin = asyncio.subprocess.PIPE if options.pairs else asyncio.subprocess.DEVNULL
-        process = await run_command.start([*_srun(nodes, options, name), *_program(options)], stdin=stdin)
+        process = await run_command.start(
+            [*_srun(nodes, options, name), *_program(options)], stdin=stdin, env=for_own_srun(os.environ)
+        )
     except SlurmError as error:
         raise SiteFault(str(error)) from None
     errors = asyncio.create_task(_read_all(process.stderr))
@@ -207,6 +211,7 @@ def _srun(nodes: Sequence[str], options: CheckOptions, name: str) -> list[str]:
         "--wait=0",
         "--cpu-bind=none",
         "--mpi=none",
+        "--export=ALL",
         *partition,
     ]
 

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.registration import Registration
 from muster.launcher.submission.script import Submission, node_options, render
 from muster.launcher.submission.traffic import group_traffic, spreading
+from muster.slurm.client import submit_environment
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_words
@@ -88,7 +89,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     from muster.launcher.spec import spec  # not before the coordinator is asked
 
     job = spec.load(options.job, options)
-    more = _more_options(options.options)
+    more = _more_options(job, options.options, os.environ)
     # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
     return Submission(
@@ -101,17 +102,28 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     )
 
 
-def _more_options(words: Sequence[str]) -> tuple[SbatchOption, ...]:
-    """The options of the command line.
+def _more_options(job: Job, words: Sequence[str], environ: Mapping[str, str]) -> tuple[SbatchOption, ...]:
+    """The options of the command line, and those that the shell's variables ask for.
 
     Raises:
-        WrongInput: a word is no option.
+        WrongInput: a word is no option, or a variable sends jobs to another cluster.
     """
+    from muster.launcher.spec.job_options import all_options
+
+    for name in submit_environment.OTHER_CLUSTER:
+        if environ.get(name):
+            raise WrongInput(
+                f"{name} = {environ[name]!r} sends jobs to another cluster, where this coordinator supervises none",
+                f"unset {name}, or submit on a login node of that cluster. Nothing was queued",
+            )
     try:
         given = read_words(words)
     except WrongOption as error:
         raise WrongInput(str(error), "arguments of the script belong into command of job.toml") from None
-    return tuple(given)
+    taken = submit_environment.site_options(environ, all_options(job, given))
+    if ignored := submit_environment.ignored(environ, taken):
+        print_note(f"muster: the job does not follow {', '.join(ignored)} of this shell: job.toml says what it needs")
+    return (*taken, *given)
 
 
 def _wire(job: Job, options: Sequence[SbatchOption]) -> JobSpec:
@@ -266,8 +278,7 @@ def _check_durable_store(url: str) -> None:
 
 
 async def _sbatch(slurm: Slurm | Sbatch, path: Path, submission: Submission) -> int:
-    # Slurm sets SLURM_RESTART_COUNT only in restarted jobs. A job that such a job submits must not inherit the value.
-    environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
+    environ = submit_environment.for_sbatch(os.environ, submission.options)
     try:
         return await slurm.submit(path, cwd=Path.cwd(), env=environ, timeout_s=SBATCH_TIMEOUT_S)
     except SlurmTimeout as error:

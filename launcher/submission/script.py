@@ -39,7 +39,7 @@ class Submission:
     coordinator: str
     """host:port. If empty, the nodes use the address in their own /etc/muster/muster.toml."""
     options: tuple[SbatchOption, ...] = ()
-    """Additional sbatch options from the command line."""
+    """Additional sbatch options from the command line, and those that the environment of the submitting shell asks."""
     shape: tuple[str, ...] = ()
     """Options that give the job the nodes that its groups ask for."""
     shape_notes: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from muster.slurm.client.sbatch_options import SbatchOption, joined, read_texts
 from muster.v1.common_pb2 import JobSpec
 
 # The step must survive the loss of a node: srun ends no task because another task ended. srun binds agents to no core.
+# Agents get the environment of the script, also if the job was submitted with --export=NONE.
 SRUN = (
     "srun",
     "--ntasks-per-node=1",
@@ -27,6 +28,7 @@ SRUN = (
     "--cpu-bind=none",
     "--mpi=none",
     "--input=none",
+    "--export=ALL",
 )
 _END = "END_OF_SPEC"
 # If one of these options is given several times, Slurm needs one value with all parts, joined by this character.

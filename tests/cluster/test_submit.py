@@ -42,6 +42,18 @@ for step in range(1, 4):
     print("step", time.time(), flush=True)
 """
 """A script without a line of the library. In the first generation, rank 1 stops, and rank 0 waits for it."""
+SHELL = """
+SBATCH_REQUEUE=1 SBATCH_NO_REQUEUE=1 SBATCH_ARRAY_INX=0-3 SBATCH_OPEN_MODE=truncate SBATCH_OUTPUT=/tmp/%j.txt
+SBATCH_JOB_NAME=other SBATCH_WAIT=1 SBATCH_EXPORT=NONE SBATCH_GET_USER_ENV=1 SBATCH_TIMELIMIT=60 SBATCH_EXCLUSIVE=user
+SBATCH_SIGNAL=USR1@3000 SBATCH_GPUS_PER_NODE=64 SBATCH_SEGMENT_SIZE=7 SBATCH_MEM_PER_CPU=1 SBATCH_INPUT=/nowhere
+SBATCH_DISTRIBUTION=arbitrary SBATCH_NO_KILL=0 SBATCH_REQ_SWITCH=1 SBATCH_OVERCOMMIT=1 SBATCH_DEBUG=3
+SLURM_TIMELIMIT=1 SRUN_CPUS_PER_TASK=64 SLURM_CPUS_PER_TASK=64 SLURM_MEM_PER_CPU=1 SLURM_MEM_PER_NODE=1
+SLURM_DISTRIBUTION=arbitrary SLURM_EXACT=1 SLURM_OVERCOMMIT=1 SLURM_LABELIO=1 SLURM_HOSTFILE=/nowhere SLURM_NTASKS=7
+SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=1 SLURM_JOBID=1 SLURM_JOB_NODELIST=n7 SLURM_NNODES=1 SLURM_RESTART_COUNT=3
+SLURM_GPUS=64 SLURM_HINT=compute_bound SLURM_NTASKS_PER_NODE=4 SLURM_EXCLUSIVE=1 SLURM_REMOTE_CWD=/nowhere
+SRUN_OUTPUT=/nowhere/x SLURM_STDOUTMODE=/nowhere/x SLURM_TASK_PROLOG=/nowhere/x SLURM_WAIT=1 SLURM_KILL_BAD_EXIT=1
+"""
+"""Variables of a shell. tests/unit/test_submit_environment.py has all that sbatch and srun read."""
 FOR_EVER = ["sh", "-c", "echo rank $RANK is here; exec sleep 600"]
 
 
@@ -187,3 +199,27 @@ def test_sbatch_options_and_refusals(healthy: Cluster) -> None:
     assert refused.rc == 64
     assert "Invalid partition" in refused.stderr
     assert healthy.sh(LOGIN, "squeue -h") == ""
+
+
+def test_variables_of_the_submitting_shell_change_nothing(healthy: Cluster) -> None:
+    """A site's, a user's, and those of a job that the shell is a part of. Some of them alone would end the job, or have
+    it start again for ever."""
+    path = lay_out(healthy, "variables", ["sh", "-c", "echo rank $RANK of $WORLD_SIZE at $HOME; exit 0"])
+    done = healthy.exec(LOGIN, "env", *SHELL.split(), "muster", "submit", path, user="alice")
+    assert "SBATCH_EXPORT" in done.stderr, "the user is told"
+    job = done.stdout.strip()
+    assert slurm_state(healthy, job) == "COMPLETED"
+    view = json.loads(muster(healthy, "status", "--json", job).stdout)
+    assert (view["phase"], view["name"]) == ("DONE", "variables")
+    shown = healthy.sh(LOGIN, f"scontrol show job {job}")
+    for words in (
+        "JobName=variables",
+        "TimeLimit=01:00:00",
+        "/shared/variables/run/slurm-",
+        "NumNodes=3",
+        "Restarts=0",
+    ):
+        assert words in shown
+    log = muster(healthy, "logs", job).stdout
+    assert "rank 0 of 2 at /" in log
+    assert "rank 1 of 2 at /" in log
