@@ -106,6 +106,7 @@ class Invariants:
                 self._versions.generation_fenced(gangs[fact.gang], fact)
                 self._planned_swaps.check_fence(gangs[fact.gang], fact)
                 self._hangs.check_fence(fact, at)
+                self._node_health.check_fence(fact)
                 self._liveness.generation_fenced(gangs[fact.gang], fact)
             case facts.SwapPlanned():
                 self._planned_swaps.check_plan(core, fact)

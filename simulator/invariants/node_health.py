@@ -57,16 +57,32 @@ class NodeHealthInvariant:
         """Nodes that Slurm has drained, and whose health changes next."""
         self._reset_nodes: dict[tuple[str, int], set[str]] = {}
         self._ended_by_sigkill: set[tuple[str, int]] = set()
+        self._crashed_unseen: dict[tuple[str, int], str] = {}
+        """By gang and generation: the node on which a signal ended a rank while nobody coordinated."""
 
     def rank_crashed(self, generation: tuple[str, int], node: str, exit_code: int) -> None:
         """A rank has crashed because of itself or its node."""
         self._crash_counts[node] = self._crash_counts.get(node, 0) + 1
         if exit_code == EXIT_BY_SIGKILL:
             self._ended_by_sigkill.add(generation)
+        if exit_code < 0 and not self._world.coordinator.alive:
+            self._crashed_unseen.setdefault(generation, node)
 
     def rank_died_of_reset(self, generation: tuple[str, int], node: str) -> None:
         """A healthy rank has died because the kernel of a peer reset their connection."""
         self._reset_nodes.setdefault(generation, set()).add(node)
+
+    def check_fence(self, fact: facts.GenerationFenced) -> None:
+        """A fence names a node. It is none whose ranks died of a reset, if the agent that has seen the cause can say
+        so."""
+        generation = (fact.gang, fact.generation)
+        cause = self._crashed_unseen.get(generation, "")
+        require(
+            not cause
+            or fact.crashed_on not in self._reset_nodes.get(generation, set())
+            or self._reachability.was_unreachable(COORDINATOR, fact.gang, cause),
+            f"invariant 3: {fact.crashed_on} is named for a crash, and a rank on {cause} had crashed before",
+        )
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """The core changes a node's health."""

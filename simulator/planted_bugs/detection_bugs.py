@@ -140,6 +140,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="    if last.hung or not last.crashed_on:",
         bug="    if last.generation:",
     ),
+    "name-whoever-attaches-first": PlantedBug(
+        "Of ranks that failed while nobody coordinated, the one whose agent attaches first is named.",
+        module=f"{_ROOM}.attribution",
+        code="    return unseen and not late",
+        bug="    return False and not late",
+    ),
     "call-a-phase-a-hang": PlantedBug(
         "Ranks in a declared phase count as hung.",
         module=f"{_ROOM}.hang_detector",

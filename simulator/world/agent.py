@@ -64,6 +64,7 @@ class Rank:
     pending_exit_code: int | None = None
     """The rank is exiting by itself with this code. A SIGKILL that comes now does not change the code."""
     died_of_reset: bool = False
+    ended_at: float = 0.0
     declared_phase: str = ""
     stopped_step: int = 0
     flip: int = 0
@@ -241,6 +242,7 @@ class Agent(Process):
                     hang_place=r.hang_place if self.stacks_generation == r.generation else None,
                     entered_collectives=r.entered_collectives if self.stacks_generation == r.generation else None,
                     block_times=step_times.reported(r.step_blocks),
+                    ended_s_ago=self.schedule.now - r.ended_at if has_exited else None,
                 )
             )  # fmt: skip
         return events.AgentStatus(
@@ -425,6 +427,7 @@ class Agent(Process):
             return
         exit_code = exit_code if rank.pending_exit_code is None else rank.pending_exit_code
         rank.alive, rank.running, rank.exit_code, rank.stderr = False, False, exit_code, stderr
+        rank.ended_at = self.schedule.now
         if exit_code and (rank.pending_exit_code is not None or not rank.kill_sent):
             self.world.observer.rank_crashed(
                 self.identity.gang, rank.generation, self.node, exit_code, of_reset=rank.died_of_reset

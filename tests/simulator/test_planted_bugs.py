@@ -25,6 +25,7 @@ MORE_SEEDS = {
     "trust-the-coordinator-alone": 600,  # a node is cut off from the coordinator alone, and for long enough
     "blame-a-second-node-for-a-slow-rank": 1200,  # a rank is slow on two nodes in turn
     "restore-what-replicas-disagree-on": 1200,  # a bit flips shortly before the leader of the commits is lost
+    "name-whoever-attaches-first": 900,  # a rank crashes while nobody coordinates, and a peer dies of the reset
     "name-a-rank-too-soon": 1200,  # one rank alone is silent, and comes back between the two times
     "blame-nodes-for-storage": 1500,  # ranks on many nodes can't be killed, and stay so for long
 }

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from muster.daemon.host import packets, process_tree
+from muster.daemon.host import clock, packets, process_tree
 from muster.v1.agent_pb2 import RankPhase, RankStatus
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class RankProcess:
         self._phase = RankPhase.RANK_PHASE_STARTING
         self._pid = 0
         self._exit_code = 0
+        self._ended_at: float | None = None
         self._log_tail = ""
 
     def status(self, step: int | None) -> RankStatus:
@@ -59,6 +60,7 @@ class RankProcess:
             stderr_tail=self._log_tail,
             step=step or 0,
             progressed=step is not None,
+            ended_ms_ago=None if self._ended_at is None else round(1000 * (clock.monotonic() - self._ended_at)),
         )
 
     @property
@@ -115,7 +117,7 @@ class RankProcess:
     def fail_start(self, words: str, code: int = 1) -> None:
         """The rank could not be started."""
         self._log_tail = self.start_error = words
-        self._phase, self._exit_code = RankPhase.RANK_PHASE_EXITED, code
+        self._note_end(code)
         self.mark_gone()
 
     def _mark_started(self, pid: int, cold: str) -> None:
@@ -128,11 +130,14 @@ class RankProcess:
 
     def _mark_exited(self, code: int, tail: str) -> None:
         log.info("%s has ended: %s", self.id.key, _describe_exit(code))
-        self._phase, self._exit_code = RankPhase.RANK_PHASE_EXITED, code
+        self._note_end(code)
         self._log_tail = self.start_error or tail
         # A killed rank is reported when all its processes have ended (`mark_gone`), not here.
         if not self.kill_requested:
             self._changed()
+
+    def _note_end(self, code: int) -> None:
+        self._phase, self._exit_code, self._ended_at = RankPhase.RANK_PHASE_EXITED, code, clock.monotonic()
 
 
 def _describe_exit(code: int) -> str:

@@ -432,6 +432,7 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         idle_quarters=message.idle_quarters if message.HasField("idle_quarters") else None,
         entered_collectives=message.entered_collectives if message.HasField("entered_collectives") else None,
         gpu=message.gpu if message.HasField("gpu") else None,
+        ended_s_ago=message.ended_ms_ago / 1000 if message.HasField("ended_ms_ago") else None,
     )
 
 

@@ -336,6 +336,7 @@ class RankStatus(_message.Message):
     IDLE_QUARTERS_FIELD_NUMBER: _builtins.int
     ENTERED_COLLECTIVES_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    ENDED_MS_AGO_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     generation: _builtins.int
@@ -366,6 +367,10 @@ class RankStatus(_message.Message):
     """
     gpu: _builtins.int
     """The GPU that LOCAL_RANK selects, as nvidia-smi counts. Absent: not known, or the rank has several."""
+    ended_ms_ago: _builtins.int
+    """With EXITED: milliseconds from the end of the rank to this status. So exits on several nodes have an order, although
+    the agents report them late. Absent: an agent of an earlier version.
+    """
     @_builtins.property
     def block_times(self) -> Global___BlockTimes:
         """The newest measured steps of the rank in this generation; absent: nothing was measured."""
@@ -398,11 +403,14 @@ class RankStatus(_message.Message):
         idle_quarters: _builtins.int | None = ...,
         entered_collectives: _builtins.int | None = ...,
         gpu: _builtins.int | None = ...,
+        ended_ms_ago: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_gpu", b"_gpu", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "entered_collectives", b"entered_collectives", "gpu", b"gpu", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "not_finite", b"not_finite", "silent_s", b"silent_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ms_ago", b"_ended_ms_ago", "_entered_collectives", b"_entered_collectives", "_gpu", b"_gpu", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "ended_ms_ago", b"ended_ms_ago", "entered_collectives", b"entered_collectives", "gpu", b"gpu", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "not_finite", b"not_finite", "silent_s", b"silent_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives", "_gpu", b"_gpu", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "declared_phase", b"declared_phase", "entered_collectives", b"entered_collectives", "exit_code", b"exit_code", "generation", b"generation", "gpu", b"gpu", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "local_rank", b"local_rank", "not_finite", b"not_finite", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "silent_s", b"silent_s", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ms_ago", b"_ended_ms_ago", "_entered_collectives", b"_entered_collectives", "_gpu", b"_gpu", "_idle_quarters", b"_idle_quarters", "_silent_s", b"_silent_s", "block_times", b"block_times", "declared_phase", b"declared_phase", "ended_ms_ago", b"ended_ms_ago", "entered_collectives", b"entered_collectives", "exit_code", b"exit_code", "generation", b"generation", "gpu", b"gpu", "hang_place", b"hang_place", "idle_quarters", b"idle_quarters", "local_rank", b"local_rank", "not_finite", b"not_finite", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "silent_s", b"silent_s", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ended_ms_ago: _TypeAlias = _typing.Literal["ended_ms_ago"]  # noqa: Y015
+    _WhichOneofArgType__ended_ms_ago: _TypeAlias = _typing.Literal["_ended_ms_ago", b"_ended_ms_ago"]  # noqa: Y015
     _WhichOneofReturnType__entered_collectives: _TypeAlias = _typing.Literal["entered_collectives"]  # noqa: Y015
     _WhichOneofArgType__entered_collectives: _TypeAlias = _typing.Literal["_entered_collectives", b"_entered_collectives"]  # noqa: Y015
     _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
@@ -411,6 +419,8 @@ class RankStatus(_message.Message):
     _WhichOneofArgType__idle_quarters: _TypeAlias = _typing.Literal["_idle_quarters", b"_idle_quarters"]  # noqa: Y015
     _WhichOneofReturnType__silent_s: _TypeAlias = _typing.Literal["silent_s"]  # noqa: Y015
     _WhichOneofArgType__silent_s: _TypeAlias = _typing.Literal["_silent_s", b"_silent_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_ms_ago) -> _WhichOneofReturnType__ended_ms_ago | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__entered_collectives) -> _WhichOneofReturnType__entered_collectives | None: ...
     @_typing.overload

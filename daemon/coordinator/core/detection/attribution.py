@@ -5,6 +5,9 @@ further there, after two crashes on the old node, it was the node. A hang is att
 pause looks the same, and passes elsewhere because each hang in one place doubles the timeout.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.detection.progress_timeouts import has_finished_step
 from muster.daemon.coordinator.core.state import facts
@@ -20,6 +23,49 @@ EXIT_BY_SIGKILL = -9
 EXITS_WITHOUT_FAULT = frozenset({-6, EXIT_BY_SIGKILL, -15})
 """Exit codes by signals (SIGABRT, SIGKILL, SIGTERM) with which a rank ends itself over the loss of a peer, or is
 ended."""
+SAME_TIME_S = 1.0
+"""Seconds within which the order of two exits proves nothing: a coordinator that a thousand agents attach to takes so
+long to read what they say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """The end of a rank. `at`: when that was, on the coordinator's clock."""
+
+    node: str
+    rank: RankState
+    at: float
+
+    @property
+    def failed(self) -> bool:
+        """The rank has ended with an error."""
+        return not self.rank.running and bool(self.rank.exit_code)
+
+    @property
+    def by_fault(self) -> bool:
+        """A signal has ended the rank that is no answer to the loss of a peer. Of a rank that is not fenced, SIGKILL is
+        none."""
+        return (self.rank.exit_code or 0) < 0 and self.rank.exit_code not in EXITS_WITHOUT_FAULT - {EXIT_BY_SIGKILL}
+
+
+def exit_of(gang_turn: GangTurn, node: str, rank: RankState) -> RankExit:
+    """The exit of `rank` on `node`. An agent of an earlier version does not say when it was."""
+    agent = gang_turn.observed.agents[node]
+    return RankExit(node, rank, agent.reported_at - (rank.ended_s_ago or 0.0))
+
+
+def may_have_failed_earlier_elsewhere(gang_turn: GangTurn, failed: Sequence[RankExit]) -> bool:
+    """These ranks failed while nobody coordinated, and an agent that may know of an earlier failure is about to attach
+    again. A healthy rank dies of the reset of a peer's connection, and its agent may attach first."""
+    late = gang_turn.index.unattached.intersection(seat.node for seat in gang_turn.gang.seats)
+    unseen = min(one.at for one in failed) < gang_turn.turn.observed.observing_since
+    return unseen and not late <= gang_turn.observed.suspected_since.keys()
+
+
+def first_to_fail(failed: Sequence[RankExit]) -> RankExit:
+    """The exit that the others may follow from: the first one. Of those at the same time, one by a fault."""
+    first = min(one.at for one in failed)
+    return min(failed, key=lambda one: (one.at > first + SAME_TIME_S, not one.by_fault, one.at))
 
 
 def find_crashed_node(gang_turn: GangTurn) -> str:

@@ -477,24 +477,27 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
     if not index.crashed:
         return False
     nodes = sorted(index.crashed, key=lambda node: index.seats[node].group_rank)
-    failed = [
-        (node, rank) for node in nodes for rank in _ranks_on(gang_turn, node) if not rank.running and rank.exit_code
-    ]
+    exits = [attribution.exit_of(gang_turn, node, rank) for node in nodes for rank in _ranks_on(gang_turn, node)]
+    failed = [one for one in exits if one.failed]
+    if attribution.may_have_failed_earlier_elsewhere(gang_turn, failed):
+        return True  # `failure_detector.examine` suspects the agents that do not come
     # An agent that has fenced the running generation by itself was cut off: not a fault of the software.
     crashed = [
-        (node, rank)
-        for node, rank in failed
-        if gang_turn.observed.status(node).fenced_generation < gang_turn.gang.generation
+        one for one in failed if gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.generation
     ]
     if crashed:
         # A script that fails during a planned stop is not at fault.
-        node, rank = crashed[0]
+        first = attribution.first_to_fail(crashed)
         stops = gang_turn.gang.stop is not None
         failure_detector.fence_generation(
-            gang_turn, _exit_reason(node, rank), hardware=stops, suspected_at=gang_turn.now, crashed_on=node
+            gang_turn,
+            _exit_reason(first.node, first.rank),
+            hardware=stops,
+            suspected_at=gang_turn.now,
+            crashed_on=first.node,
         )
     else:
-        words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
+        words = f"{failed[0].node} was cut off from the coordinator and most of its gang, and has ended its ranks"
         failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True
 

@@ -209,6 +209,8 @@ class RankState:
     """How many collectives the rank had entered when its generation hung; None: nobody counts them."""
     gpu: int | None = None
     """The GPU that LOCAL_RANK selects, as nvidia-smi counts; None: it is not known, or the rank has several."""
+    ended_s_ago: float | None = None
+    """Seconds from the end of the rank to the status; None: it has not ended, or its agent does not say."""
 
 
 @dataclass(frozen=True, slots=True)
