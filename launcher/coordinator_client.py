@@ -108,6 +108,16 @@ class CoordinatorClient:
             self._raise_error(error)
         return True
 
+    async def newest_run(self, identity: str) -> pb.GangView | None:
+        """The caller's gang that is a run of a job (gang_ids.job_identity): the one that is queued or runs, else the
+        newest one. None: the coordinator knows none."""
+        try:
+            return await self._stub.Describe(pb.GangRef(job_identity=identity), timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return None
+            self._raise_error(error)
+
     async def register(self, gang_id: str, job: int, spec: JobSpec) -> None:
         """Registers a gang that was just queued. Idempotent."""
         request = pb.RegisterRequest(gang_id=gang_id, slurm_job_id=job, spec=spec)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,21 +38,49 @@ def newest_checkpoint(where: str, gang: str = "") -> str | None:
     """
     if is_complete(where):
         return where
+    found = newest_of_gangs(where, gang)
+    return locations.join(where, last_completed(found.values()).name) if found else None
+
+
+def newest_of_gangs(where: str, gang: str = "") -> dict[str, FoundFolder]:
+    """The newest complete checkpoint of each gang in a place; the gang is empty where nothing names it.
+
+    `gang` as in `newest_checkpoint`. A checkpoint of another user counts only where there is no other.
+
+    Raises:
+        OSError: the place can't be read.
+        CheckpointError: the URL is wrong, or a package for it is missing.
+    """
     if not locations.is_url(where) and not os.path.isdir(where):
-        return None
-    store = locations.open_store(where)
-    newest_of_gang: dict[str, _Candidate] = {}
-    complete = [one for one in _complete(store) if gang in ("", one.gang)]
+        return {}
+    complete = [one for one in _complete(locations.open_store(where)) if gang in ("", one.gang)]
     believable = [one for one in complete if not one.is_foreign]
-    for one in sorted(believable or complete, key=lambda one: one.found.label.version):
-        newest_of_gang[one.gang] = one
-    if not newest_of_gang:
-        return None
-    last = max(
-        (one.found for one in newest_of_gang.values()),
-        key=lambda found: (found.completed_ns or 0, found.label.version, found.name),
-    )
-    return locations.join(where, last.name)
+    chosen = sorted(believable or complete, key=lambda one: one.found.label.version)
+    return {one.gang: one.found for one in chosen}
+
+
+def last_completed(folders: Iterable[FoundFolder]) -> FoundFolder:
+    """That of the checkpoints which was completed last."""
+    return max(folders, key=lambda found: (found.completed_ns or 0, found.label.version, found.name))
+
+
+def newest_of_job(where: str, job: str) -> tuple[str, dict[str, Any]] | None:
+    """The newest complete checkpoint of a job in a folder, of any of its runs, with its manifest; None: there is none.
+
+    Args:
+        where: a folder of checkpoints; a path or a URL.
+        job: as in manifests, not empty.
+
+    Raises:
+        OSError: the place can't be read.
+    """
+    store = locations.open_store(where)
+    own = [one.found for one in _complete(store) if not one.is_foreign]
+    for found in sorted(own, key=lambda one: (one.completed_ns or 0, one.label.version), reverse=True):
+        manifest = manifest_in(store, found.name)
+        if manifest.get("job") == job:
+            return locations.join(where, found.name), manifest
+    return None
 
 
 def older_checkpoint(where: str) -> str | None:

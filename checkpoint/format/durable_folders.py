@@ -21,6 +21,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from muster.checkpoint.format import folder_names
 from muster.checkpoint.format.versions import Version
 
 FOLDER_MODE = 0o755
@@ -33,7 +34,6 @@ MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 64 << 20
 """Far more than the manifest of 100,000 ranks has."""
 
-_FOLDER = re.compile(r"step_(\d+)_g(\d+)(?:_(.+?)(?:\.flush(\d+))?)?")
 _ASIDE = re.compile(r"\.(step_.+)\.(\d+)\.tmp")
 
 
@@ -73,10 +73,8 @@ def rank_of_file(name: str) -> int:
 
 def parse_folder_name(name: str) -> ParsedFolderName | None:
     """What the name of a final folder says; None for any other name."""
-    found = _FOLDER.fullmatch(name)
-    if not found:
-        return None
-    return ParsedFolderName(Version(int(found[2]), int(found[1])), found[3] or "", int(found[4] or 0))
+    found = folder_names.parse_name(name)
+    return ParsedFolderName(Version(found.generation, found.step), found.gang, found.serial) if found else None
 
 
 def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | None:
@@ -90,6 +88,7 @@ def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | Non
 class Manifest:
     """What a folder holds.
 
+    `job`: equal for all runs of a job (gang_ids.job_identity); empty: not known.
     `ranks`: for each rank the digest of its shard, and its file's name, size in bytes and XXH3-128 digest; the size of
     the items in it, and the digest of the digests that follow (block_digests.py). `metadata_bytes` and
     `metadata_xxh3_128`: size and digest of the metadata.
@@ -103,6 +102,7 @@ class Manifest:
     ranks: dict[str, dict[str, Any]]
     metadata_bytes: int
     metadata_xxh3_128: str
+    job: str = ""
 
     def dump(self) -> bytes:
         """The manifest as JSON."""
@@ -110,7 +110,7 @@ class Manifest:
 
     def matches(self, existing: dict[str, Any]) -> bool:
         """Whether the manifest `existing` names the same bytes. The reason of the flush may differ."""
-        return all(existing.get(key) == value for key, value in asdict(self).items() if key != "reason")
+        return all(existing.get(key) == value for key, value in asdict(self).items() if key not in ("reason", "job"))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Outside Muster the same lines run: no snapshot is taken, and `restore` starts fr
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from muster.checkpoint.training.agreements.planned_stop import PlannedStop
 from muster.checkpoint.training.agreements.process_group import rank_and_world_size, store_for
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
-from muster.checkpoint.training.durable_loading import which_checkpoint
+from muster.checkpoint.training.durable_loading import named_checkpoint, which_checkpoint
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
@@ -111,8 +112,8 @@ class Checkpoint:
             warmup: one forward and backward pass. It runs before a state is loaded, and its gradients are discarded.
                 DistributedDataParallel rebuilds its buckets after its first backward pass. Without the warmup, the
                 resumed run would sum gradients in another order than an unbroken run.
-            durable: a checkpoint folder, or a folder of checkpoints, of which the newest one is loaded (see
-                `newest.newest_checkpoint`); a path or a URL. It is used when Muster has no state to start from.
+            durable: a checkpoint, or a folder of checkpoints, of which the newest one of this job is loaded (see
+                `named_checkpoint.find_for_script`); a path or a URL. It is used when Muster has no state to start from.
             trust_durable_store: whoever may write to the store of objects that `durable` names is trusted. To load a
                 checkpoint runs what it says, and such a store does not say who has written it.
 
@@ -315,4 +316,6 @@ def _durable_source(start: StartPoint, durable: str) -> str | None:
     """The durable checkpoint to load; None if there is none, or if the state is in memory."""
     if start.is_in_memory:
         return None
-    return which_checkpoint.find(start.durable_path) if start.durable_path else which_checkpoint.find_together(durable)
+    if start.durable_path:
+        return named_checkpoint.find(start.durable_path)
+    return which_checkpoint.find_together(durable, os.environ.get("MUSTER_JOB", ""))

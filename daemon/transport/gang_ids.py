@@ -1,4 +1,4 @@
-"""Ids of gangs. An id names the user who may register it.
+"""Ids of gangs, and what makes two gangs runs of one job. An id names the user who may register it.
 
 Everybody can learn an id before its gang is registered: Slurm shows the path of a job's script, and its name is the id.
 So it does not protect an id that nobody can guess it. The id names its owner instead, and the coordinator lets no other
@@ -8,13 +8,19 @@ journals and the folders of checkpoints hold them. Pure, except for the random d
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import secrets
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from muster.v1.common_pb2 import JobSpec
 
 _DIGITS: Final = 12
 """Random hexadecimal digits of an id: 2.8e14 ids for each name. Ids of earlier versions end in eight, so no such id is
 taken for one that names its owner."""
+_IDENTITY_DIGITS: Final = 32
 _OWNED: Final = re.compile(rf".{{1,100}}-u([0-9]{{1,10}})-[0-9a-f]{{{_DIGITS}}}")
 
 
@@ -38,3 +44,16 @@ def why_not_registered(gang: str, uid: int) -> str:
         f"the id {gang} is for a gang of uid {owner}, not of uid {uid}: "
         "let muster submit make an id for your own gang, as the user who runs it"
     )
+
+
+def job_identity(spec: JobSpec) -> str:
+    """Equal for all runs of a job of one owner: those with equal name, command and durable folder. Empty: the job has
+    no durable folder.
+
+    A run goes on from the checkpoint of an earlier run of its job, never from that of another job. The jobs of a sweep
+    differ in their command.
+    """
+    if not spec.durable_dir:
+        return ""
+    fields = json.dumps([spec.name, list(spec.command), spec.durable_dir])
+    return hashlib.sha256(fields.encode()).hexdigest()[:_IDENTITY_DIGITS]

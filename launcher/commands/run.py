@@ -25,6 +25,7 @@ from muster.launcher.local.run import LocalRun, check_faults, make_run_dir, run_
 from muster.launcher.output.tables import recovery_table
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
+from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.v1.common_pb2 import JobSpec
 
 _AGENT_EXIT_TIMEOUT_S = 10.0
@@ -57,6 +58,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="--durable-dir is a URL, and all who may write there are trusted: to load a checkpoint runs what it says",
     )
+    add_origin_options(parser)
     parser.add_argument("words", nargs="+", metavar="command", help="the command of each rank; after --")
 
 
@@ -89,6 +91,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
         )
     spec = _spec(options, options.run_dir or folder / "run")
     make_run_dir(Path(spec.run_dir))
+    spec.resume_from = await choose_origin(spec, Asked(options.resume, options.fresh), None)
     check_faults(options.fault, spec.nodes + spec.spares, spec.nodes * spec.ranks_per_node)
     gang = f"local-{secrets.token_hex(4)}"
     cluster = LocalCluster(folder, spec, gang)

@@ -28,6 +28,8 @@ from muster.launcher.command import Command, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
+from muster.launcher.submission.notes import notes
+from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.registration import Registration
 from muster.launcher.submission.script import Submission, node_options, render
@@ -35,6 +37,7 @@ from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client import submit_environment
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
+from muster.slurm.client.parsing.sbatch_request import read_request
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_words
 from muster.v1.common_pb2 import JobSpec
 
@@ -55,6 +58,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("options", nargs="*", metavar="sbatch option", help="options for sbatch; after --")
     parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
+    add_origin_options(parser)
     parser.add_argument("--json", action="store_true", help="print job id, gang id and script path as one JSON object")
     add_options(parser)
     parser.usage = "%(prog)s [options] job.toml [-- sbatch options]"
@@ -70,10 +74,9 @@ async def _run(options: argparse.Namespace) -> int:
         # In a thread: meanwhile the coordinator answers. The classes of job.toml take 60 ms to be imported.
         submission, _ = await asyncio.gather(asyncio.to_thread(prepare, options, site), sbatch.get_ready())
         submission = await _shaped(submission, options)
-        text = render(submission)
         if shutil.which("sbatch") is None:
             raise _no_sbatch()
-        await submit(submission, text, options, sbatch, registration)
+        await submit(submission, options, sbatch, registration)
     return 0
 
 
@@ -210,14 +213,18 @@ def _agent_command() -> str:
 
 
 async def submit(
-    submission: Submission, text: str, options: argparse.Namespace, slurm: Slurm | Sbatch, registration: Registration
+    submission: Submission, options: argparse.Namespace, slurm: Slurm | Sbatch, registration: Registration
 ) -> int:
-    """Queues `text`, registers the gang and prints the result. Returns the Slurm job id.
+    """Queues the job, registers the gang and prints the result. Returns the Slurm job id.
 
     Raises:
         LauncherError: nothing was queued.
     """
-    await registration.wait_for_answer(force=options.force)
+    render(submission)  # what is wrong with it is said before anybody is asked
+    coordinator = await registration.wait_for_answer(force=options.force)
+    asked = Asked(options.resume, options.fresh)
+    submission.spec.resume_from = await choose_origin(submission.spec, asked, coordinator)
+    text = render(submission)
     path = _write(submission, text)
     try:
         job = await _sbatch(slurm, path, submission)
@@ -226,6 +233,8 @@ async def submit(
         raise
     registered = await registration.register(submission.gang, job, submission.spec)
     _report(submission, job, path, registered, as_json=options.json)
+    for note in notes(submission.spec, read_request(text, (), "").time_limit_s):
+        print_note(f"muster: {note}")
     return job
 
 

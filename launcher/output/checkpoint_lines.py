@@ -26,6 +26,8 @@ def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
             yield "copies", where
     if view.durable_every_s or view.durable_every_steps or view.durable_path or view.flush_serial:
         yield "durable", "; ".join(_durable_words(view))
+    elif view.every and view.memory_only:
+        yield "durable", "nothing: without durable_dir all steps are lost when the job ends"
     if view.mtbf_s and (view.auto_interval or view.durable_auto):
         source = "as job.toml says" if view.mtbf_of_job else "as the site's policy says, or as observed"
         yield "failures", f"one of the job's nodes fails every {duration(view.mtbf_s)}, {source}"

@@ -47,8 +47,8 @@ class Registration:
         await coordinator.check()
         return coordinator
 
-    async def wait_for_answer(self, *, force: bool) -> None:
-        """Waits until the coordinator has answered. With `force` it need not.
+    async def wait_for_answer(self, *, force: bool) -> CoordinatorClient | None:
+        """Waits until the coordinator has answered. With `force` it need not; None: it has not.
 
         Raises:
             LauncherError: the coordinator can't be reached, or refuses.
@@ -60,6 +60,8 @@ class Registration:
                 nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
                 raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
             print_note(f"muster: {error.message}; the job is queued because of --force")
+            print_note("  whether an earlier run of this job is to be continued is not known: --resume PATH says so")
+        return self._coordinator
 
     async def register(self, gang: str, job: int, spec: JobSpec) -> bool:
         """Registers the job that was queued. Returns whether the coordinator knows it now."""

@@ -78,6 +78,10 @@ class DurableStorage:
         self._folders[gang, path] = flush.version
         return ""
 
+    def add(self, gang: str, path: str, version: Version) -> None:
+        """Another gang has left a folder that `gang` may name."""
+        self._folders[gang, path] = version
+
     def version_of(self, gang: str, path: str) -> Version:
         """The version in a folder.
 

@@ -8,7 +8,7 @@ import pytest
 
 from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
 from muster.checkpoint.durable.posix_folder import PosixFolder
-from muster.checkpoint.format import durable_folders
+from muster.checkpoint.format import durable_folders, folder_names
 from muster.checkpoint.format.durable_folders import ParsedFolderName, parse_folder_name, parse_temporary_folder_name
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.versions import Version
@@ -53,6 +53,8 @@ def test_the_coordinator_gives_a_folder_the_name_that_its_agents_do() -> None:
         gang = Gang("tiny-0a1b2c3d", 1, 1000, "tiny", GangSpec(2, 0, durable_dir=where), "", 0.0)
         name = durable_folders.folder_name(Version(4, 123), "tiny-0a1b2c3d", serial)
         assert durable_path(gang, events.Version(4, 123), 9) == f"{where}/{name}"
+        assert folder_names.parse_path(f"{where}/{name}/") == (123, 4, "tiny-0a1b2c3d", serial)
+    assert folder_names.parse_path("/d/notes") is None
 
 
 def test_the_newest_checkpoint_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_path: Path) -> None:

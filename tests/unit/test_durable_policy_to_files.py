@@ -59,7 +59,7 @@ async def carry_out(spec: JobSpec, orders: list[facts.FlushOrdered], hours_betwe
         for count, fact in enumerate(orders, 1):
             await gang.step(fact.version.step, small)
             await gang.committed(Version(1, fact.version.step))
-            order = _flush_message(Flush(fact.serial, fact.version, fact.sources, fact.reason, asked_at=0.0))
+            order = _flush_message(Flush(fact.serial, fact.version, fact.sources, fact.reason, asked_at=0.0), "")
             await asyncio.gather(
                 *(
                     node.checkpoint_service.flush(order, spec.durable_dir, spec.durable_keep, spec.durable_keep_s)

@@ -26,7 +26,6 @@ from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.output.tables import node_lines
 from muster.launcher.submission.registration import Registration
-from muster.launcher.submission.script import render
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -77,7 +76,7 @@ async def queue(world: ScriptedWorld, folder: Path, *more: str, slurm: FakeSlurm
     site = Site.load(coordinator=options.coordinator, auth=options.auth)
     submission = prepare(options, site)
     async with Registration(site) as registration:
-        return await submit(submission, render(submission), options, slurm or world.slurm, registration)
+        return await submit(submission, options, slurm or world.slurm, registration)
 
 
 def outputs(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -603,7 +602,7 @@ async def test_without_slurm_the_error_names_the_next_step(
     submission = prepare(options, site)
     with pytest.raises(SiteFault) as refused:
         async with Registration(site) as registration:
-            await submit(submission, render(submission), options, Sbatch(), registration)
+            await submit(submission, options, Sbatch(), registration)
     assert "sbatch is not on PATH" in refused.value.message
     assert "muster run --local. Nothing was queued" in refused.value.hint
 

@@ -172,7 +172,7 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     status, out, err = run.end()
     # The fault may come before the first generation has printed.
     assert (status, out.removeprefix("generation 1\n")) == (0, "generation 2\n"), err
-    assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
+    assert "muster: generation 2 starts at step 0 unless its script names a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
     assert list(tmp_path.iterdir()) == []
 
@@ -184,7 +184,7 @@ def test_a_fatal_xid_in_the_kernel_log_moves_the_ranks(tmp_path: Path) -> None:
     status, out, err = run.end()
     # The fault may come before the first generation has printed.
     assert (status, out.removeprefix("generation 1\n")) == (0, "generation 2\n"), err
-    assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
+    assert "muster: generation 2 starts at step 0 unless its script names a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
 
 
@@ -210,7 +210,7 @@ def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
     (step,) = re.findall(r"FAULT, step (\d+)", err)
     assert int(step) >= 10
     assert "stack traces of generation 1 beside its logs: hang: no rank has finished a step for" in err
-    assert "generation 2 starts without a checkpoint, restart in place; ranks on n0" in err
+    assert "generation 2 starts at step 0 unless its script names a checkpoint, restart in place; ranks on n0" in err
     (stacks,) = (tmp_path / "kept" / "logs").glob("local-*/g1/rank0.stacks")
     assert "T (stopped)" in stacks.read_text()
     assert run.left() == []

@@ -117,8 +117,12 @@ CORE_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"),
     *("operator", "pydantic", "re", "statistics", "typing"),
 }
-SHARED_WITH_AGENTS = ("daemon/transport/fencing_timeouts.py", "checkpoint/format/replica_agreement.py")
-"""Numbers and a rule that the core and the agents must hold alike."""
+SHARED_WITH_AGENTS = (
+    "daemon/transport/fencing_timeouts.py",
+    "checkpoint/format/folder_names.py",
+    "checkpoint/format/replica_agreement.py",
+)
+"""Numbers, names and a rule that the core and the agents must hold alike."""
 PLACEMENT = (
     "fabric/groups",
     "fabric/model",

@@ -169,6 +169,8 @@ ROOMS: dict[str, set[str]] = {
         "launcher/allocation",
     },
     "launcher/submission": {
+        "checkpoint/format",
+        "checkpoint/durable",
         "daemon/transport",
         "fabric/groups",
         "fabric/placement",
@@ -246,6 +248,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "daemon/agent/testing": {"daemon/host", "daemon/transport"},
     "daemon/coordinator/core/state": {
+        "checkpoint/format",
         "daemon/transport",
         "fabric/groups",
         "fabric/model",

@@ -19,7 +19,6 @@ from muster.launcher.__main__ import parser
 from muster.launcher.command import load_site
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.submission.registration import Registration
-from muster.launcher.submission.script import render
 from muster.slurm.client.batch_script import PoolJob
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -90,7 +89,7 @@ async def test_the_submitted_script_is_private_and_queued(tmp_path: Path) -> Non
     site = load_site(options)
     submission = prepare(options, site)
     async with Registration(site) as registration:
-        job = await submit(submission, render(submission), options, world.slurm, registration)
+        job = await submit(submission, options, world.slurm, registration)
     (script,) = (tmp_path / "run").iterdir()
     await world.close()
     assert job in world.cluster.jobs()

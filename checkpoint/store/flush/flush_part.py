@@ -46,6 +46,7 @@ class FlushPart:
     `declarations`: the folder with the declarations of all nodes; it exists until the flush leader ends the flush.
     `given_up`: set when this flush shall be given up.
     `written`: counts what this node has written.
+    `job`: what the manifest says of the job that the gang is a run of.
     """
 
     version: Version
@@ -57,6 +58,7 @@ class FlushPart:
     declarations: str
     given_up: GiveUp
     written: WrittenBytes = field(default_factory=WrittenBytes)
+    job: str = ""
 
     @property
     def working_folder(self) -> str:

@@ -107,6 +107,7 @@ def _manifest(part: FlushPart, notes: list[RankFileNote], metadata: bytes) -> du
         ranks,
         len(metadata),
         xxhash.xxh3_128_hexdigest(metadata),
+        part.job,
     )
 
 

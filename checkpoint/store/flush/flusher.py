@@ -159,6 +159,7 @@ class Flusher:
                     declarations,
                     given_up,
                     self._written,
+                    order.job_identity,
                 )
                 await self._run_in_thread(flush_part.write_part, part, sources)
             # From here on no slot is held: other nodes may have much left to write.

@@ -6,19 +6,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster.checkpoint.durable import locations
-from muster.checkpoint.durable.newest import newest_checkpoint
-from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.training.durable_loading.named_checkpoint import find_for_script
 
 
-def find_together(path: str) -> str | None:
-    """The checkpoint that rank 0 finds at `path`, on all ranks.
+def find_together(path: str, gang: str) -> str | None:
+    """What `find_for_script` finds on rank 0, on all ranks.
 
     Raises:
-        CheckpointError: as `find` does, on all ranks.
+        CheckpointError: as `find_for_script` does, on all ranks.
     """
-    return same_on_all_ranks(partial(find, path), path) if path else None
+    return same_on_all_ranks(partial(find_for_script, path, gang), path) if path else None
 
 
 def same_on_all_ranks(find: Callable[[], str | None], path: str) -> str | None:
@@ -44,26 +42,3 @@ def same_on_all_ranks(find: Callable[[], str | None], path: str) -> str | None:
     if isinstance(found[0], CheckpointError):
         raise found[0]
     return str(found[0]) if found[0] else None
-
-
-def find(path: str) -> str | None:
-    """The checkpoint that a path leads to; None if there is none yet.
-
-    If the path names a version that is not there, a newer version of the same gang beside it is found: a flush of a
-    running gang may write a newer version than its order names. A name without a gang leads to no other folder.
-
-    Raises:
-        CheckpointError: the path names one checkpoint, and neither that checkpoint nor a newer one is complete.
-    """
-    if not path:
-        return None
-    place, name = locations.split(path)
-    named = durable_folders.parse_folder_name(name)
-    found = newest_checkpoint(path)
-    if found is not None or named is None:
-        return found
-    newest = newest_checkpoint(place, named.gang) if named.gang else None
-    label = durable_folders.parse_folder_name(locations.split(newest)[1]) if newest is not None else None
-    if label is None or label.version <= named.version:
-        raise CheckpointError(f"{path} is no complete checkpoint: it has no {durable_folders.METADATA}")
-    return newest

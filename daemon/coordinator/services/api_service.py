@@ -326,6 +326,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gangs = self._engine.core.state.gangs
         if ref.WhichOneof("ref") == "gang_id":
             return gangs.get(ref.gang_id)
+        if ref.WhichOneof("ref") == "job_identity":
+            return registration.newest_run(gangs.values(), ref.job_identity, current_caller().uid)
         of_job = [gang for gang in gangs.values() if gang.job == ref.slurm_job_id]
         return max(of_job, key=lambda gang: gang.registered_at, default=None)
 
@@ -434,6 +436,8 @@ def _checked_reason(reason: str) -> str:
 
 
 def _describe(ref: pb.GangRef) -> str:
+    if ref.WhichOneof("ref") == "job_identity":
+        return "an earlier run of this job"
     return f"gang {ref.gang_id}" if ref.WhichOneof("ref") == "gang_id" else f"Slurm job {ref.slurm_job_id}"
 
 

@@ -15,6 +15,7 @@ from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
 from muster.daemon.hardware.node_hardware import InvalidHardware, report_of
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
+from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.site_config import split_address
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.failure_domain import FailureDomain
@@ -211,6 +212,8 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         durable_auto=message.durable_auto,
         more_copies=message.more_copies,
         parity_nodes=message.parity_nodes,
+        identity=job_identity(message),
+        resume_from=message.resume_from,
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
@@ -260,9 +263,10 @@ def _check_size(message: common_pb2.JobSpec) -> None:
         raise InvalidMessage(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
     if message.name:
         check_name(names.check_job, message.name)
-    check_length("durable_dir", message.durable_dir, job_limits.MAX_PATH_CHARS)
-    if plain(message.durable_dir) != message.durable_dir:
-        raise InvalidMessage(f"durable_dir = {message.durable_dir!r} must have no control characters")
+    for field, path in (("durable_dir", message.durable_dir), ("resume_from", message.resume_from)):
+        check_length(field, path, job_limits.MAX_PATH_CHARS)
+        if plain(path) != path:
+            raise InvalidMessage(f"{field} = {path!r} must have no control characters")
 
 
 def check_count(field: str, count: int, most: int) -> None:

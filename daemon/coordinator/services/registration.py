@@ -72,5 +72,11 @@ def check_budget(gangs: Iterable[Gang], uid: int, spec_chars: int, limits: Limit
         )
 
 
+def newest_run(gangs: Iterable[Gang], identity: str, uid: int) -> Gang | None:
+    """The gang of user `uid` that is a run of a job: the one that is queued or runs, else the newest one."""
+    runs = [gang for gang in gangs if identity and gang.spec.identity == identity and gang.owner_uid == uid]
+    return max(runs, key=lambda gang: (not gang.final, gang.registered_at), default=None)
+
+
 def _mib(chars: int) -> str:
     return f"{chars / CHARS_PER_MIB:.2f}"

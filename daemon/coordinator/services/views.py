@@ -87,6 +87,7 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
         flush_s=flush_s,
         flush_stall_s=stall_s,
         durable_path=gang.durable_path,
+        memory_only=not gang.spec.durable_dir,
     )
     if cost is not None:
         view.every, view.auto_interval, view.cost = cost.every, cost.auto, cost.share

@@ -52,7 +52,7 @@ class Orders:
         gang = self._gang
         order = pb.Order(serial=self._serial, generation=max(gang.generation, 0), members=self._members)
         if _flush_under_way(gang) and gang.flush:
-            order.flush.CopyFrom(_flush_message(gang.flush))
+            order.flush.CopyFrom(_flush_message(gang.flush, gang.spec.identity))
         if gang.stop is not None:
             order.stop = gang.stop.reason
         for request in self._pool_requests.get(pool_node, ()):
@@ -170,10 +170,11 @@ def source_messages(sources: Iterable[facts.ShardSource]) -> Iterator[pb.Restore
         yield message
 
 
-def _flush_message(flush: Flush) -> pb.FlushOrder:
+def _flush_message(flush: Flush, job_identity: str) -> pb.FlushOrder:
     return pb.FlushOrder(
         serial=flush.serial,
         version=_version_message(flush.version),
         sources=source_messages(flush.sources),
         reason=flush.reason,
+        job_identity=job_identity,
     )

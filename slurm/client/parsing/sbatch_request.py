@@ -4,6 +4,7 @@ uses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,9 @@ def read_request(script: str, options: Sequence[str], work_dir: str) -> JobReque
 
 
 def _time_limit(text: str) -> tuple[int, int, int, int]:
-    """Reads sbatch's time forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s."""
+    """Reads sbatch's time forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s. Words such as UNLIMITED are no limit."""
+    if not re.fullmatch(r"[\d:-]*", text):
+        return 0, 0, 0, 0
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":") if part]
     if dash:

@@ -1295,9 +1295,12 @@ class FlushOrder(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    JOB_IDENTITY_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     """Grows by one with each flush."""
     reason: _builtins.str
+    job_identity: _builtins.str
+    """What is equal for all runs of the job (gang_ids.job_identity). The manifest says it."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -1311,10 +1314,11 @@ class FlushOrder(_message.Message):
         version: _common_pb2.Version | None = ...,
         sources: _abc.Iterable[Global___RestoreSource] | None = ...,
         reason: _builtins.str = ...,
+        job_identity: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "serial", b"serial", "sources", b"sources", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_identity", b"job_identity", "reason", b"reason", "serial", b"serial", "sources", b"sources", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,19 +68,25 @@ class GangRef(_message.Message):
 
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
     GANG_ID_FIELD_NUMBER: _builtins.int
+    JOB_IDENTITY_FIELD_NUMBER: _builtins.int
     slurm_job_id: _builtins.int
     gang_id: _builtins.str
+    job_identity: _builtins.str
+    """What is equal for all runs of a job (gang_ids.job_identity): the caller's gang that is queued or runs,
+    else the newest one.
+    """
     def __init__(
         self,
         *,
         slurm_job_id: _builtins.int = ...,
         gang_id: _builtins.str = ...,
+        job_identity: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "job_identity", b"job_identity", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "job_identity", b"job_identity", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_ref: _TypeAlias = _typing.Literal["slurm_job_id", "gang_id"]  # noqa: Y015
+    _WhichOneofReturnType_ref: _TypeAlias = _typing.Literal["slurm_job_id", "gang_id", "job_identity"]  # noqa: Y015
     _WhichOneofArgType_ref: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_ref) -> _WhichOneofReturnType_ref | None: ...
 
@@ -553,6 +559,7 @@ class CheckpointView(_message.Message):
     MTBF_OF_JOB_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     PARITY_GROUPS_FIELD_NUMBER: _builtins.int
+    MEMORY_ONLY_FIELD_NUMBER: _builtins.int
     mtbf_s: _builtins.float
     """Seconds between two failures of the job's nodes, as observed or configured; 0: not known."""
     every: _builtins.int
@@ -602,6 +609,8 @@ class CheckpointView(_message.Message):
     """The fewest nodes that keep the state of a rank, its own among them; 0: the running generation has committed no step, or
     nodes hold parities.
     """
+    memory_only: _builtins.bool
+    """The job has no durable_dir: its state is lost when it ends."""
     @_builtins.property
     def restore(self) -> Global___RestoreView:
         """Absent: the running generation starts without a state, or has finished a step."""
@@ -645,10 +654,11 @@ class CheckpointView(_message.Message):
         mtbf_of_job: _builtins.bool = ...,
         copies: _builtins.int = ...,
         parity_groups: _abc.Iterable[_common_pb2.ParityGroup] | None = ...,
+        memory_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "flush", b"flush", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "copies", b"copies", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "copies", b"copies", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "memory_only", b"memory_only", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
     _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015

@@ -1,6 +1,7 @@
 """The regular ends of training: every rank has exited, or the ranks were stopped by plan. What they kept is saved
 first."""
 
+from muster.checkpoint.format.folder_names import JOB_IS_DONE
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, requeueing, restore_plan
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
@@ -10,7 +11,7 @@ def complete(gang_turn: GangTurn) -> None:
     """Every rank has exited with 0: write the last checkpoint, then end the gang."""
     if gang_turn.gang.stop is not None:
         save_and_leave(gang_turn)
-    elif not flushing.start_final_flush(gang_turn, "the job is done", Phase.DONE):
+    elif not flushing.start_final_flush(gang_turn, JOB_IS_DONE, Phase.DONE):
         gang_end.end_gang(gang_turn, Phase.DONE, 0, "every rank exited with 0")
 
 
@@ -36,7 +37,9 @@ def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> 
     elif after is Phase.REQUEUED:
         requeueing.requeue(gang_turn, reason)
     else:
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, reason)
+        kept_nothing = gang_turn.gang.stepped_generation > 0 and not gang_turn.gang.spec.durable_dir
+        lost = "; all steps are lost, because the job has no durable_dir" if kept_nothing else ""
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, reason + lost)
 
 
 def continue_drain(gang_turn: GangTurn) -> None:

@@ -93,6 +93,10 @@ class GangSpec:
     """Nodes that hold each rank's state, beside its own node and the buddy."""
     parity_nodes: int = 0
     """The most nodes that hold the parity of their states together, and no replicas; 0: they hold replicas."""
+    identity: str = ""
+    """Equal for all runs of a job of one owner (gang_ids.job_identity); empty: the job has no durable folder."""
+    resume_from: str = ""
+    """A durable checkpoint of another gang that the first generation starts from; empty: step 0."""
 
     @property
     def fewest(self) -> int:

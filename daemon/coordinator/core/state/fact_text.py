@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 
@@ -173,7 +174,7 @@ def _of_generation(
 
 
 def _of_start(fact: facts.GenerationStarted) -> str:
-    origin = "without a checkpoint"
+    origin = "at step 0 unless its script names a checkpoint"
     if fact.version:
         origin = f"from memory at {version_words(fact.version)}"
     elif fact.durable_path:
@@ -199,9 +200,10 @@ def _of_corrupt_copy(fact: facts.CorruptCopyFound) -> str:
 
 def _of_restore(fact: facts.StateRestored) -> str:
     if fact.folder:
-        words = (
-            f"generation {fact.generation} has loaded {fact.folder}: {_size(fact.loaded_bytes)} in {fact.seconds:.1f} s"
-        )
+        name = parse_path(fact.folder)
+        whose = f", a checkpoint of gang {name.gang}" if name is not None and name.gang not in ("", fact.gang) else ""
+        size = _size(fact.loaded_bytes)
+        words = f"generation {fact.generation} has loaded {fact.folder}{whose}: {size} in {fact.seconds:.1f} s"
         return f"{words}; not the newest one, because {fact.damage}" if fact.damage else words
     whole = fact.own_bytes + fact.copied_bytes + fact.fetched_bytes
     parts = [
@@ -259,7 +261,10 @@ def _of_gang(fact: facts.Fact) -> str:
         case facts.GangRegistered():
             spec = fact.spec
             size = f"nodes: {spec.nodes}, spares: {spec.spares}, ranks per node: {spec.ranks_per_node}"
-            return f"gang {fact.name or fact.gang} is registered: job {fact.job} of uid {fact.owner_uid}; {size}"
+            origin = f"; goes on from {spec.resume_from}" if spec.resume_from else ""
+            return (
+                f"gang {fact.name or fact.gang} is registered: job {fact.job} of uid {fact.owner_uid}; {size}{origin}"
+            )
         case facts.PhaseChanged():
             return f"the gang is {fact.phase}{_because(fact.reason)}"
         case facts.GangEnded():

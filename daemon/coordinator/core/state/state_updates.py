@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
+from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import (
     CorrelatedFault,
@@ -187,6 +188,10 @@ def _registered(fact: facts.GangRegistered, at: float) -> Gang:
     shown = _SHOWN_SPEC.dump_json(_SHOWN_SPEC.validate_json(fact.spec_json or "{}")).decode()
     gang = Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, shown, at, phase_at=at)
     gang.spec_chars = len(fact.spec_json)
+    if path := fact.spec.resume_from:
+        # Another gang has counted its generations. Whatever this one keeps is newer.
+        name = parse_path(path)
+        gang.durable_path, gang.durable_version = path, Version(0, name.step if name is not None else 0)
     return gang
 
 

@@ -1,0 +1,262 @@
+"""What a submitted job starts from: step 0, or a checkpoint of an earlier run, or the one that --resume names."""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from muster.checkpoint.format import durable_folders
+from muster.checkpoint.format.folder_names import JOB_IS_DONE
+from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
+from muster.daemon.transport.gang_ids import job_identity
+from muster.daemon.transport.site_config import Site
+from muster.launcher.__main__ import parser
+from muster.launcher.commands.submit import prepare, submit
+from muster.launcher.errors import LauncherError, Unavailable, WrongInput
+from muster.launcher.submission.notes import notes
+from muster.launcher.submission.origin import Asked, choose_origin
+from muster.launcher.submission.registration import Registration
+from muster.v1.api_pb2 import CheckpointView, GangRef, GangView
+from muster.v1.common_pb2 import JobSpec
+
+
+class Known:
+    """A coordinator that knows one gang."""
+
+    def __init__(self, view: GangView | None) -> None:
+        self._view = view
+
+    async def newest_run(self, identity: str) -> GangView | None:
+        assert identity
+        return self._view
+
+    async def describe(self, ref: GangRef) -> GangView:
+        if self._view is None:
+            raise WrongInput(f"Slurm job {ref.slurm_job_id} is not known to Muster")
+        return self._view
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    return JobSpec(
+        name="train", command=["python3", "train.py"], durable_dir=str(tmp_path / "durable"), memory_checkpoint=True
+    )
+
+
+def left(spec: JobSpec, step: int = 176, gang: str = "train-u0-0123456789ab", **manifest: object) -> str:
+    """A complete checkpoint in the durable folder."""
+    folder = Path(spec.durable_dir, f"step_{step:08}_g2_{gang}")
+    folder.mkdir(parents=True)
+    (folder / durable_folders.METADATA).touch()
+    (folder / durable_folders.MANIFEST).write_text(json.dumps({"gang": gang, "step": step, **manifest}))
+    return str(folder)
+
+
+def ended(path: str, phase: str = "FAILED", exit_code: int = 98, reason: str = "the time limit is near") -> GangView:
+    return GangView(
+        name="train",
+        slurm_job_ids=[7],
+        phase=phase,
+        final=True,
+        exit_code=exit_code,
+        reason=reason,
+        checkpoint=CheckpointView(durable_path=path),
+    )
+
+
+@pytest.mark.parametrize("exit_code", [98, 94, 1, 97])
+async def test_after_a_run_that_has_not_finished_the_next_one_goes_on(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str], exit_code: int
+) -> None:
+    path = left(spec)
+    assert await choose_origin(spec, Asked(), Known(ended(path, exit_code=exit_code))) == path
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"goes on at step 176 from {path}" in err
+    assert "job 7 (train), the last run of this job, has not finished (the time limit is near)" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"phase": "DONE", "exit_code": 0}, "is done. --resume 7 goes on at step 176 from its checkpoint"),
+        ({"phase": "CANCELLED", "exit_code": 130}, "was cancelled. --resume 7 goes on at step 176"),
+        ({"exit_code": 93}, "failed again and again. --resume 7 goes on at step 176"),
+        ({"exit_code": 1, "not_finite": "loss: nan at step 9"}, "not finite (loss: nan at step 9). --resume 7 goes on"),
+    ],
+)
+async def test_what_only_a_user_can_want_to_go_on_from_starts_afresh_and_says_so(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str], change: dict[str, object], words: str
+) -> None:
+    view = ended(left(spec))
+    view.MergeFrom(GangView(**change))  # type: ignore[arg-type]
+    assert await choose_origin(spec, Asked(), Known(view)) == ""
+    err = capsys.readouterr().err
+    assert "starts at step 0: job 7 (train), the last run of this job, " in err
+    assert words in err
+    assert await choose_origin(spec, Asked(resume="7"), Known(view)) == view.checkpoint.durable_path
+    assert "goes on at step 176 from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [Asked(), Asked(fresh=True), Asked(resume="7")])
+async def test_while_a_run_is_queued_or_runs_another_is_refused(spec: JobSpec, asked: Asked) -> None:
+    view = GangView(name="train", slurm_job_ids=[7], phase="RUNNING")
+    with pytest.raises(WrongInput, match=r"job 7 \(train\) is the same job .*, and is RUNNING") as refused:
+        await choose_origin(spec, asked, Known(view))
+    assert "Nothing was queued" in refused.value.hint
+
+
+async def test_fresh_starts_at_step_0_whatever_is_left(spec: JobSpec) -> None:
+    path = left(spec, job=job_identity(spec))
+    assert await choose_origin(spec, Asked(fresh=True), Known(ended(path))) == ""
+    assert await choose_origin(spec, Asked(fresh=True), Known(None)) == ""
+
+
+async def test_a_checkpoint_that_is_gone_is_not_asked_for(spec: JobSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    left(spec, gang="other-u0-0123456789ab")
+    gone = f"{spec.durable_dir}/step_00000176_g2_train-u0-0123456789ab"
+    assert await choose_origin(spec, Asked(), Known(ended(gone))) == ""
+    assert "has left no checkpoint" in capsys.readouterr().err
+
+
+async def test_storage_that_this_host_does_not_see_is_believed(spec: JobSpec) -> None:
+    path = "/on/compute/nodes/step_00000176_g2_train-u0-0123456789ab"
+    assert await choose_origin(spec, Asked(), Known(ended(path))) == path
+
+
+async def test_a_run_that_nobody_knows_is_found_in_the_folder_and_its_user_decides(spec: JobSpec) -> None:
+    path = left(spec, job=job_identity(spec))
+    left(spec, 900, "sweep-u0-0123456789ab", job="another")
+    for coordinator in (Known(None), None):
+        with pytest.raises(WrongInput, match=f"an earlier run of this job, {path}, and nobody knows") as refused:
+            await choose_origin(spec, Asked(), coordinator)
+        assert f"--resume {path}, or --fresh" in refused.value.hint
+        assert await choose_origin(spec, Asked(resume=path), coordinator) == path
+
+
+async def test_a_run_that_nobody_knows_and_that_was_done_is_no_obstacle(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(spec, job=job_identity(spec), reason=JOB_IS_DONE)
+    assert await choose_origin(spec, Asked(), Known(None)) == ""
+    assert "starts at step 0: an earlier run of this job is done" in capsys.readouterr().err
+
+
+async def test_the_jobs_of_a_sweep_inherit_nothing_from_each_other(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(spec, job=job_identity(spec))
+    for change in ({"command": ["--lr=3"]}, {"name": "x"}, {"durable_dir": "/x"}):
+        other = JobSpec()
+        other.CopyFrom(spec)
+        other.MergeFrom(JobSpec(**change))  # type: ignore[arg-type]
+        assert job_identity(other) != job_identity(spec)
+        assert await choose_origin(other, Asked(), Known(None)) == ""
+    assert capsys.readouterr().err == ""
+    assert job_identity(JobSpec(name="train")) == "", "without a durable folder there is nothing to inherit"
+
+
+async def test_resume_says_whose_checkpoint_it_is(spec: JobSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    path = left(spec, gang="other-u0-0123456789ab")
+    assert await choose_origin(spec, Asked(resume=path), None) == path
+    assert f"goes on at step 176 from {path}, of gang other-u0-0123456789ab" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("resume", "error", "words"),
+    [
+        ("{durable}", WrongInput, "is no complete checkpoint"),
+        ("s3://bucket/step_00000001_g1_a.flush1", WrongInput, "does not say who has written"),
+        ("7", Unavailable, "only the coordinator knows the checkpoints of a job"),
+    ],
+)
+async def test_what_resume_cannot_mean_is_refused(
+    spec: JobSpec, resume: str, error: type[LauncherError], words: str
+) -> None:
+    left(spec)
+    with pytest.raises(error, match=words) as refused:
+        await choose_origin(spec, Asked(resume=resume.format(durable=spec.durable_dir)), None)
+    assert "Nothing was queued" in refused.value.hint
+
+
+async def test_a_job_whose_checkpoints_muster_does_not_load_has_none_to_resume(spec: JobSpec) -> None:
+    spec.memory_checkpoint = False
+    with pytest.raises(WrongInput, match="Muster loads no checkpoint"):
+        await choose_origin(spec, Asked(resume=left(spec)), None)
+
+
+def test_spares_cost_node_hours() -> None:
+    spec = JobSpec(nodes=4, spares=1, durable_dir="/durable", memory_checkpoint=True)
+    assert list(notes(spec, 86400)) == [
+        "spares hold 1 of 5 nodes for the whole run: 24 of 120 node hours at the time limit"
+    ]
+    assert list(notes(spec, None)) == ["spares hold 1 of 5 nodes for the whole run; no time limit is named"]
+    spec.spares = 0
+    assert list(notes(spec, 86400)) == []
+
+
+def test_a_job_that_keeps_nothing_beyond_its_end_is_told_so() -> None:
+    spec = JobSpec(nodes=4, memory_checkpoint=True)
+    (note,) = notes(spec, None)
+    assert "without durable_dir" in note
+    assert list(notes(JobSpec(nodes=4), None)) == [], "its script keeps what it needs"
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
+    yield made
+    await made.close()
+
+
+async def queue(world: ScriptedWorld, folder: Path, *more: str) -> int:
+    """Runs `muster submit` with the Slurm of `world`."""
+    job = folder / "job.toml"
+    job.write_text(
+        f'name = "tiny"\nnodes = 2\nspares = 1\ncommand = ["python3", "train.py"]\nrun_dir = "{folder}/run"\n'
+        f'durable_dir = "{folder}/durable"\n[slurm]\ntime = "1-00:00:00"\n'
+    )
+    words = [
+        "submit",
+        "--coordinator",
+        world.address,
+        "--auth",
+        f"secret:{world.folder.parent}/secret",
+        *more,
+        str(job),
+    ]
+    options = parser().parse_args(words)
+    site = Site.load(coordinator=options.coordinator, auth=options.auth)
+    async with Registration(site) as registration:
+        return await submit(prepare(options, site), options, world.slurm, registration)
+
+
+async def test_the_coordinator_finds_the_run_before_and_the_next_one_starts_from_its_checkpoint(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "durable").mkdir()
+    path = left(JobSpec(durable_dir=str(tmp_path / "durable")))
+    first = await queue(world, tmp_path, "--resume", path)
+    assert "spares hold 1 of 3 nodes for the whole run: 24 of 72 node hours" in capsys.readouterr().err
+    assert world.coordinator
+    gangs = world.coordinator.engine.core.state.gangs
+    (gang,) = (gang for gang in gangs.values() if gang.job == first)
+    assert (gang.durable_path, gang.spec.resume_from) == (path, path)
+    assert gang.durable_version is not None
+    assert (gang.durable_version.generation, gang.durable_version.step) == (0, 176)
+    (script,) = (tmp_path / "run").glob("*.sbatch")
+    assert os.path.basename(path) in script.read_text(), "the job registers itself with it if it must"
+    with pytest.raises(WrongInput, match=f"job {first} .tiny. is the same job"):
+        await queue(world, tmp_path)
+    options = parser().parse_args(
+        ["cancel", "--coordinator", world.address, "--auth", f"secret:{world.folder.parent}/secret", str(first)]
+    )
+    assert await options.row.run(options) == 0
+    second = await queue(world, tmp_path)
+    assert f"--resume {first} goes on at step 176" in capsys.readouterr().err
+    (gang,) = (gang for gang in gangs.values() if gang.job == second)
+    assert gang.durable_path == ""
