@@ -20,7 +20,6 @@ from muster.daemon.host.plain_text import PlainFormatter
 _QUEUE_LINES = 10_000
 _DRAIN_S = 1.0
 """Seconds in which queued lines may still be written at the end."""
-_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
 
 class _LogFile(logging.FileHandler):
@@ -46,7 +45,7 @@ def _stderr_log() -> logging.Logger:
     """A logger that writes to stderr and never to the log file itself."""
     logger = logging.Logger("muster.agent_log", logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+    handler.setFormatter(PlainFormatter())
     logger.addHandler(handler)
     return logger
 
@@ -90,7 +89,7 @@ def start(level: str, run_dir: str, gang: str, node: str) -> None:
     """Start logging. If the run folder can't be written to, print the reason on stderr; the ranks fail later with the
     same reason."""
     file = path(run_dir, gang, node)
-    formatter = PlainFormatter(_FORMAT, "%H:%M:%S")
+    formatter = PlainFormatter()
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
         rank_log_files.make_log_folder(run_dir, gang, file.parent.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from datetime import datetime
 from functools import cache
 from typing import Final
 
@@ -47,7 +48,17 @@ def _written_out(keep: str) -> dict[int, str]:
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats each message of a log as one line, whatever texts it quotes. A traceback keeps its lines."""
+    """Formats each message of a log as one line, whatever texts it quotes. A traceback keeps its lines.
+
+    The time is that of ISO 8601, with the zone: logs of several hosts and days are read side by side.
+    """
+
+    def __init__(self, form: str = "%(asctime)s %(levelname)-7s %(name)s: %(message)s") -> None:
+        super().__init__(form)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """See logging.Formatter."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""

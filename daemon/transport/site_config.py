@@ -329,6 +329,5 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
 def start_logging(level: str) -> None:
     """Log to stderr: one line for each message (plain_text.PlainFormatter)."""
     handler = logging.StreamHandler(sys.stderr)
-    form = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
-    handler.setFormatter(PlainFormatter(form, datefmt="%H:%M:%S"))
+    handler.setFormatter(PlainFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
