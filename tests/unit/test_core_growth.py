@@ -15,6 +15,7 @@ from muster.daemon.coordinator.core.state.events import AgentStatus
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Pool
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.services.views import gang_view
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
@@ -263,6 +264,11 @@ def test_a_lemon_does_not_come_back() -> None:
     repaired(world, "n2")
     world.run_for(30)
     assert requests(world) == []
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now, lemon_after=1)
+    [node] = [node for node in view.nodes if node.node == "n2"]
+    assert (node.verdict, node.role, node.lemon, node.failures) == ("FIT", "out", True, 1)
+    left, back = node.reason.split("; ")
+    assert (left, back.startswith("in service again: ")) == (world.gang.members["n2"].removal_reason, True)
 
 
 def test_observe_mode_asks_for_nothing() -> None:

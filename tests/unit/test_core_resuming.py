@@ -12,7 +12,9 @@ from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck,
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
+from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.slurm.owed_calls import make_call
+from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_cluster import FakeCluster
@@ -257,6 +259,26 @@ def test_a_lemon_is_never_resumed() -> None:
     site.now += 5 * DAY_S
     site.fail()
     assert not site.wanted()
+
+
+def said(site: Site, name: str = "n1") -> str:
+    """Why the node is in its state, as `muster nodes` says it."""
+    views = roll_call(site.core.state, site.core.observed, SlurmRoster(site.slurm), (), site.now, site.limits)
+    return next(view.reason for view in views if view.node == name)
+
+
+def test_the_roll_call_says_whether_a_node_is_resumed_and_why_not() -> None:
+    site = Site(replace(LIMITS, lemon_after=2))
+    site.fail()
+    assert said(site) == "Xid 79; Muster resumes it once it passes a check"
+    site.report()
+    assert resumed(site)
+    assert said(site).startswith("in service again: ")
+    site.now += 5 * DAY_S
+    site.fail()
+    assert said(site) == "Xid 79; Muster does not resume it: it is a lemon"
+    site.limits = replace(site.limits, resume_after_check=False)
+    assert said(site) == "Xid 79", "an operator resumes nodes there anyway"
 
 
 def test_no_more_nodes_are_resumed_within_the_hour_than_the_site_allows() -> None:

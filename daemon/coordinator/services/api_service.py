@@ -281,10 +281,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     async def _roll_call(self, gangs: list[Gang]) -> pb.NodesReply:
         core, now = self._engine.core, self._engine.clock.now()
-        reply, lemon_after = pb.NodesReply(slurm_unknown=self._roster.unknown), self._engine.limits.lemon_after
-        called = roll_call(
-            core.state, core.observed, self._roster, gangs, now, lemon_after, of_all_jobs=self._allows(None)
-        )
+        reply, limits = pb.NodesReply(slurm_unknown=self._roster.unknown), self._engine.limits
+        called = roll_call(core.state, core.observed, self._roster, gangs, now, limits, of_all_jobs=self._allows(None))
         for count, view in enumerate(called):
             reply.nodes.append(view)
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
@@ -396,7 +394,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _view(self, gang: Gang) -> pb.GangView:
         core = self._engine.core
-        return views.gang_view(core.state, core.observed, gang, self._engine.clock.now())
+        return views.gang_view(
+            core.state, core.observed, gang, self._engine.clock.now(), self._engine.limits.lemon_after
+        )
 
     def _history(self, gang: str, after: int) -> list[Record]:
         try:

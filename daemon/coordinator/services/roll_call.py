@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from muster.daemon.coordinator.core.detection import lemons
+from muster.daemon.coordinator.core.recovery import resuming
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
+from muster.daemon.coordinator.core.state.state_tables import RESUMABLE, NodeHealth
 from muster.daemon.coordinator.services.views import jobs_of, node_view
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
@@ -27,12 +29,12 @@ def roll_call(
     roster: SlurmRoster,
     gangs: Iterable[Gang],
     now: float,
-    lemon_after: int = 0,
+    limits: Limits,
     *,
     of_all_jobs: bool = False,
 ) -> Iterator[api_pb2.NodeView]:
     """One view per node, ordered by name. The views show the jobs of `gangs`. `now` is the core's time in seconds.
-    `lemon_after`: the site's number of failures that make a lemon. `of_all_jobs`: show the node checks of all jobs,
+    `limits`: those of the site's policy. `of_all_jobs`: show the node checks of all jobs,
     also of those that have ended; otherwise of `gangs`.
 
     Durable state, observed state and roster may change between two views.
@@ -46,7 +48,11 @@ def roll_call(
     names = {*state.nodes, *heard, *roster.nodes, *jobs}
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now, readable_jobs)
-        view.lemon = lemons.is_lemon(view.failures, lemon_after)
+        view.lemon = lemons.is_lemon(view.failures, limits.lemon_after)
+        if limits.resume_after_check and view.verdict in RESUMABLE:
+            why_not = resuming.why_not(state, observed, limits, state.node(name), now)
+            resumes = f"Muster does not resume it: {why_not}" if why_not else "Muster resumes it once it passes a check"
+            view.reason = "; ".join(filter(None, (view.reason, resumes)))
         view.leaf = observed.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
         if view.verdict == NodeHealth.FIT and not _ever_heard(state, observed, name):

@@ -16,6 +16,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Flush,
     Gang,
     Member,
+    Node,
     Recovery,
     Straggler,
 )
@@ -35,8 +36,12 @@ _NODES_NAMED = 8
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
 
 
-def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: float) -> api_pb2.GangView:
-    """The view of one gang. Of a gang that is over, only the durable state counts: no agent tells it again."""
+def gang_view(
+    state: DurableState, observed: ObservedState, gang: Gang, now: float, lemon_after: int = 0
+) -> api_pb2.GangView:
+    """The view of one gang. Of a gang that is over, only the durable state counts: no agent tells it again.
+    `lemon_after`: the site's number of failures that make a lemon; 0: there is none.
+    """
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     jobs, seated = jobs_of(gang), {seat.node for seat in gang.seats}
     progress = _progress(gang, seen)
@@ -49,9 +54,12 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         generation=gang.generation,
         step=progress.step.step if progress.step else 0,
         ranks=_ranks(gang, seen),
-        nodes=[_member_view(state, observed, seen, gang, name, now, jobs, seated) for name in _names(gang)],
+        nodes=[
+            _member_view(state, observed, seen, gang, name, now, jobs, seated, lemon_after) for name in _names(gang)
+        ],
         recoveries=map(_recovery, gang.recoveries),
         final=gang.final,
+        ended_s=gang.phase_at if gang.final else 0.0,
         exit_code=gang.exit_code,
         reason=gang.reason,
         run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
@@ -176,18 +184,17 @@ def node_view(
 
     The owner of a job has written what its node checks say, and other users see neither that nor the job.
     """
-    node, seen = state.node(name), observed.nodes.get(name)
-    drain = drain_words(name, node.drain) if node.drain is not None else ""
+    node, seen, failures = state.node(name), observed.nodes.get(name), lemons.failures(state, name, now)
     view = api_pb2.NodeView(
         node=name,
         verdict=node.health.value,
         role="absent",
-        reason=drain if node.health is NodeHealth.FIT else node.reason,
+        reason=_fit_words(node, failures) if node.health is NodeHealth.FIT else node.reason,
         musterd_attached=bool(
             seen and seen.attached and now - seen.heard_at < HEARTBEAT_TIMEOUT_S and node.health not in UNRESPONSIVE
         ),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
-        failures=lemons.failures(state, name, now),
+        failures=failures,
         nvlink_domain=seen.report.nvlink_domain if seen and seen.report else "",
         adapter_bandwidth=seen.report.adapter_bandwidth if seen and seen.report else 0.0,
     )
@@ -195,6 +202,13 @@ def node_view(
         view.node_check.CopyFrom(conversion.node_check_message(node.check))
         view.checked_s, view.checked_in_job = node.checked_at, node.checked_in_job
     return view
+
+
+def _fit_words(node: Node, failures: int) -> str:
+    """What is to be said of a node in service: that it is drained, or why it is back after a failure."""
+    if node.drain is not None:
+        return drain_words(node.name, node.drain)
+    return f"in service again: {node.reason}" if node.repaired_at and failures and node.reason else ""
 
 
 def jobs_of(gang: Gang) -> set[int]:
@@ -342,6 +356,7 @@ def _member_view(
     now: float,
     jobs: Collection[int],
     seated: Collection[str],
+    lemon_after: int,
 ) -> api_pb2.NodeView:
     """`jobs`: those of the gang. `seated`: the nodes that carry its ranks."""
     view = node_view(state, observed, name, now, jobs)
@@ -358,11 +373,22 @@ def _member_view(
     elif state.node(name).health is NodeHealth.FIT and (straggler := _lasting_straggler(gang, name)) is not None:
         view.verdict, view.reason = NodeHealth.DEGRADED.value, straggler.reason
     view.role = _role(member, seated)
-    view.reason = view.reason or (member.removal_reason if member else "")
+    if member is not None:
+        view.reason = _member_words(view, member)
+    view.lemon = lemons.is_lemon(view.failures, lemon_after)
     view.leaf = member.leaf if member else ""
     view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
     view.warm = seen.status(name).warm
     return view
+
+
+def _member_words(view: api_pb2.NodeView, member: Member) -> str:
+    """The reason of the verdict. Of a node in service: why it has left the gang or is a member again, and why it is in
+    service."""
+    if view.verdict != NodeHealth.FIT and view.reason:
+        return view.reason
+    again = "the job has it again after its repair" if member.returned and not member.removed else ""
+    return "; ".join(filter(None, (member.removal_reason, again, view.reason)))
 
 
 def _lasting_straggler(gang: Gang, node: str) -> Straggler | None:

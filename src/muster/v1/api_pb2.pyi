@@ -245,7 +245,9 @@ class NodeView(_message.Message):
     failures: _builtins.int
     """How often the node has failed within 30 days."""
     lemon: _builtins.bool
-    """In a NodesReply: the site calls a node with so many failures a lemon."""
+    """The site calls a node with so many failures a lemon: no job that has lost it asks for it back, and Muster does not
+    resume it.
+    """
     checked_s: _builtins.float
     """When that was (seconds since the epoch), and in which job; 0: by the daemon, before Muster resumed the node."""
     checked_in_job: _builtins.int
@@ -697,6 +699,7 @@ class GangView(_message.Message):
     WIDER_GROUPS_FIELD_NUMBER: _builtins.int
     EXTRA_COMMUNICATION_S_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    ENDED_S_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -722,6 +725,8 @@ class GangView(_message.Message):
     """Which groups lie in more leaves or pods than the job asks, in words; empty: none."""
     extra_communication_s: _builtins.float
     """What that costs in each step, in predicted seconds."""
+    ended_s: _builtins.float
+    """When the gang became final (seconds since the epoch); 0: it goes on."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -763,10 +768,11 @@ class GangView(_message.Message):
         wider_groups: _builtins.str = ...,
         extra_communication_s: _builtins.float = ...,
         checkpoint: Global___CheckpointView | None = ...,
+        ended_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,22 +39,32 @@ def take_check(turn: Turn, reported: events.NodeCheckReported) -> None:
 
 def _may_resume(state: DurableState, observed: ObservedState, limits: Limits, node: Node, now: float) -> bool:
     """Muster may resume the node if it passes a check."""
-    return (
-        limits.resume_after_check
-        and not limits.observe
-        and node.health in RESUMABLE
-        and node.drain is None
-        and not node.failed_again
-        and _is_drained_by_muster(observed, node)
-        and not any(call.node == node.name for call in state.owed.values())
-        and not lemons.is_lemon(lemons.failures(state, node.name, now), limits.lemon_after)
-        and _resumed_lately(state, now) < limits.nodes_per_hour
-    )
+    return node.health in RESUMABLE and not why_not(state, observed, limits, node, now)
+
+
+def why_not(state: DurableState, observed: ObservedState, limits: Limits, node: Node, now: float) -> str:
+    """Why Muster does not resume a node that is out of service, even if it passes a check, in words; empty: it does."""
+    if not limits.resume_after_check or limits.observe:
+        return "the site leaves that to its operators"
+    if node.drain is not None:
+        return "an operator has drained it"
+    if node.failed_again:
+        return "it failed again within a day after Muster had resumed it"
+    if lemons.is_lemon(lemons.failures(state, node.name, now), limits.lemon_after):
+        return "it is a lemon"
+    if any(call.node == node.name for call in state.owed.values()):
+        return "a call to Slurm about it is under way"
+    if not _is_drained_by_muster(observed, node):
+        return "in Slurm it has another reason than Muster's, or a job is left on it"
+    if _resumed_lately(state, now) >= limits.nodes_per_hour:
+        return "as many nodes as the site's limit allows were resumed within an hour"
+    return ""
 
 
 def _is_drained_by_muster(observed: ObservedState, node: Node) -> bool:
     """Slurm shows the reason that Muster wrote for evidence against the node, and nothing of a job is left there."""
-    drain, reason = observed.node(node.name).drain, drain_reason.parse(node.drained_as)
+    seen = observed.nodes.get(node.name)
+    drain, reason = seen.drain if seen is not None else None, drain_reason.parse(node.drained_as)
     if drain is None or not drain.idle or reason is None or reason.source is not DrainSource.NODE:
         return False
     return drain_reason.is_same(drain.reason, node.drained_as)
