@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from muster import __version__
 from muster.launcher.command_table import COMMANDS
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
+from muster.launcher.output.terminal_width import columns
 
 if TYPE_CHECKING:
     from muster.launcher.command import Command
@@ -33,18 +34,7 @@ _MEANT = (
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
     # argparse imports shutil with all its compressors to find the width, for each call of a command.
-    return argparse.HelpFormatter(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    """The width of the terminal, as shutil.get_terminal_size finds it."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    try:
-        return os.get_terminal_size().columns or 80
-    except OSError:  # no terminal
-        return 80
+    return argparse.HelpFormatter(prog, width=columns() - 2)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from muster.daemon.host.plain_text import plain
 from muster.daemon.transport.identity import IdentityError
@@ -15,10 +14,8 @@ from muster.daemon.transport.site_config import CONFIG, Site, SiteError
 from muster.daemon.transport.tls import PLAIN_TEXT, TLS
 from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from muster.launcher.output.screen import Screen, open_screen
+from muster.launcher.output.terminal_width import columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +69,35 @@ def connect(site: Site) -> CoordinatorClient:
         raise SiteFault(str(error)) from None
 
 
+def time_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for the zone of the times that a command shows."""
+    parser.add_argument("--utc", action="store_true", help="show times in UTC; default: in local time")
+
+
+def screen(options: argparse.Namespace | None = None) -> Screen:
+    """Standard output, with the zone that `options` ask for."""
+    return open_screen(sys.stdout, utc=options is not None and getattr(options, "utc", False))
+
+
+def show(lines: Iterable[str]) -> None:
+    """Prints lines that a table or a sentence has laid out."""
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Prints one line of prose."""
+    show(screen().sentence(plain(text)))
+
+
 def print_note(text: str) -> None:
     """Prints a note for the user on stderr. Standard output is for scripts."""
-    print(plain(text, keep="\n"), file=sys.stderr, flush=True)
+    target = Screen(columns() if sys.stderr.isatty() else None)
+    for line in plain(text, keep="\n").split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()))
+        print("\n".join(target.sentence(line.lstrip(), indent, indent + "  ")), file=sys.stderr)
+    sys.stderr.flush()
 
 
 def note_coordinator_unavailable(words: str) -> None:
@@ -87,26 +110,3 @@ def print_error(error: LauncherError) -> None:
     print_note(f"muster: {error.message}")
     if error.hint:
         print_note(f"  {error.hint}")
-
-
-def word_painter() -> Callable[[Text], str]:
-    """Returns a function that converts a coloured word to terminal output. If stdout is no terminal, it returns plain
-    text.
-    """
-    target = console()
-
-    def paint(word: Text) -> str:
-        with target.capture() as captured:
-            target.print(word, end="")
-        return captured.get()
-
-    return paint
-
-
-def console(*, stderr: bool = False) -> Console:
-    """The console for tables. If the output is no terminal, lines are not wrapped at the terminal's width."""
-    from rich.console import Console  # a command without tables must not wait for it
-
-    # No markup: reasons quote the output of ranks, which may contain brackets.
-    plain = Console(highlight=False, markup=False, stderr=stderr)
-    return plain if plain.is_terminal else Console(highlight=False, markup=False, width=200, stderr=stderr)

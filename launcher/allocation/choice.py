@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.launcher.allocation.plan import Plan, Request
 from muster.launcher.errors import WrongInput
+from muster.launcher.output.screen import time_with_zone
 from muster.launcher.spec.placement import IfNotAvailable
 from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown
 
@@ -94,10 +94,9 @@ def _when(estimate: StartEstimate | NeverStarts, now: float) -> str:
 
 
 def _clock(start: float, now: float) -> str:
-    """The time as the user's clock shows it."""
+    """The time with its date and zone."""
     if start <= now + SAME_START_S:
         return "now"
     if start > now + FAR_S:
         return "in more than a year, as Slurm expects"
-    shape = "at %H:%M" if start < now + 86400 else "on %Y-%m-%d at %H:%M"
-    return time.strftime(shape, time.localtime(start))
+    return f"at {time_with_zone(start)}"

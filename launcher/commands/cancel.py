@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from muster.daemon.host.plain_text import plain
-from muster.launcher.command import Command, connect, load_site
+from muster.launcher.command import Command, connect, load_site, say
 from muster.launcher.coordinator_client import gang_ref
 
 
@@ -15,7 +14,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
-        print(plain(await coordinator.cancel(gang_ref(options.job))), flush=True)
+        say(await coordinator.cancel(gang_ref(options.job)))
     return 0
 
 

@@ -11,10 +11,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from muster.daemon.host.plain_text import plain
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.daemon.preflight.pairing import PairRate, localise
-from muster.launcher.command import Command, console
+from muster.launcher.command import Command, say, screen, show
 from muster.launcher.commands.check_steps import CheckOptions, check_nodes
 from muster.launcher.errors import EXIT_FAILED, WrongInput
 from muster.launcher.output.check_tables import check_table, counter_lines, pair_lines
@@ -65,7 +64,7 @@ def _print(results: dict[str, CheckResult], pairs: Sequence[PairRate], as_json: 
         for pair in pairs:
             print(json.dumps(dataclasses.asdict(pair)))
     else:
-        console().print(check_table(results))
+        show(check_table(results, screen()))
         for line in (*counter_lines(results), *pair_lines(pairs)):
-            print(plain(line))
+            say(line)
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from muster.launcher.command import Command
+from muster.launcher.command import Command, time_arguments
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +19,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--accelerator", metavar="NAME", help='for the prediction; default: that of the GRES, "H100-SXM"'
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, in seconds and bytes")
+    time_arguments(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from muster.daemon.host.plain_text import plain
-from muster.launcher.command import Command, connect, load_site
+from muster.launcher.command import Command, connect, load_site, say
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +20,7 @@ async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
         reply = await coordinator.drain(options.node, options.reason)
     for line in (reply.text, *reply.jobs):
-        print(plain(line))
+        say(line)
     return 0
 
 

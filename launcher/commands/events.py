@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Iterator
 
 from muster.daemon.host.plain_text import plain
-from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable
+from muster.launcher.command import (
+    Command,
+    connect,
+    load_site,
+    note_coordinator_unavailable,
+    screen,
+    show,
+    time_arguments,
+)
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.output.json_text import to_json
+from muster.launcher.output.screen import Screen
 from muster.v1.api_pb2 import EventRecord, EventsRequest
 
 
@@ -21,6 +30,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--after", type=int, default=0, metavar="POSITION", help="print only the events after this position"
     )
     parser.add_argument("--json", action="store_true", help="print one EventRecord (api.proto) on each line")
+    time_arguments(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -33,18 +43,25 @@ async def _run(options: argparse.Namespace) -> int:
             if options.follow
             else coordinator.events(request)
         )
+        target, is_first = screen(options), True
         async for record in follow:
             if options.json:
                 print(to_json(record), flush=True)
             elif not record.sentinel:
-                print(format_event(record), flush=True)
+                show(event_lines(record, target, heading=is_first))
+                is_first = False
     return 0
 
 
 COMMAND = Command(_arguments, _run)
 
 
-def format_event(record: EventRecord) -> str:
-    """One event for the user: local time in milliseconds, then the text."""
-    clock = time.strftime("%H:%M:%S", time.localtime(record.at_s))
-    return f"{clock}.{int(record.at_s * 1000) % 1000:03d}  {plain(record.text)}"
+def event_lines(record: EventRecord, target: Screen, *, heading: bool = False) -> Iterator[str]:
+    """One event for the user: the time in milliseconds, then the text. `heading`: on a terminal, the zone is first."""
+    if heading and target.width is not None:
+        yield target.titled("time")
+    time, text = target.time(record.at_s, "milliseconds"), plain(record.text)
+    if target.width is None:
+        yield f"{time}\t{text}"
+    else:
+        yield from target.sentence(text, f"{time}  ", " " * (len(time) + 2))

@@ -10,8 +10,7 @@ import argparse
 import asyncio
 from dataclasses import dataclass
 
-from muster.daemon.host.plain_text import plain
-from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable
+from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable, say
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import EXIT_FAILED, NotNow
 from muster.v1.api_pb2 import GangRef, GangView
@@ -34,7 +33,7 @@ async def _run(options: argparse.Namespace) -> int:
             return 0
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
             if outcome := outcome_of_flush(view, serial):
-                print(plain(outcome.words), flush=True)
+                say(outcome.words)
                 return 0 if outcome.complete else EXIT_FAILED
     return EXIT_FAILED
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from muster.launcher.command import Command, connect, load_site, print_note, word_painter
+from muster.launcher.command import Command, connect, load_site, print_note, say, screen, show, time_arguments
 from muster.launcher.output.json_text import to_json
-from muster.launcher.output.tables import node_lines
+from muster.launcher.output.node_tables import node_lines
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show what node checks have found, too")
     parser.add_argument("--json", action="store_true", help="print one NodeView (api.proto) on each line")
+    time_arguments(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -22,11 +22,9 @@ async def _run(options: argparse.Namespace) -> int:
         for node in reply.nodes:
             print(to_json(node), flush=True)
     elif reply.nodes:
-        for line in node_lines(reply.nodes, word_painter(), verbose=options.verbose):
-            print(line, flush=False)
-        sys.stdout.flush()
+        show(node_lines(reply.nodes, screen(options), verbose=options.verbose))
     else:
-        print("no node daemon has attached yet", flush=True)
+        say("no node daemon has attached yet")
     if reply.slurm_unknown:
         print_note(f"nodes without musterd are not listed: {reply.slurm_unknown}")
     return 0

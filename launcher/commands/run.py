@@ -11,17 +11,19 @@ import asyncio
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.launcher.command import Command, console, print_note
+from muster.launcher.command import Command, print_note
 from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.run import LocalRun, check_faults, make_run_dir, run_until_signal
+from muster.launcher.output.screen import open_screen
 from muster.launcher.output.tables import recovery_table
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
@@ -107,7 +109,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
     finally:
         await asyncio.to_thread(cluster.stop, agents_leave_s=leave_s)
     if view.recoveries:
-        console(stderr=True).print(recovery_table(view.recoveries))
+        print(*recovery_table(view.recoveries, open_screen(sys.stderr)), sep="\n", file=sys.stderr)
     print_note(f"muster: {view.phase}: {view.reason}")
     return exit_code(view)
 

@@ -1,4 +1,5 @@
-"""`muster status [JOB]`: prints one gang in detail, or one line for each of the caller's gangs.
+"""`muster status [JOB]`: prints one gang in detail, or one line for each of the caller's gangs that go on, or ended
+within a day. `--all` prints those, too, that have ended before, for as long as the coordinator knows them.
 
 `--follow` prints the gang again after each change, and exits with the gang's exit code when the gang ends. With
 `--json` it prints one GangView (api.proto) on each line.
@@ -9,10 +10,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-from muster.launcher.command import Command, connect, console, load_site, note_coordinator_unavailable
+from muster.daemon.host import clock
+from muster.launcher.command import (
+    Command,
+    connect,
+    load_site,
+    note_coordinator_unavailable,
+    print_note,
+    say,
+    screen,
+    show,
+    time_arguments,
+)
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.output.json_text import to_json
-from muster.launcher.output.tables import gang_details, gang_list
+from muster.launcher.output.tables import gang_details, gang_list, recent
 from muster.v1.api_pb2 import GangView
 
 
@@ -21,52 +33,62 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--follow", action="store_true", help="update until the job ends; exit with the job's exit code"
     )
-    parser.add_argument("--json", action="store_true", help="print one GangView (api.proto) on each line")
+    parser.add_argument(
+        "-a", "--all", action="store_true", help="without JOB: jobs, too, that ended more than a day ago"
+    )
+    parser.add_argument("--json", action="store_true", help="print one GangView (api.proto) on each line, of all jobs")
+    time_arguments(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
         if options.job is None:
-            return await _list(coordinator, as_json=options.json)
+            return await _list(coordinator, options)
         if not options.follow:
-            _show(await coordinator.describe(gang_ref(options.job)), as_json=options.json)
+            _show(await coordinator.describe(gang_ref(options.job)), options)
             return 0
-        return await _follow(coordinator, options.job, as_json=options.json)
+        return await _follow(coordinator, options)
 
 
 COMMAND = Command(_arguments, _run)
 
 
-async def _list(coordinator: CoordinatorClient, *, as_json: bool) -> int:
+async def _list(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
     gangs = await coordinator.gangs()
-    if as_json:
+    if options.json:
         for gang in gangs:
             print(to_json(gang), flush=True)
-    elif gangs:
-        console().print(gang_list(gangs))
-    else:
-        print("the coordinator knows no jobs of yours", flush=True)
+        return 0
+    shown = gangs if options.all else recent(gangs, clock.wall())
+    if shown:
+        show(gang_list(shown, screen(options)))
+    elif not gangs:
+        say("the coordinator knows no jobs of yours")
+    if left_out := len(gangs) - len(shown):
+        print_note(f"jobs that ended more than a day ago are not shown: {left_out} (--all shows them)")
     return 0
 
 
-def _show(view: GangView, *, as_json: bool) -> None:
-    if as_json:
+def _show(view: GangView, options: argparse.Namespace) -> None:
+    if options.json:
         print(to_json(view), flush=True)
     else:
-        console().print(gang_details(view))
+        show(gang_details(view, screen(options)))
 
 
-async def _follow(coordinator: CoordinatorClient, job: str, *, as_json: bool) -> int:
-    view = GangView()
-    if as_json or not sys.stdout.isatty():
-        async for view in coordinator.follow(gang_ref(job), note_coordinator_unavailable):
-            _show(view, as_json=as_json)
+async def _follow(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
+    view, ref = GangView(), gang_ref(options.job)
+    if options.json or not sys.stdout.isatty():
+        async for view in coordinator.follow(ref, note_coordinator_unavailable):
+            _show(view, options)
         return exit_code(view)
     from rich.live import Live
+    from rich.text import Text
 
-    with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
-        async for view in coordinator.follow(gang_ref(job), note_coordinator_unavailable):
-            live.update(gang_details(view), refresh=True)
+    with Live(auto_refresh=False, vertical_overflow="visible") as live:
+        async for view in coordinator.follow(ref, note_coordinator_unavailable):
+            lines = gang_details(view, screen(options))  # the terminal may have another width by now
+            live.update(Text.from_ansi("\n".join(lines)), refresh=True)
     return exit_code(view)
 
 

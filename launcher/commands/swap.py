@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from muster.daemon.host.plain_text import plain
-from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable
+from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable, say
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.errors import EXIT_FAILED
 from muster.v1.api_pb2 import GangView, RecoveryView, SwapReply
@@ -26,12 +25,12 @@ async def _run(options: argparse.Namespace) -> int:
     ref = gang_ref(options.job)
     async with connect(load_site(options)) as coordinator:
         reply = await coordinator.swap(ref, options.node, options.reason)
-        print(plain(reply.text), flush=True)
+        say(reply.text)
         if options.no_wait:
             return 0
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
             if outcome := outcome_of_swap(view, reply, options.node):
-                print(plain(outcome.words), flush=True)
+                say(outcome.words)
                 return 0 if outcome.left else EXIT_FAILED
     return EXIT_FAILED
 

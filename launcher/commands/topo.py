@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from muster.fabric.sources.node_reports import NodeReport, refine
 from muster.fabric.sources.slurm_topology import Reading, SlurmTopology
 from muster.fabric.sources.tiers import Tiers
-from muster.launcher.command import Command, print_note, word_painter
+from muster.launcher.command import Command, print_note, screen, show
 from muster.launcher.errors import WrongInput
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
 from muster.launcher.node_reports import ask_reports
 from muster.launcher.output import svg
 from muster.launcher.output.fabric_tree import FabricPicture, JobUse, NodeUse, to_dict, tree_lines
+from muster.launcher.output.screen import Screen
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.parsing.hostlist import collapse
 from muster.slurm.client.states import NodeState
@@ -44,9 +44,7 @@ async def _run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(to_dict(picture)))
             continue
-        for line in tree_lines(picture, word_painter(), verbose=options.verbose):
-            print(line)
-    sys.stdout.flush()
+        show(tree_lines(picture, screen(), verbose=options.verbose))
     for picture in pictures:
         for warning in picture.warnings:
             print_note(f"muster: {warning}")
@@ -126,7 +124,7 @@ def _write_svg(path: Path, pictures: list[FabricPicture], verbose: bool) -> None
     Raises:
         WrongInput: the file can't be written.
     """
-    lines = [line for picture in pictures for line in tree_lines(picture, svg.paint, verbose=verbose)]
+    lines = [line for picture in pictures for line in tree_lines(picture, Screen(paint=svg.paint), verbose=verbose)]
     try:
         path.write_text(svg.svg_of(lines, "muster topo"))
     except OSError as error:

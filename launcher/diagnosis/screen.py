@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from datetime import tzinfo
 
+from muster.daemon.host.plain_text import plain
 from muster.fabric.model.level import Level
 from muster.launcher.diagnosis.advice import SLOWER_THAN_BEFORE, advice
 from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.groups import PlacedKind, TornGroup
 from muster.launcher.diagnosis.links import MeasuredLink, Side, SlowLink
 from muster.launcher.diagnosis.steps import Earlier, speaks_of_link, wait_of
+from muster.launcher.output.screen import Screen, time_with_zone
+from muster.launcher.output.table import labelled
 from muster.launcher.plan.units import percent, scaled, seconds
 from muster.slurm.client.parsing.hostlist import collapse
 
@@ -25,25 +28,29 @@ WHERE = {
 }
 
 
-def lines(found: Diagnosis) -> Iterator[str]:
+_LABEL = len("predicted")
+
+
+def lines(found: Diagnosis, screen: Screen) -> Iterator[str]:
     """The screen."""
-    yield _title(found)
-    yield from _labelled("network", [found.network.source])
-    yield from _labelled("groups", _groups(found))
-    yield from _labelled("links", _links(found))
-    yield from _labelled("nodes", _nodes(found))
-    yield from _labelled("step", _step(found))
-    yield from _labelled("predicted", _predicted(found))
-    yield from _labelled("before", _before(found))
-    yield from _labelled("speaks of", _tier(found))
-    yield from _labelled("not known", found.unknown)
-    changes = advice(found)
-    yield from _labelled("change", changes or ["nothing: nothing that was measured is slow or misplaced"])
+    yield from screen.sentence(plain(_title(found)))
+    yield from labelled(screen, _findings(found, screen), _LABEL)
 
 
-def _labelled(label: str, texts: Iterable[str]) -> Iterator[str]:
-    for at, text in enumerate(texts):
-        yield f"{'' if at else label:<11}{text}"
+def _findings(found: Diagnosis, screen: Screen) -> Iterator[tuple[str, str]]:
+    for label, texts in (
+        ("network", [found.network.source]),
+        ("groups", _groups(found)),
+        ("links", _links(found)),
+        ("nodes", _nodes(found)),
+        ("step", _step(found)),
+        ("predicted", _predicted(found)),
+        ("before", _before(found, screen.zone)),
+        ("speaks of", _tier(found)),
+        ("not known", found.unknown),
+        ("change", advice(found) or ["nothing: nothing that was measured is slow or misplaced"]),
+    ):
+        yield from ((label, text) for text in texts)
 
 
 def _title(found: Diagnosis) -> str:
@@ -77,7 +84,7 @@ def _torn(group: TornGroup) -> Iterator[str]:
     ranks = _numbers(group.ranks)
     cost = f"{seconds(group.extra_s)} a step more, {group.factor:.2f} times as long" if group.extra_s > 0 else "no cost"
     way = f"{collapse(group.nodes)}, over {', '.join(group.switches)}"
-    yield f"  {group.name} (ranks {ranks}) on {way}; predicted: {cost}"
+    yield f"{group.name} (ranks {ranks}) on {way}; predicted: {cost}"
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:
@@ -166,11 +173,11 @@ def _predicted(found: Diagnosis) -> Iterator[str]:
         yield f"the measured step takes {share:.3g} times the prediction"
 
 
-def _before(found: Diagnosis) -> Iterator[str]:
+def _before(found: Diagnosis, zone: tzinfo) -> Iterator[str]:
     others = sum(not one.same_settings for one in found.measured.past)
     if found.earlier:
-        yield _earlier(found.earlier)
-    elif found.measured.gang.final and (own := _own(found)):
+        yield _earlier(found.earlier, zone)
+    elif found.measured.gang.final and (own := _own(found, zone)):
         yield own
     else:
         yield "no earlier run of this job, with these settings, was measured"
@@ -178,28 +185,23 @@ def _before(found: Diagnosis) -> Iterator[str]:
         yield f"{others} earlier generations had other settings, and are not compared"
 
 
-def _own(found: Diagnosis) -> str:
+def _own(found: Diagnosis, zone: tzinfo) -> str:
     """What was measured last of a job that has ended."""
     own = [one for one in found.measured.past if one.gang_id == found.measured.gang.gang_id]
     if not own:
         return ""
     last = own[0]
     parts = f" ({seconds(last.compute_s)} compute, {seconds(last.wait_s)} wait)" if last.compute_s else ""
-    return (
-        f"its last generation, {last.generation}, took {seconds(last.step_s)} a step{parts}, until {_day(last.ended_s)}"
-    )
+    until = time_with_zone(last.ended_s, zone)
+    return f"its last generation, {last.generation}, took {seconds(last.step_s)} a step{parts}, until {until}"
 
 
-def _earlier(earlier: Earlier) -> str:
+def _earlier(earlier: Earlier, zone: tzinfo) -> str:
     where = "this generation" if earlier.same_run else f"job {earlier.job}, generation {earlier.generation}"
-    when = f"{seconds(earlier.step)} a step in {where}, {_day(earlier.at)}"
+    when = f"{seconds(earlier.step)} a step in {where}, {time_with_zone(earlier.at, zone)}"
     if earlier.share < SLOWER_THAN_BEFORE:
         return f"it reaches {percent(earlier.share)} of the speed that it had: {when}"
     return f"as fast as ever, {percent(earlier.share)} of its best: {when}"
-
-
-def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _tier(found: Diagnosis) -> Iterator[str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import replace
 
-from muster.daemon.host.plain_text import plain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.sources.nesting import fabric_of_leaves
 from muster.fabric.sources.node_reports import with_nvlink_domains
-from muster.launcher.command import connect, load_site, print_note
+from muster.launcher.command import connect, load_site, print_note, screen, show
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.diagnosis import seated_job
 from muster.launcher.diagnosis.as_json import to_dict
@@ -55,11 +53,9 @@ async def run(options: argparse.Namespace) -> int:
             measured = await coordinator.measurements(gang_ref(options.job))
     found = _diagnosis(measured, job, slurm, why, unknown, options.accelerator)
     if options.json:
-        print(json.dumps(to_dict(found)))
+        print(json.dumps(to_dict(found)), flush=True)
     else:
-        for line in lines(found):
-            print(plain(line))
-    sys.stdout.flush()
+        show(lines(found, screen(options)))
     return 0
 
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.table import Table
-from rich.text import Text
-
-from muster.daemon.host.plain_text import plain
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.daemon.preflight.pairing import PairRate, localise
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.table import Coloured, table
 from muster.v1.api_pb2 import NodeView
 from muster.v1.common_pb2 import CheckOutcome, NodeCheck
 
 _COLOURS = {Outcome.PASSED: "green", Outcome.SLOW: "yellow"}
 
 
-def check_table(results: Mapping[str, CheckResult]) -> Table:
-    """One line for each node."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("node", "check", "rates", "hardware", "why"):
-        table.add_column(title, overflow="fold")
-    for node, result in results.items():
-        outcome = Text(result.outcome, _COLOURS.get(result.outcome, "red"))
-        table.add_row(plain(node), outcome, rates(result), plain(result.hardware), plain(result.reason))
-    return table
+def check_table(results: Mapping[str, CheckResult], screen: Screen) -> Iterator[str]:
+    """One record for each node."""
+    rows = [
+        (
+            node,
+            Coloured(result.outcome, _COLOURS.get(result.outcome, "red")),
+            rates(result),
+            result.hardware,
+            result.reason,
+        )
+        for node, result in results.items()
+    ]
+    return table(screen, ("node", "check", "rates", "hardware", "why"), rows)
 
 
 def counter_lines(results: Mapping[str, CheckResult]) -> Iterator[str]:
@@ -49,18 +50,17 @@ def rates(check: CheckResult | NodeCheck) -> str:
     return ", ".join(words) + (", shared cores" if words and check.cores_shared else "")
 
 
-CHECK_TITLES = ("checked", "rates", "hardware", "GPU errors")
+CHECK_TITLES = ("check", "checked", "checked by", "rates", "hardware", "GPU errors")
 
 
-def check_cells(node: NodeView) -> tuple[str, str, str, str]:
+def check_cells(node: NodeView, screen: Screen) -> tuple[str, str, str, str, str, str]:
     """What the newest check of the node has found, in which job or by its daemon: the cells below CHECK_TITLES."""
     if not node.HasField("node_check"):
-        return "never", "", "", ""
+        return "never", "", "", "", "", ""
     check = node.node_check
     outcome = CheckOutcome.Name(check.outcome).removeprefix("CHECK_OUTCOME_").lower()
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(node.checked_s))
     by = f"job {node.checked_in_job}" if node.checked_in_job else "musterd"
-    return plain(f"{outcome}, {day}, {by}"), rates(check), plain(check.hardware), plain(check.counters)
+    return outcome, screen.time(node.checked_s), by, rates(check), check.hardware, check.counters
 
 
 def pair_lines(pairs: Sequence[PairRate]) -> Iterator[str]:

@@ -65,9 +65,9 @@ def _snapshot_words(view: CheckpointView) -> Iterator[str]:
     every = "every step" if view.every == 1 else f"every {view.every} steps"
     yield f"{every} (auto)" if view.auto_interval else every
     if view.stall_s:
-        slower = f" and {duration(view.delay_s)} while they are copied" if view.delay_s else ""
+        slower = f", and slows it by {duration(view.delay_s)} while it is copied" if view.delay_s else ""
         share = f", {view.cost:.2%} of the time" if view.cost else ""
-        yield f"{duration(view.stall_s)} each{slower}{share}"
+        yield f"each stops the training for {duration(view.stall_s)}{slower}{share}"
     if view.slots_s:
         yield f"their memory was made in {duration(view.slots_s)}"
     if view.HasField("loses_steps"):
@@ -93,9 +93,8 @@ def _durable_words(view: CheckpointView) -> Iterator[str]:
     elif view.durable_every_s:
         yield f"every {duration(view.durable_every_s)}" + (" (auto)" if view.durable_auto else "")
     if view.flush_s:
-        held_up = f", which hold the training up for {duration(view.flush_stall_s)}" if view.flush_stall_s else ""
         share = f", {view.durable_cost:.2%} of the time" if view.durable_cost else ""
-        yield f"{duration(view.flush_s)} each{held_up}{share}"
+        yield f"each takes {duration(view.flush_s)}{_stop_words(view)}{share}"
     if view.HasField("flush"):
         yield from _flush_words(view.flush)
     elif view.flushing:
@@ -106,6 +105,16 @@ def _durable_words(view: CheckpointView) -> Iterator[str]:
         yield f"without any memory a fault now loses {_loss(view.durable_loses_steps, view.durable_loses_s)}"
     if view.durable_path:
         yield f"newest: {view.durable_path}"
+
+
+def _stop_words(view: CheckpointView) -> str:
+    """For how long a flush stops the training."""
+    whole, stopped = duration(view.flush_s), duration(view.flush_stall_s)
+    if not view.flush_stall_s:
+        return ""
+    return (
+        ", and the training stands still meanwhile" if stopped == whole else f", and stops the training for {stopped}"
+    )
 
 
 def _flush_words(view: FlushView) -> Iterator[str]:

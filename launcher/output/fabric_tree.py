@@ -5,17 +5,17 @@ Nodes of one domain with the same state and the same jobs share a line, so that 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-
-from rich.text import Text
 
 from muster.daemon.host.plain_text import plain
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.link import Link
 from muster.fabric.model.natural_order import natural_order
+from muster.launcher.output.screen import Screen
 
 ABSENT = "ABSENT"
 """The state of a node that the topology has and Slurm has not."""
@@ -77,16 +77,12 @@ class FabricPicture:
         return self.uses.get(node) or NodeUse()
 
 
-def tree_lines(picture: FabricPicture, paint: Callable[[Text], str], *, verbose: bool = False) -> Iterator[str]:
-    """The tree, the root first.
-
-    Args:
-        paint: converts a coloured word to terminal output.
-        verbose: a line for each node.
-    """
-    yield _title(picture)
-    yield _domain_line(picture, picture.fabric.root)
-    yield from _below(picture, picture.fabric.root, "", paint, verbose)
+def tree_lines(picture: FabricPicture, screen: Screen, *, verbose: bool = False) -> Iterator[str]:
+    """The tree, the root first. `verbose`: a line for each node."""
+    root = picture.fabric.root
+    yield from screen.sentence(_title(picture))
+    yield from screen.sentence(_domain_line(picture, root), "", _PIPE)
+    yield from _below(picture, root, "", screen, verbose)
 
 
 def _title(picture: FabricPicture) -> str:
@@ -97,16 +93,32 @@ def _title(picture: FabricPicture) -> str:
     return plain(f"topology {picture.name} ({', '.join(words)})")
 
 
-def _below(
-    picture: FabricPicture, domain: Domain, indent: str, paint: Callable[[Text], str], verbose: bool
-) -> Iterator[str]:
+def _below(picture: FabricPicture, domain: Domain, indent: str, screen: Screen, verbose: bool) -> Iterator[str]:
     rows = _node_rows(picture, domain, verbose)
     last = len(rows) + len(domain.children) - 1
     for at, (names, use, uplink) in enumerate(rows):
-        yield f"{indent}{_LAST if at == last else _BRANCH}{_node_line(names, use, uplink, paint)}"
+        lines = screen.sentence(_node_line(names, use, uplink), *_branches(indent, at == last))
+        yield from _with_state(lines, use, screen)
     for at, child in enumerate(domain.children, len(rows)):
-        yield f"{indent}{_LAST if at == last else _BRANCH}{_domain_line(picture, child)}"
-        yield from _below(picture, child, indent + (_BLANK if at == last else _PIPE), paint, verbose)
+        first, rest = _branches(indent, at == last)
+        yield from screen.sentence(_domain_line(picture, child), first, rest + _PIPE)
+        yield from _below(picture, child, rest, screen, verbose)
+
+
+def _branches(indent: str, is_last: bool) -> tuple[str, str]:
+    """What stands before the first line of an entry, and before the others."""
+    return indent + (_LAST if is_last else _BRANCH), indent + (_BLANK if is_last else _PIPE)
+
+
+def _with_state(lines: Iterable[str], use: NodeUse, screen: Screen) -> Iterator[str]:
+    """The lines of a node, with the colour of its state."""
+    state = _state(use)
+    colour = next((colour for colour, words in _COLOURS if set(words) & set(use.states)), "")
+    is_painted = False
+    for line in lines:
+        found = None if is_painted else re.search(rf"(?<!\S){re.escape(state)}(?!\S)", line)
+        is_painted |= found is not None
+        yield line[: found.start()] + screen.paint(state, colour) + line[found.end() :] if found else line
 
 
 def _node_rows(picture: FabricPicture, domain: Domain, verbose: bool) -> list[tuple[str, NodeUse, Link | None]]:
@@ -161,16 +173,19 @@ def _summary(use: NodeUse) -> str:
     return "idle" if use.states == ("IDLE",) else "other"
 
 
-def _node_line(names: str, use: NodeUse, uplink: Link | None, paint: Callable[[Text], str]) -> str:
-    colour = next((colour for colour, words in _COLOURS if set(words) & set(use.states)), "")
-    words = [plain(names), paint(Text(plain("+".join(use.states)), colour))]
+def _node_line(names: str, use: NodeUse, uplink: Link | None) -> str:
+    words = [names, _state(use)]
     if use.jobs:
-        words.append(plain("job " + ", ".join(map(str, use.jobs))))
+        words.append("job " + ", ".join(map(str, use.jobs)))
     if use.reason:
-        words.append(plain(use.reason))
+        words.append(use.reason)
     if uplink:
         words.append(f"its link {_link_words(uplink)}")
-    return "  ".join(words)
+    return plain("  ".join(words))
+
+
+def _state(use: NodeUse) -> str:
+    return plain("+".join(use.states))
 
 
 def _link_words(link: Link) -> str:

@@ -12,11 +12,11 @@ _MOST_CHARS = 240
 """Characters of a line. A longer one is wrapped."""
 
 
-def paint(word: Text) -> str:
+def paint(word: str, colour: str) -> str:
     """A coloured word for `svg_of`."""
-    console = _console(len(word.plain) + 1)
+    console = _console(len(word) + 1)
     with console.capture() as captured:
-        console.print(word, end="")
+        console.print(word, style=colour, end="")
     return captured.get()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from muster.daemon.host.plain_text import plain
 from muster.fabric.cost import roofline
 from muster.fabric.cost.choice import Collective
 from muster.fabric.cost.model import Checkpointing, Sharding
@@ -14,6 +15,8 @@ from muster.fabric.groups.axes import write_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.table import labelled, table
 from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
@@ -37,51 +40,62 @@ _SCATTERED = {
 }
 
 
-def lines(prepared: PreparedPlan) -> Iterator[str]:
+_LABEL = len("misplaced")
+
+
+def lines(prepared: PreparedPlan, screen: Screen) -> Iterator[str]:
     """The screen."""
-    yield from _job(prepared)
+    yield from screen.sentence(plain(_title(prepared)))
+    yield from labelled(screen, _job(prepared), _LABEL)
     yield ""
-    yield from _traffic(prepared)
+    yield from _traffic(prepared, screen)
     yield ""
-    yield from _labelled("step", _step(prepared))
-    yield from _labelled("memory", _memory(prepared))
-    yield from _labelled("roofline", _roofline(prepared))
-    yield from _labelled("pipeline", _pipeline(prepared))
-    yield from _labelled("failures", _failures(prepared))
-    yield from _labelled("training", _training(prepared))
-    yield from _labelled("misplaced", _misplacement(prepared))
-    yield ""
-    yield from _defaults(prepared)
+    yield from labelled(screen, _figures(prepared), _LABEL)
+    if prepared.defaults:
+        yield ""
+        yield from _defaults(prepared, screen)
 
 
-def _labelled(label: str, texts: Iterator[str]) -> Iterator[str]:
-    for at, text in enumerate(texts):
-        yield f"{'' if at else label:<11}{text}"
+def _figures(prepared: PreparedPlan) -> Iterator[tuple[str, str]]:
+    for label, texts in (
+        ("step", _step),
+        ("memory", _memory),
+        ("roofline", _roofline),
+        ("pipeline", _pipeline),
+        ("failures", _failures),
+        ("training", _training),
+        ("misplaced", _misplacement),
+    ):
+        yield from ((label, text) for text in texts(prepared))
 
 
-def _job(prepared: PreparedPlan) -> Iterator[str]:
-    job, plan = prepared.job, prepared.plan
-    model, axes, schedule = plan.model, plan.axes, plan.schedule
+def _title(prepared: PreparedPlan) -> str:
+    job, axes = prepared.job, prepared.plan.axes
     spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
     hardware = f"{axes.world_size:,} {prepared.accelerator} on {job.nodes:,} node{'s' * (job.nodes > 1)}"
-    yield f"{job.name}: {hardware}{spares}; an estimate, nothing is queued"
+    return f"{job.name}: {hardware}{spares}; an estimate, nothing is queued"
+
+
+def _job(prepared: PreparedPlan) -> Iterator[tuple[str, str]]:
+    model, axes, schedule = prepared.plan.model, prepared.plan.axes, prepared.plan.schedule
     batch = f"batch {model.global_batch:,} × {model.sequence_length:,} tokens"
     shape = f"{model.layers} layers of {model.hidden_size:,}"
     kept = f"checkpointing {model.activation_checkpointing}, sharding {model.sharding}, offload {model.offload}"
-    yield f"model      {scaled(model.parameters, '')} parameters, {shape}; {batch}"
-    yield f"           {model.precision}, {model.optimizer}; {kept}"
+    yield "model", f"{scaled(model.parameters, '')} parameters, {shape}; {batch}"
+    yield "model", f"{model.precision}, {model.optimizer}; {kept}"
     degrees = [(name, getattr(axes, name)) for name in ("tensor", "context", "expert", "data", "pipeline")]
     words = ", ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "one rank"
     sequence = ", sequence" if schedule.sequence else ""
     virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
     yield (
-        f"axes       {words}{sequence}; order {write_order(axes.order)}; {schedule.micro_batches} micro-batches of "
-        f"{schedule.micro_batch}{virtual}"
+        "axes",
+        f"{words}{sequence}; order {write_order(axes.order)}; {schedule.micro_batches} micro-batches of "
+        f"{schedule.micro_batch}{virtual}",
     )
-    yield f"network    {prepared.fabric}"
+    yield "network", prepared.fabric
 
 
-def _traffic(prepared: PreparedPlan) -> Iterator[str]:
+def _traffic(prepared: PreparedPlan, screen: Screen) -> Iterator[str]:
     """The table of what one rank sends and receives in one step."""
     titles = (
         "traffic",
@@ -98,15 +112,16 @@ def _traffic(prepared: PreparedPlan) -> Iterator[str]:
     estimate = prepared.estimate
     rows = [_row(one, prepared) for one in estimate.step.traffic]
     if not rows:
-        yield "traffic    none: one rank"
+        yield from labelled(screen, [("traffic", "none: one rank")], _LABEL)
         return
-    yield from _aligned([tuple(titles), *rows])
+    yield from table(screen, titles, rows)
     if estimate.crossing:
         least = seconds(estimate.crossing / estimate.bisection)
         words = f"{scaled(estimate.bisection, 'B/s')} of bisection in a step: {least} at least"
-        yield f"at most {scaled(estimate.crossing, 'B')} of gradients and experts cross {words}"
+        yield from screen.sentence(f"at most {scaled(estimate.crossing, 'B')} of gradients and experts cross {words}")
     elif len(prepared.plan.seats.nodes) > 1:
-        yield f"no gradients and experts cross the bisection of {scaled(estimate.bisection, 'B/s')}"
+        words = f"no gradients and experts cross the bisection of {scaled(estimate.bisection, 'B/s')}"
+        yield from screen.sentence(words)
 
 
 def _row(one: PricedTraffic, prepared: PreparedPlan) -> tuple[str, ...]:
@@ -135,12 +150,6 @@ def _where(level: Level, fabric: Fabric) -> str:
     if level is not Level.POD or not grids:
         return WHERE[level]
     return "in a ring" if len(grids[0].dimensions) == 1 else "in a torus"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _step(prepared: PreparedPlan) -> Iterator[str]:
@@ -282,8 +291,7 @@ def _misplacement(prepared: PreparedPlan) -> Iterator[str]:
     yield f"costs most with {_SCATTERED[worst.group]}: {words}"
 
 
-def _defaults(prepared: PreparedPlan) -> Iterator[str]:
+def _defaults(prepared: PreparedPlan, screen: Screen) -> Iterator[str]:
     """What rests on no word of the user or the site."""
     rows = [(one.name, one.value, one.source, one.instead) for one in prepared.defaults]
-    if rows:
-        yield from _aligned([("default", "value", "from", "instead"), *rows])
+    return table(screen, ("default", "value", "from", "instead"), rows)

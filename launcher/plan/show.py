@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from muster.daemon.host.plain_text import plain
 from muster.fabric.sources.node_reports import NodeReport, refine
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.allocation.ask import topology_of
 from muster.launcher.allocation.site_domains import load_domains
-from muster.launcher.command import print_note
+from muster.launcher.command import print_note, screen, show
 from muster.launcher.errors import Unavailable
 from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
 from muster.launcher.node_reports import ask_reports
@@ -65,20 +63,18 @@ async def run(options: argparse.Namespace) -> int:
             print_note(f"muster: {error}")
     if is_priced(job, given):
         prepared = prepare(job, given, load_table(), network, why)
-        _show(options, to_dict(prepared), lines(prepared))
+        _print(options, to_dict(prepared), lines(prepared, screen()))
     else:
         places = unpriced.unpriced(job, given, load_table(), network, why)
-        _show(options, unpriced.to_dict(places), unpriced.lines(places, WHERE))
+        _print(options, unpriced.to_dict(places), unpriced.lines(places, WHERE, screen()))
     return 0
 
 
-def _show(options: argparse.Namespace, record: dict[str, Any], screen: Iterator[str]) -> None:
+def _print(options: argparse.Namespace, record: dict[str, Any], text: Iterator[str]) -> None:
     if options.json:
-        print(json.dumps(record))
+        print(json.dumps(record), flush=True)
     else:
-        for line in screen:
-            print(plain(line))
-    sys.stdout.flush()
+        show(text)
 
 
 _NO_REPORTS: Mapping[str, NodeReport] = {}

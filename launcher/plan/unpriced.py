@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from muster.daemon.host.plain_text import plain
 from muster.fabric.cost.accelerators import Accelerator
 from muster.fabric.estimate.spread import Seats, loosest_level
 from muster.fabric.groups.axes import write_order
 from muster.fabric.groups.rank_groups import GroupKind, rank_groups
 from muster.fabric.model.level import Level
 from muster.fabric.placement.weights import usual_weights
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.table import labelled
 from muster.launcher.plan.defaults import Defaults
 from muster.launcher.plan.hardware import accelerator_of
 from muster.launcher.plan.options import PlanOptions
@@ -64,17 +67,19 @@ def unpriced(
     return UnpricedPlan(job, seats, network, levels)
 
 
-def lines(plan: UnpricedPlan, where: Mapping[Level, str]) -> Iterator[str]:
+def lines(plan: UnpricedPlan, where: Mapping[Level, str], screen: Screen) -> Iterator[str]:
     """The screen. `where`: each tier in words."""
     job = plan.job
     spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
     ranks = f"{job.axes.world_size:,} rank{'s' * (job.axes.world_size > 1)}"
-    yield f"{job.name}: {ranks} on {job.nodes:,} node{'s' * (job.nodes > 1)}{spares}; nothing is queued"
-    yield f"network    {plan.network}"
-    yield f"order      {write_order(job.axes.order)}"
-    for kind, level in plan.levels.items():
-        yield f"{kind + ' group':<24}{len(rank_groups(job.axes, kind)[0]):,} ranks {where[level]}"
-    yield f"no price   {WHY}"
+    title = f"{job.name}: {ranks} on {job.nodes:,} node{'s' * (job.nodes > 1)}{spares}; nothing is queued"
+    yield from screen.sentence(plain(title))
+    groups = [
+        (f"{kind} group", f"{len(rank_groups(job.axes, kind)[0]):,} ranks {where[level]}")
+        for kind, level in plan.levels.items()
+    ]
+    rows = [("network", plan.network), ("order", write_order(job.axes.order)), *groups, ("no price", WHY)]
+    yield from labelled(screen, rows)
 
 
 def to_dict(plan: UnpricedPlan) -> dict[str, Any]:

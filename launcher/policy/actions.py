@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from muster.daemon.coordinator.policy.policy import SITE_POLICY, Policy, PolicyError
 from muster.daemon.host.plain_text import plain
-from muster.launcher.command import print_note
+from muster.launcher.command import print_note, screen, show
 from muster.launcher.errors import SiteFault, WrongInput
+from muster.launcher.output.screen import INDENT, Screen
 from muster.launcher.policy.differences import differences
 from muster.launcher.policy.explanation import SignalNameError, explain
 from muster.launcher.policy.replay import Replay, bounded_lines
@@ -26,8 +28,7 @@ def check(path: Path) -> int:
         for mistake in error.mistakes:
             print_note(mistake)
         return EXIT_MISTAKES
-    for line in differences(policy, str(path)):
-        _print(line)
+    show(sentences(differences(policy, str(path)), screen()))
     return 0
 
 
@@ -40,8 +41,7 @@ def explain_text(text: str, site: Path | None) -> int:
     """
     policy, path = _load(site)
     try:
-        for line in explain(text, policy, str(path)):
-            _print(line)
+        show(sentences(explain(text, policy, str(path)), screen()))
     except SignalNameError as error:
         raise WrongInput(str(error)) from None
     return 0
@@ -57,14 +57,12 @@ def replay_log(log: str, site: Path | None) -> int:
     replay = Replay(_load(site)[0])
     try:
         with sys.stdin.buffer if log == "-" else open(log, "rb") as file:
-            for line in replay.lines(bounded_lines(file)):
-                _print(line)
+            show(sentences(replay.lines(bounded_lines(file)), screen()))
     except BrokenPipeError:
         raise
     except OSError as error:
         raise WrongInput(f"{log} can't be read: {error.strerror}") from None
-    for line in replay.summary():
-        _print(line)
+    show(sentences(replay.summary(), screen()))
     return 0
 
 
@@ -76,5 +74,9 @@ def _load(site: Path | None) -> tuple[Policy, Path | None]:
         raise SiteFault(str(error), f"muster policy check {path}") from None
 
 
-def _print(line: str) -> None:
-    print(plain(line))
+def sentences(lines: Iterable[str], target: Screen) -> Iterator[str]:
+    """The lines, broken where they do not fit; each keeps its indent."""
+    for line in lines:
+        text = plain(line.lstrip(" "))
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        yield from target.sentence(text, indent, indent + INDENT)

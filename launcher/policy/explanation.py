@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from muster.daemon.coordinator.policy.policy import OVER, Policy, Row
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY
@@ -14,6 +14,13 @@ from muster.launcher.policy.log_lines import read_line
 _SIGNAL = re.compile(r"(?P<kind>[a-z0-9-]{1,40})(?:[ /:.]{1,3}(?P<code>0x[0-9a-f]{1,8}|[0-9]{1,9}))?", re.ASCII)
 _TWO_WORDS = re.compile(r"(?P<kind>[a-z0-9-]{1,40})(?:[ /:.]{1,3}(?P<rest>\S{1,40}))?", re.ASCII)
 _SHIPPED = "the shipped table"
+_ACTIONS: Mapping[str, str] = {
+    "unfit": "the node is taken out of service",
+    "echo": "the loss of a peer may explain it: without such a loss, the node is taken out of service",
+    "degraded": "the node stays in service, and the response follows",
+    "rank": "it is the fault of a rank's program, not of the node",
+    "ignore": "nothing follows",
+}
 
 
 class SignalNameError(ValueError):
@@ -89,6 +96,7 @@ def _of_row(row: Row, site: str) -> Iterator[str]:
     decision = row.decision
     yield f"  row       {row.key}"
     yield f"  verdict   {decision.action}"
+    yield f"  follows   {_ACTIONS[decision.action]}"
     if decision.action == "degraded":
         yield f"  response  {decision.response}"
     yield f"  reason    {decision.reason}"

@@ -12,7 +12,8 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.state_updates import FAILURES_KEPT
 from muster.daemon.coordinator.core.state.turn import Turn
-from muster.launcher.output.tables import node_lines
+from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.screen import Screen
 from muster.v1.api_pb2 import NodeView
 
 DAY_S = 86400.0
@@ -104,7 +105,7 @@ def test_muster_nodes_names_a_lemon() -> None:
         NodeView(node="n2", verdict="UNFIT", failures=2, reason="Xid 79", heard_s_ago=1.0),
         NodeView(node="n3", verdict="UNFIT", failures=4, lemon=True, reason="Xid 79", heard_s_ago=1.0),
     ]
-    lines = list(node_lines(nodes, lambda word: word.plain))
+    lines = list(node_lines(nodes, Screen(200)))
     assert lines[1].endswith("  a lemon: 3 failures within 30 days")
     assert lines[2].endswith("  Xid 79")
     assert "lemon" not in lines[2]

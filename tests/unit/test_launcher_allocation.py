@@ -24,6 +24,7 @@ from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
+from muster.launcher.output.screen import time_with_zone
 from muster.launcher.spec.spec import Job, parse
 from muster.launcher.submission.script import render
 from muster.slurm.client.backends.commands import CliSlurm
@@ -207,6 +208,7 @@ STRICT, PAIRS, ANY = Request(0, "segments of 4 nodes"), Request(0, "segments of 
 SOFT, HARD = Plan(STRICT, (PAIRS, ANY)), Plan(STRICT, (PAIRS, ANY), required=True)
 NOW = time.mktime((2026, 11, 26, 6, 0, 0, 0, 0, 0))
 SOON, LATER, NEVER = StartEstimate(NOW + 1), StartEstimate(NOW + 1800), NeverStarts("no such nodes")
+AT = time_with_zone(LATER.start)
 FAR = StartEstimate(NOW + 100 * 365 * 86400)
 
 
@@ -214,10 +216,10 @@ FAR = StartEstimate(NOW + 100 * 365 * 86400)
     ("of", "wanted", "estimates", "request_made", "reason"),
     [
         (SOFT, None, (SOON, SOON, SOON), STRICT, "asks for segments of 4 nodes, starts now"),
-        (SOFT, None, (LATER, SOON, SOON), PAIRS, "relaxes: segments of 4 nodes would start at 06:30, segments of 2 "),
-        (SOFT, None, (LATER, LATER, SOON), ANY, "relaxes: segments of 4 nodes would start at 06:30, any nodes now ("),
-        (SOFT, None, (LATER, LATER, LATER), STRICT, "asks for segments of 4 nodes, starts at 06:30"),
-        (SOFT, "wait", (LATER, SOON, SOON), STRICT, "waits: segments of 4 nodes would start at 06:30, segments of 2 "),
+        (SOFT, None, (LATER, SOON, SOON), PAIRS, f"relaxes: segments of 4 nodes would start at {AT}, segments of 2 "),
+        (SOFT, None, (LATER, LATER, SOON), ANY, f"relaxes: segments of 4 nodes would start at {AT}, any nodes now ("),
+        (SOFT, None, (LATER, LATER, LATER), STRICT, f"asks for segments of 4 nodes, starts at {AT}"),
+        (SOFT, "wait", (LATER, SOON, SOON), STRICT, f"waits: segments of 4 nodes would start at {AT}, segments of 2 "),
         (HARD, None, (LATER, SOON, SOON), STRICT, "waits: "),
         (HARD, "relax", (LATER, SOON, SOON), PAIRS, "relaxes: "),
         (SOFT, None, (NEVER, NEVER, SOON), ANY, "asks for any nodes: Slurm has no place for segments of 4 nodes (no "),

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import sys
-import time
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ import pytest
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.daemon.preflight.pairing import PairRate
 from muster.launcher.__main__ import main, parser
-from muster.launcher.command import console
 from muster.launcher.output.check_tables import check_table, pair_lines
-from muster.launcher.output.tables import node_lines
+from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.screen import Screen
 from muster.v1.api_pb2 import NodeView
 from muster.v1.common_pb2 import CheckOutcome, NodeCheck
 
@@ -156,21 +156,17 @@ def test_slow_nodes_and_links_are_named() -> None:
 
 
 def test_what_a_node_prints_reaches_no_terminal_as_it_is() -> None:
-    table = check_table({"n0": CheckResult(Outcome.FAILED, "\x1b[31mred", "\x1b]0;title\x07")})
-    target = console()
-    with target.capture() as captured:
-        target.print(table)
-    assert "\x1b]0" not in captured.get()
-    assert "\x07" not in captured.get()
+    shown = "".join(check_table({"n0": CheckResult(Outcome.FAILED, "\x1b[31mred", "\x1b]0;title\x07")}, Screen(80)))
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
 
 
 def test_nodes_show_their_newest_check_if_asked() -> None:
     found = NodeCheck(outcome=CheckOutcome.CHECK_OUTCOME_PASSED, gflops=56_000, memory_gb_s=2400, hardware="8 x H100")
     checked = NodeView(node="n0", verdict="FIT", node_check=found, checked_s=86_400, checked_in_job=12)
-    lines = list(node_lines([checked, NodeView(node="n1", verdict="FIT")], lambda word: word.plain, verbose=True))
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(86_400))
-    assert f"passed, {day}, job 12" in lines[1]
+    lines = list(node_lines([checked, NodeView(node="n1", verdict="FIT")], Screen(zone=UTC), verbose=True))
+    assert "passed\t1970-01-02 00:00:00+00:00\tjob 12" in lines[1]
     assert "56,000 GFLOP/s, 2,400 GB/s memory" in lines[1]
     assert "8 x H100" in lines[1]
     assert "never" in lines[2]
-    assert "8 x H100" not in "".join(node_lines([checked], lambda word: word.plain))
+    assert "8 x H100" not in "".join(node_lines([checked], Screen()))

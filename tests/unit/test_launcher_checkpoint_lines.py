@@ -39,7 +39,8 @@ def test_what_was_chosen_what_it_costs_and_what_a_fault_loses() -> None:
         loses_s=35.0,
     )
     assert lines(view) == {
-        "snapshots": "every 9 steps (auto); 43 ms each and 200 ms while they are copied, 0.54% of the time; "
+        "snapshots": "every 9 steps (auto); each stops the training for 43 ms, and slows it by 200 ms while it is "
+        "copied, 0.54% of the time; "
         "a fault now loses 7 steps, 35 s",
         "failures": "one of the job's nodes fails every 8 h, as the site's policy says, or as observed",
     }
@@ -50,7 +51,7 @@ def test_what_was_chosen_what_it_costs_and_what_a_fault_loses() -> None:
 def test_a_user_s_own_interval_is_shown_with_its_cost() -> None:
     view = CheckpointView(mtbf_s=1, every=1, stall_s=0.007, cost=0.065, slots_s=1.3, loses_steps=1, loses_s=0.1)
     assert lines(view) == {
-        "snapshots": "every step; 7 ms each, 6.50% of the time; their memory was made in 1.3 s; "
+        "snapshots": "every step; each stops the training for 7 ms, 6.50% of the time; their memory was made in 1.3 s; "
         "a fault now loses 1 step, 100 ms"
     }
 
@@ -74,7 +75,9 @@ def test_no_share_of_the_time_is_claimed_before_a_step_was_measured() -> None:
     """The first snapshot of a generation comes before the pace of its steps is known."""
     assert SnapshotCost(every=1, auto=False, stall_s=0.14, step_s=0.0).share == 0
     assert SnapshotCost(every=1, auto=False, stall_s=0.14, step_s=6.86).share == pytest.approx(0.02)
-    assert lines(CheckpointView(every=1, stall_s=0.14)) == {"snapshots": "every step; 140 ms each"}
+    assert lines(CheckpointView(every=1, stall_s=0.14)) == {
+        "snapshots": "every step; each stops the training for 140 ms"
+    }
 
 
 def test_durable_checkpoints() -> None:
@@ -83,9 +86,11 @@ def test_durable_checkpoints() -> None:
         durable_loses_steps=214, durable_loses_s=1070, durable_path="/d/step_00000800_g1_g", flush_serial=3,
     )  # fmt: skip
     assert lines(view)["durable"] == (
-        "every 30 min (auto); 6.2 s each, which hold the training up for 250 ms, 0.01% of the time; "
+        "every 30 min (auto); each takes 6.2 s, and stops the training for 250 ms, 0.01% of the time; "
         "without any memory a fault now loses 214 steps, 17.8 min; newest: /d/step_00000800_g1_g"
     )
+    view.flush_s = view.flush_stall_s
+    assert "each takes 250 ms, and the training stands still meanwhile, 0.01%" in lines(view)["durable"]
     assert "flush 4 runs" in lines(CheckpointView(flush_serial=4, flushing=True))["durable"]
     failed = CheckpointView(durable_every_steps=500, flush_serial=4, flush_error="n1: /d is full")
     assert lines(failed)["durable"] == "every 500 steps; flush 4 failed: n1: /d is full"

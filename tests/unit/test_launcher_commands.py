@@ -24,7 +24,8 @@ from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
-from muster.launcher.output.tables import node_lines
+from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.screen import Screen
 from muster.launcher.submission.registration import Registration
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import SlurmRefused
@@ -273,7 +274,7 @@ async def test_status_of_a_running_gang(world: ScriptedWorld, capsys: pytest.Cap
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     assert await muster(world, "status", "1") == 0
     text, _ = outputs(capsys)
-    for seen in ("train (Slurm job 1, gang ", "generation  1", "2 with ranks, 1 spare", "n3", "committed none"):
+    for seen in ("train (Slurm job 1, gang ", "generation\t1", "2 with ranks, 1 spare", "n3", "committed none"):
         assert seen in text
     assert await muster(world, "status", "--json", "1") == 0
     view = json.loads(outputs(capsys)[0])
@@ -563,7 +564,8 @@ def test_nodes_are_listed_in_columns() -> None:
         NodeView(node="n1", verdict="FIT", heard_s_ago=-1.0, leaf="s0", slurm_job_ids=[4, 5]),
         NodeView(node="node10", verdict="LOST", heard_s_ago=61.25, musterd_attached=True, reason="power"),
     ]
-    assert list(node_lines(nodes, lambda word: f"<{word.style}>{word.plain}</>")) == [
+    coloured = Screen(80, lambda word, colour: f"<{colour}>{word}</>" if colour else word)
+    assert list(node_lines(nodes, coloured)) == [
         "node    verdict  job  musterd  heard               leaf  why",
         "n1      <green>FIT</>      4 5  <red>away</>     before the restart  s0",
         "node10  <red>LOST</>          <green>here</>     61.2 s ago                power",

@@ -25,6 +25,7 @@ from muster.launcher.diagnosis.pairs import links_to_measure
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.diagnosis.seated_job import job_of, seated
 from muster.launcher.diagnosis.show import as_reported
+from muster.launcher.output.screen import Screen
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
@@ -102,7 +103,7 @@ def test_groups_where_they_should_be_are_as_asked() -> None:
     ]
     assert packed.torn == []
     assert advice(packed) == []
-    assert "2 tensor groups of 4 ranks: in a leaf at most, as asked" in "\n".join(lines(packed))
+    assert "2 tensor groups of 4 ranks: in a leaf at most, as asked" in "\n".join(lines(packed, Screen(200)))
 
 
 def test_groups_may_be_packed_in_the_nvlink_domains_that_nodes_report() -> None:
@@ -131,7 +132,7 @@ def test_a_torn_group_is_named_with_its_ranks_nodes_switches_and_cost() -> None:
     assert (group.asked, group.found, group.switches) == (Level.LEAF, Level.ANY, ("s0", "s1", "spine"))
     assert group.factor > 1
     assert group.extra_s > 0
-    text = "\n".join(lines(torn))
+    text = "\n".join(lines(torn, Screen(200)))
     assert (
         "2 tensor groups of 4 ranks: 1 WIDER THAN ASKED, over the network at most; the job requires in a leaf" in text
     )
@@ -171,7 +172,7 @@ def test_a_slow_sender_is_told_from_a_slow_link() -> None:
     slow = found(["n0", "n1", "n3", "n4"], links=of_n3)
     assert [(one.nodes, one.side, one.transfers) for one in slow.slow] == [(("n3",), Side.SENDS, 5)]
     assert slow.passing == [(GroupKind.TENSOR, GroupKind.DATA)]
-    text = "\n".join(lines(slow))
+    text = "\n".join(lines(slow, Screen(200)))
     assert "SLOW: n3 sends slowly, 20 MB/s; such transfers usually reach 900 MB/s" in text
     assert "tensor and data groups wait for it in each step" in text
     assert "muster swap 7 n3" in advice(slow)[0]
@@ -256,18 +257,20 @@ def test_the_rank_that_the_others_wait_for_is_named_and_the_network_is_not_blame
     slow = found(["n0", "n1", "n3", "n4"], step_s=1.5, ranks=times((1.0, 0.5), (1.0, 0.5), (1.4, 0.1), (1.0, 0.5)))
     assert slow.slowest
     assert (slow.slowest.rank, slow.slowest.node) == (2, "n1")
-    text = "\n".join(lines(slow))
+    text = "\n".join(lines(slow, Screen(200)))
     assert "speaks of  a node, not the network: the others wait for rank 2 on n1" in text
     assert found(["n0", "n1", "n3", "n4"], step_s=1.5, ranks=times(*[(1.0, 0.5)] * 4)).slowest is None
 
 
 def test_ranks_that_wait_for_data_are_told_from_those_that_compute() -> None:
     ranks = times(*[(1.0, 0.0)] * 4)
-    text = "\n".join(lines(found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=ranks)))
+    text = "\n".join(lines(found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=ranks), Screen(200)))
     assert "the wait for data is a part of compute: the script does not declare it" in text
     ranks[1].fetch_s, ranks[2].fetch_s = 0.1, 0.4
     waiting = found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=ranks)
-    assert "of compute, 400 ms wait for data (40.0 %), on the rank that waits longest" in "\n".join(lines(waiting))
+    assert "of compute, 400 ms wait for data (40.0 %), on the rank that waits longest" in "\n".join(
+        lines(waiting, Screen(200))
+    )
     assert advice(waiting) == ["ranks wait for data in 40.0 % of a step: more workers that load it, or faster storage"]
 
 
@@ -286,7 +289,7 @@ def test_the_wait_speaks_of_the_tier_that_predicts_it() -> None:
 def test_a_job_without_groups_that_sum_gradients_says_so() -> None:
     text = JOB.replace("nodes = 4", "nodes = 2")
     one = found(["n0", "n1"], job(text), step_s=1.0, ranks=times(*[(0.8, 0.2)] * 4))
-    shown = "\n".join(lines(one))
+    shown = "\n".join(lines(one, Screen(200)))
     assert "1 tensor group of 4 ranks: in a leaf, as asked" in shown
     assert "speaks of  no tier: its groups sum no gradients" in shown
 
@@ -297,9 +300,9 @@ def test_a_wait_that_no_tier_explains_speaks_of_the_slow_link() -> None:
     slow = found(["n0", "n1", "n3", "n4"], step_s=9.0, ranks=times(*[(0.5, 400.0)] * 8), links=of_n3)
     assert slow.prediction
     assert slow.prediction.over_slow > 10 * max(slow.prediction.by_tier.values())
-    assert "speaks of  the slow link, not a tier: gradients at its speed take" in "\n".join(lines(slow))
+    assert "speaks of  the slow link, not a tier: gradients at its speed take" in "\n".join(lines(slow, Screen(200)))
     less = found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=times(*[(0.5, 0.1)] * 8), links=of_n3)
-    assert "speaks of  no tier: a wait of 100 ms is longer than" in "\n".join(lines(less))
+    assert "speaks of  no tier: a wait of 100 ms is longer than" in "\n".join(lines(less, Screen(200)))
 
 
 def test_an_earlier_run_that_was_faster_is_named() -> None:
@@ -308,7 +311,7 @@ def test_an_earlier_run_that_was_faster_is_named() -> None:
     slower = found(["n0", "n1", "n3", "n4"], step_s=1.0, ranks=times(*[(0.8, 0.2)] * 4), past=[march, other])
     assert slower.earlier
     assert slower.earlier.share == pytest.approx(0.55)
-    text = "\n".join(lines(slower))
+    text = "\n".join(lines(slower, Screen(200)))
     assert "it reaches 55.0 % of the speed that it had: 550 ms a step in job 3, generation 1, 2023-11-1" in text
     assert "1 earlier generations had other settings, and are not compared" in text
     assert advice(slower) == ["measure its links: muster diagnose 7 --measure"]
@@ -318,14 +321,14 @@ def test_what_is_not_known_is_said() -> None:
     plain = job('name = "a"\nnodes = 4\nranks_per_node = 2\ncommand = "true"\nrun_dir = "/r"\n')
     there = measured(["n0", "n1", "n3", "n4"], plain)
     where = network()
-    text = "\n".join(lines(diagnose(there, seated(there, plain, where.fabric, 8), where, None, ["x: y"])))
+    text = "\n".join(lines(diagnose(there, seated(there, plain, where.fabric, 8), where, None, ["x: y"]), Screen(200)))
     assert "not known  x: y" in text
     assert "the time of a step: its ranks have reported too few steps" in text
     assert "what links carry: no copy of a checkpoint between nodes was large enough" in text
     assert "change     nothing: nothing that was measured is slow or misplaced" in text
     there.gang.final, there.gang.phase = True, "DONE"
     there.past.add(gang_id="g1", generation=2, step_s=0.5, ended_s=1.7e9)
-    text = "\n".join(lines(diagnose(there, None, where, None, [])))
+    text = "\n".join(lines(diagnose(there, None, where, None, []), Screen(200)))
     assert "how fast it is now: it is DONE, and no rank trains" in text
     assert "its last generation, 2, took 500 ms a step, until 2023-11-1" in text
 

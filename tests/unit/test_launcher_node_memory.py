@@ -5,6 +5,7 @@ import pytest
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.launcher.allocation.site_domains import NOTHING_SAID
 from muster.launcher.errors import WrongInput
+from muster.launcher.output.screen import Screen
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import load_table
@@ -123,7 +124,7 @@ async def test_a_job_that_asks_for_too_little_is_refused_before_it_is_queued() -
 def test_a_plan_shows_it_on_the_screen_and_as_json() -> None:
     prepared = prepare(job(), PlanOptions(), load_table(), None, "no Slurm here")
     shown = "memory checkpoints: 1,568.0 GB of each node's memory: slots 1,568.0 GB"
-    assert any(shown in line for line in lines(prepared))
+    assert any(shown in line for line in lines(prepared, Screen(200)))
     assert to_dict(prepared)["node_memory_bytes"] == {
         "slots": 1_568e9, "copies": 0.0, "offloaded": 0.0, "parity": 0.0, "uploads": 0.0, "total": 1_568e9,
     }  # fmt: skip

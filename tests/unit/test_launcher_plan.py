@@ -30,6 +30,7 @@ from muster.fabric.sources.node_reports import NodeReport
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
+from muster.launcher.output.screen import Screen
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.options import PlanOptions
@@ -95,21 +96,20 @@ def test_one_screen_has_it_all(job_toml: Path, capsys: pytest.CaptureFixture[str
     assert main(["plan", str(job_toml), "--no-slurm", "--accelerator", "a100-sxm-80", "--price", "1.5"]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) <= 40
-    assert max(map(len, shown.splitlines())) <= 125
     for words in (
         "gpt: 1,024 A100-SXM-80GB on 128 nodes and 4 spares; an estimate, nothing is queued",
-        "network    a usual one, not Slurm's (--no-slurm)",
+        "network\ta usual one, not Slurm's (--no-slurm)",
         "48.9 GB of 85.0 GB a GPU, 6.0 % kept free: fits",
         "smallest number of GPUs: 64 with this tensor, context and pipeline split",
         "bubble 6.8 % of a step (plain, 8 stages, 96 micro-batches); interleaved with 2 virtual stages: 3.5 %",
         "stages balance: 12 layers each",
-        "misplaced  costs most with each rank of a tensor group on another node",
+        "misplaced\tcosts most with each rank of a tensor group on another node",
         "300 G tokens take",
         "at 1.5 for each",
     ):
         assert words in shown
-    assert re.search(r"tensor +8 +in a node +all-reduce +6,912 +50.3 MB +ring", shown)
-    assert re.search(r"MTBF of a node +6,300 h with 8 GPUs +Llama 3's training in 2024 +--node-mtbf HOURS", shown)
+    assert re.search(r"tensor\t8\tin a node\tall-reduce\t6,912\t50.3 MB\tring", shown)
+    assert re.search(r"MTBF of a node\t6,300 h with 8 GPUs\tLlama 3's training in 2024\t--node-mtbf HOURS", shown)
 
 
 def test_a_network_that_no_gradients_cross_is_shown_with_its_bisection(
@@ -206,7 +206,7 @@ def test_a_measured_step_calibrates_the_estimate() -> None:
     prepared = _prepared(options=PlanOptions(measured_step=measured))
     assert prepared.estimate.step.total == pytest.approx(measured)
     assert prepared.plan.chip.efficiency < 0.55
-    assert any("calibrated with the measured step" in line for line in lines(prepared))
+    assert any("calibrated with the measured step" in line for line in lines(prepared, Screen(200)))
     assert "matrix products" not in {one.name for one in prepared.defaults}
 
 
@@ -234,8 +234,8 @@ def test_a_job_without_a_model_gets_places_and_no_price(tmp_path: Path, capsys: 
     assert main(["plan", str(path), "--no-slurm"]) == 0
     screen = capsys.readouterr().out
     assert "gpt: 1,024 ranks on 128 nodes and 4 spares; nothing is queued" in screen
-    assert re.search(r"tensor group +8 ranks in a node", screen)
-    assert "no price   job.toml does not say how large the model is: give model.parameters" in screen
+    assert re.search(r"tensor group\t8 ranks in a node", screen)
+    assert "no price\tjob.toml does not say how large the model is: give model.parameters" in screen
     assert not re.search(r"[0-9] s a step|MFU|H100", screen)
     found = _json(path, capsys, "--no-slurm")
     assert found["groups"]["tensor"] == "node"
@@ -255,7 +255,7 @@ def test_a_model_that_does_not_fit_gets_a_split_that_does() -> None:
     text = GPT.replace("tensor = 8", "tensor = 1").replace("pipeline = 8\nmicro_batches = 96", "pipeline = 8")
     text = text.replace("1536", "12288")
     prepared = _prepared(text)
-    shown = "\n".join(lines(prepared))
+    shown = "\n".join(lines(prepared, Screen(200)))
     assert "DOES NOT FIT" in shown
     assert "no number of GPUs holds it with this tensor, context and pipeline split; 36 for the state alone" in shown
     split = prepared.estimate.fitting_split
@@ -269,11 +269,13 @@ def test_a_model_that_does_not_fit_gets_a_split_that_does() -> None:
 
 def test_a_model_that_no_split_holds_gets_other_advice() -> None:
     text = GPT.replace("nodes = 128", "nodes = 8").replace("= 96\n[", "= 1536\n[").replace("175e9", "900e9")
-    assert 'try parallelism.sharding = "parameters"' in "\n".join(lines(_prepared(text)))
+    assert 'try parallelism.sharding = "parameters"' in "\n".join(lines(_prepared(text), Screen(200)))
     sharded = text.replace("[model]", "sharding = 'parameters'\n[model]")
-    assert "try model.offload, or more nodes" in "\n".join(lines(_prepared(sharded)))
+    assert "try model.offload, or more nodes" in "\n".join(lines(_prepared(sharded), Screen(200)))
     long = GPT.replace('"full"', '"none"').replace("= 2048", "= 1048576")
-    assert 'try activation_checkpointing = "full", or more context ranks' in "\n".join(lines(_prepared(long)))
+    assert 'try activation_checkpointing = "full", or more context ranks' in "\n".join(
+        lines(_prepared(long), Screen(200))
+    )
 
 
 def test_a_site_has_entries_of_its_own(tmp_path: Path) -> None:
@@ -308,7 +310,7 @@ def test_slurms_network_is_used_where_it_holds_the_job() -> None:
 def test_groups_that_lie_wider_than_asked_are_marked() -> None:
     """32 tensor ranks don't fit into a node; neighbours of a pipeline are in a leaf."""
     wide = GPT.replace("tensor = 8", "tensor = 32").replace("pipeline = 8", "pipeline = 2")
-    shown = "\n".join(lines(_prepared(wide)))
+    shown = "\n".join(lines(_prepared(wide), Screen(200)))
     assert re.search(r"tensor +32 +in a leaf, not in a node +all-reduce", shown)
     assert re.search(r"pipeline +2 +in a leaf +send", shown)
     pods = fat_tree(16, 2, 8)
@@ -322,7 +324,7 @@ def test_groups_that_lie_wider_than_asked_are_marked() -> None:
 def test_a_torus_is_no_pod(dimensions: tuple[int, ...], word: str) -> None:
     fabric = torus(*dimensions)
     wide = GPT.replace("nodes = 128", "nodes = 16").replace("= 8\nmicro_batches = 96", "= 2\nmicro_batches = 192")
-    shown = "\n".join(lines(_prepared(wide, slurm=SlurmFabric(fabric, fabric.nodes, speeds_known=True))))
+    shown = "\n".join(lines(_prepared(wide, slurm=SlurmFabric(fabric, fabric.nodes, speeds_known=True)), Screen(200)))
     assert re.search(rf"pipeline +2 +in a {word} +send", shown)
     assert "in a pod" not in shown
 
@@ -386,7 +388,7 @@ def test_every_valid_job_gets_finite_numbers_or_one_error(
         return
     json.dumps(to_dict(prepared), allow_nan=False)
     assert prepared.estimate.step.total > 0
-    assert not {"inf", "nan"} & set(re.findall(r"\w+", " ".join(lines(prepared))))
+    assert not {"inf", "nan"} & set(re.findall(r"\w+", " ".join(lines(prepared, Screen(200)))))
 
 
 def test_places_are_those_of_the_rank_map() -> None:

@@ -14,6 +14,7 @@ from muster.fabric.sources.node_reports import NodeReport
 from muster.launcher.__main__ import main
 from muster.launcher.commands.topo import load
 from muster.launcher.output.fabric_tree import tree_lines
+from muster.launcher.output.screen import Screen
 from muster.slurm.client.backends.commands import CliSlurm
 
 TREE = """\
@@ -239,7 +240,7 @@ def test_the_nvlink_domains_that_nodes_report_are_drawn(controller: Controller) 
     reports = {"n0": NodeReport(nvlink_domain="c.1"), "n1": NodeReport(nvlink_domain="c.1")}
     (picture,) = asyncio.run(load(CliSlurm(), controller.folder / "fabric.toml", None, reports))
     assert [sorted(domain.nodes) for domain in picture.fabric.domains(Level.NVLINK)] == [["n0", "n1"]]
-    assert any("c.1" in line for line in tree_lines(picture, str))
+    assert any("c.1" in line for line in tree_lines(picture, Screen()))
     crossing = dict.fromkeys(("n3", "n4"), NodeReport(nvlink_domain="c.2"))
     (picture,) = asyncio.run(load(CliSlurm(), controller.folder / "fabric.toml", None, crossing))
     assert picture.warnings[0].startswith("the NVLink domain of n3, n4 is left out")
@@ -261,7 +262,7 @@ def test_adapters_that_have_negotiated_down_are_shown(controller: Controller) ->
     controller.write()
     reports = {"n1": NodeReport(adapter_bandwidth=2.5e9), "n0": NodeReport(adapter_bandwidth=50e9)}
     (picture,) = asyncio.run(load(CliSlurm(), controller.folder / "fabric.toml", None, reports))
-    (line,) = [line for line in tree_lines(picture, str) if "its link" in line]
+    (line,) = [line for line in tree_lines(picture, Screen()) if "its link" in line]
     assert "─ n1  " in line
     assert line.endswith("its link 2.5 GB/s, 5 µs")
 

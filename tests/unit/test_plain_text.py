@@ -6,6 +6,7 @@ import io
 import logging
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from muster.daemon.host.plain_text import PlainFormatter, cut, plain, plain_but_coloured
-from muster.launcher.commands.events import format_event
+from muster.launcher.commands.events import event_lines
 from muster.launcher.output.json_text import to_json
+from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.rank_logs import RankLogReader
-from muster.launcher.output.tables import gang_details, gang_list, node_lines, recovery_table
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.tables import gang_details, gang_list, recovery_table
 from muster.v1.api_pb2 import EventRecord, GangView, NodeView
 
 HOSTILE = st.text(
@@ -46,32 +48,24 @@ def _fill(message: Message, text: str) -> None:
             _fill(getattr(message, field.name).add() if repeated else getattr(message, field.name), text)
 
 
-def _shown(*what: object) -> str:
-    output = io.StringIO()
-    console = Console(highlight=False, markup=False, width=100_000, file=output)
-    for each in what:
-        console.print(each)
-    return output.getvalue()
-
-
 @settings(max_examples=30)
-@given(HOSTILE, st.booleans())
-def test_no_table_passes_a_control_character_on(text: str, final: bool) -> None:
+@given(HOSTILE, st.booleans(), st.sampled_from([None, 80, 200]))
+def test_no_table_passes_a_control_character_on(text: str, final: bool, width: int | None) -> None:
     view, record = GangView(final=final), EventRecord()
     _fill(view, text)
     _fill(record, text)
     view.nodes.add().CopyFrom(view.nodes[0])
-    tables = _shown(gang_details(view), gang_list([view]), recovery_table(view.recoveries))
-    nodes = list(node_lines(view.nodes, lambda word: word.plain))
-    for output in (tables, *nodes, format_event(record), to_json(view)):
-        assert CONTROL.search(output) is None
-    lines = [*nodes, format_event(record), to_json(view)]
-    assert [line for line in lines if "\n" in line] == []
+    screen = Screen(width)
+    tables = [*gang_details(view, screen), *gang_list([view], screen), *recovery_table(view.recoveries, screen)]
+    lines = [*tables, *node_lines(view.nodes, screen), *event_lines(record, screen), to_json(view)]
+    for line in lines:
+        assert CONTROL.search(line if width else line.replace("\t", " ")) is None
+        assert "\n" not in line
 
 
 def test_a_reason_forges_no_row() -> None:
     view = NodeView(node="n1", verdict="LOST", reason="silent\nn2    FIT")
-    assert len(list(node_lines([view], lambda word: word.plain))) == 2
+    assert len(list(node_lines([view], Screen()))) == 2
 
 
 @given(HOSTILE)
@@ -82,6 +76,13 @@ def test_a_text_of_a_message_is_one_line_of_the_log(text: str) -> None:
     handler.handle(logging.LogRecord("muster", logging.INFO, "", 1, "a gang: %s", (text,), None))
     [line] = output.getvalue().removesuffix("\n").split("\n")
     assert CONTROL.search(line) is None
+
+
+def test_a_line_of_a_log_has_its_date_and_zone() -> None:
+    record = logging.LogRecord("muster", logging.INFO, "", 1, "words", (), None)
+    line = PlainFormatter().format(record)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    muster: words", line)
+    assert datetime.fromisoformat(line[:29]).timestamp() == pytest.approx(record.created, abs=0.001)
 
 
 def test_a_traceback_keeps_its_lines_and_forges_none() -> None:

@@ -21,7 +21,8 @@ from muster.daemon.node.sensors.sensor import SensorPaths
 from muster.daemon.preflight import check_process, gpu_counters
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.launcher.output.check_tables import counter_lines
-from muster.launcher.output.tables import node_lines
+from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.screen import Screen
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 from muster.v1.api_pb2 import NodeView
 from muster.v1.common_pb2 import CheckOutcome, NodeCheck
@@ -121,4 +122,4 @@ def test_muster_nodes_shows_the_counters_of_the_newest_check() -> None:
     words = "1 GPU: 0000:1b:00 PCIe replays 0 before, 12 after"
     found = NodeCheck(outcome=CheckOutcome.CHECK_OUTCOME_PASSED, counters=words)
     view = NodeView(node="n0", verdict="FIT", node_check=found)
-    assert words in list(node_lines([view], lambda word: word.plain, verbose=True))[1]
+    assert words in list(node_lines([view], Screen(), verbose=True))[1]
