@@ -14,6 +14,7 @@ WORDS = {
     Answer.ALLOWED: "yes",
     Answer.OWN: "own",
     Answer.DENIED: "no",
+    Answer.HIDDEN: "hidden",
     Answer.DISMISSED: "dismissed",
     Answer.UNPROVED: "unproved",
 }

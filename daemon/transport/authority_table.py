@@ -45,6 +45,7 @@ class Answer(StrEnum):
     ALLOWED = "allowed"
     OWN = "allowed, with what the caller owns"
     DENIED = "refused"
+    HIDDEN = "refused as if there were no such job"
     DISMISSED = "refused with a message that ends the caller"
     UNPROVED = "refused: the call carries no credential"
 
@@ -58,29 +59,31 @@ _CODES = {
     Answer.ALLOWED: "OK",
     Answer.OWN: "OK",
     Answer.DENIED: "PERMISSION_DENIED",
+    Answer.HIDDEN: "NOT_FOUND",
     Answer.DISMISSED: "OK",
     Answer.UNPROVED: "UNAUTHENTICATED",
 }
 
 _YES, _OWN, _NO, _BYE, _WHO = Answer.ALLOWED, Answer.OWN, Answer.DENIED, Answer.DISMISSED, Answer.UNPROVED
+_HID = Answer.HIDDEN
 # fmt: off
 _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     # The kinds of callers:                      anonymous  other  owner  agent2  root   operator  account coordinator
-    ("/muster.v1.Muster/Register",                (_WHO,    _NO,   _YES,  _YES,   _NO,   _NO,      _NO)),
-    ("/muster.v1.Muster/Describe",                (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
-    ("/muster.v1.Muster/Attend",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _NO,      _NO)),
-    ("/muster.v1.Muster/Watch",                   (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/Register",                (_WHO,    _HID,  _YES,  _YES,   _HID,  _HID,     _HID)),
+    ("/muster.v1.Muster/Describe",                (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
+    ("/muster.v1.Muster/Attend",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _HID,     _HID)),
+    ("/muster.v1.Muster/Watch",                   (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
     ("/muster.v1.Muster/List",                    (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
-    ("/muster.v1.Muster/Events",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
-    ("/muster.v1.Muster/Cancel",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
-    ("/muster.v1.Muster/Flush",                   (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
-    ("/muster.v1.Muster/Swap",                    (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/Events",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
+    ("/muster.v1.Muster/Cancel",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
+    ("/muster.v1.Muster/Flush",                   (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
+    ("/muster.v1.Muster/Swap",                    (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
     ("/muster.v1.Muster/Drain",                   (_WHO,    _NO,   _NO,   _NO,    _NO,   _YES,     _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
     ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
     # As Describe: to measure a link takes half a second of it, and shows no more than the job's own traffic does.
-    ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
-    ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
+    ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
     ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO)),
     ("/muster.v1.NodeService/Attach",             (_WHO,    _NO,   _NO,   _NO,    _YES,  _NO,      _NO)),
     # Between the agents of one gang.

@@ -41,7 +41,7 @@ def why_not_registered(gang: str, uid: int) -> str:
     if owner is None or owner == uid:
         return ""
     return (
-        f"the id {gang} is for a gang of uid {owner}, not of uid {uid}: "
+        f"the id {gang} is not for a gang of uid {uid}: "
         "let muster submit make an id for your own gang, as the user who runs it"
     )
 

@@ -338,5 +338,5 @@ def clock_words(age_s: float) -> str:
     behind = "ahead of" if age_s < 0 else "behind"
     return (
         f". It is {age_s:.0f} s old, and may be {LIFETIME_S} s old. If it is new, the caller's clock is {behind} the "
-        f"clock of {os.uname().nodename}: set the clocks of both hosts (NTP)"
+        f"server's: set the clocks of both hosts (NTP)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from muster.launcher.commands.submit import prepare
 from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import NotAllowed
 from muster.slurm.client.parsing.sbatch_request import JobRequest
-from muster.v1 import api_pb2, api_pb2_grpc
+from muster.v1 import api_pb2, api_pb2_grpc, diagnosis_pb2, diagnosis_pb2_grpc
 
 KIB, MIB = 1024, 1024 * 1024
 ALICE, EVE = os.geteuid(), os.geteuid() + 1
@@ -148,7 +148,7 @@ async def test_another_users_gang_is_not_described_to_who_registers(world: Scrip
     of_id = await _refusal(api.Register(_request("theirs", 3)))
     words = "job 2 runs a gang of another user: a job has one gang at a time. Submit another job for gang g1"
     assert of_job == (grpc.StatusCode.ALREADY_EXISTS, words)
-    words = "gang theirs is of another user: use another id for the new gang"
+    words = "gang theirs is taken: use another id for the new gang"
     assert of_id == (grpc.StatusCode.ALREADY_EXISTS, words)
 
 
@@ -239,11 +239,53 @@ async def test_nobody_takes_the_id_of_a_job_before_its_owner_registers_it(
     gang = _submitted_id(tmp_path)
     code, words = await _refusal(_register_as(shared, EVE, gang, 1))
     assert code is grpc.StatusCode.PERMISSION_DENIED
-    assert words.startswith(f"the id {gang} is for a gang of uid {ALICE}, not of uid {EVE}: let muster submit make")
+    assert words.startswith(f"the id {gang} is not for a gang of uid {EVE}: let muster submit make")
     await _register_as(shared, ALICE, gang, 2)
     assert shared.coordinator
     owners = {known.id: known.owner_uid for known in shared.coordinator.engine.core.state.gangs.values()}
     assert owners == {gang: ALICE}
+
+
+async def test_nobody_learns_whether_another_user_has_a_job(shared: ScriptedWorld, tmp_path: Path) -> None:
+    """The attack: ask for number after number, and for ids that were seen. What there is of others, and what there is
+    not, has one answer, which names no user and no gang but the one that was asked for."""
+    assert shared.coordinator
+    assert isinstance(shared.credentials, ChosenUser)
+    named = gang_ids.new_gang_id("train", ALICE)
+    for gang, job in ((named, 1), ("of-an-earlier-version", 2)):
+        shared.coordinator.engine.post(events.GangSubmitted(gang, job, ALICE, "train", events.GangSpec(2, 0), "{}"))
+    there = [("job", 1), ("gang", "of-an-earlier-version"), ("gang", named)]
+    absent = [("job", 77), ("gang", "of-nobody-at-all-here"), ("gang", gang_ids.new_gang_id("train", ALICE))]
+    async with open_channel(shared.address, shared.credentials.as_uid(EVE)) as channel:
+        for call in _calls_for_a_job(channel):
+            for (kind, one), (_, other) in zip(there, absent, strict=True):
+                (code, words), (other_code, other_words) = [await _refusal(call(kind, name)) for name in (one, other)]
+                words, other_words = words.replace(str(one), "IT"), other_words.replace(str(other), "IT")
+                assert (code, words) == (other_code, other_words)
+                assert str(ALICE) not in words
+
+
+def _calls_for_a_job(channel: Any) -> list[Callable[[str, Any], Any]]:
+    """Every method that names a job, by its number or its gang."""
+    api, diagnosis = api_pb2_grpc.MusterStub(channel), diagnosis_pb2_grpc.DiagnosisStub(channel)
+
+    def ref(kind: str, name: Any) -> api_pb2.GangRef:
+        return api_pb2.GangRef(slurm_job_id=name) if kind == "job" else api_pb2.GangRef(gang_id=name)
+
+    async def read(stream: Any) -> None:
+        async for _ in stream:
+            return
+
+    return [
+        lambda kind, name: api.Describe(ref(kind, name)),
+        lambda kind, name: read(api.Watch(ref(kind, name))),
+        lambda kind, name: read(api.Events(api_pb2.EventsRequest(gang=ref(kind, name)))),
+        lambda kind, name: api.Cancel(ref(kind, name)),
+        lambda kind, name: api.Flush(ref(kind, name)),
+        lambda kind, name: api.Swap(api_pb2.SwapRequest(gang=ref(kind, name), node="n1")),
+        lambda kind, name: diagnosis.Measurements(ref(kind, name)),
+        lambda kind, name: diagnosis.MeasureLink(diagnosis_pb2.MeasureLinkRequest(gang=ref(kind, name))),
+    ]
 
 
 async def test_no_agent_registers_the_id_of_another_users_job(shared: ScriptedWorld, tmp_path: Path) -> None:
@@ -266,7 +308,7 @@ async def test_a_user_whose_uid_the_coordinator_knows_otherwise_is_told_before_t
     credentials = shared.credentials
     assert isinstance(credentials, ChosenUser)
     async with CoordinatorClient(shared.address, credentials.as_uid(EVE)) as coordinator:
-        with pytest.raises(NotAllowed, match=f"gang {gang} belongs to uid {ALICE}; you are uid {EVE}"):
+        with pytest.raises(NotAllowed, match=f"gang {gang} names another user than you, who are uid {EVE} here"):
             await coordinator.has_gang(gang)
     async with CoordinatorClient(shared.address, credentials) as coordinator:
         assert not await coordinator.has_gang(gang)

@@ -30,6 +30,10 @@ from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
+from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.types import JobAnswers, Unknown
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, common_pb2, node_pb2, node_pb2_grpc
 
 _NODE_ATTACH = "/muster.v1.NodeService/Attach"
@@ -87,8 +91,7 @@ async def test_an_agent_of_another_users_job_is_rejected(tmp_path: Path) -> None
     async with open_channel(world.address, world.credentials) as channel:
         request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
         refusal = await _refusal(api_pb2_grpc.MusterStub(channel).Register(request))
-    words = f"job 1 belongs to uid {os.getuid() + 1}, not to uid {os.getuid()}"
-    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, words)
+    assert refusal == (grpc.StatusCode.NOT_FOUND, f"Slurm has no job 1, or it is not of uid {os.getuid()}")
     await world.close()
 
 
@@ -135,6 +138,56 @@ async def test_an_agent_of_another_users_gang_is_rejected(world: ScriptedWorld) 
     refusal = await _refusal(agent.attach(world.address))
     await agent.die()
     assert refusal == (grpc.StatusCode.PERMISSION_DENIED, _stranger(1, "g1"))
+
+
+class TakenMeanwhile(FakeSlurm):
+    """Does not say what its topology is, so an agent waits after it was checked. Then somebody registers a gang."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.register: Callable[[], object] = lambda: None
+        self._registered = asyncio.Event()
+
+    async def jobs(self, ids: Any = None, **given: Any) -> JobAnswers | Unknown:
+        if ids and 1 in ids:
+            asyncio.get_running_loop().call_later(0.2, self._take)
+        return await super().jobs(ids, **given)
+
+    def _take(self) -> None:
+        self.register()
+        self._registered.set()
+
+    async def topologies(self, **given: Any) -> tuple[SlurmTopology, ...] | Unknown:
+        await self._registered.wait()
+        return await super().topologies(**given)
+
+
+@pytest.mark.parametrize("of_other_user", [True, False])
+async def test_an_id_that_names_no_owner_is_taken_while_its_agent_is_checked(
+    tmp_path: Path, of_other_user: bool
+) -> None:
+    """The attack: Slurm shows the id of a job of an earlier version. Its agent is bound to whatever gang is there."""
+    world = ScriptedWorld.create(tmp_path)
+    world.slurm = slurm = TakenMeanwhile(world.cluster)
+    await world.start_coordinator()
+    assert world.coordinator
+    engine, owner = world.coordinator.engine, os.getuid() + of_other_user
+    submitted = events.GangSubmitted("g1", 2, owner, "theirs", events.GangSpec(2, 1), "{}")
+    slurm.register = lambda: engine.post(submitted)
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            if of_other_user:
+                words = (grpc.StatusCode.PERMISSION_DENIED, _stranger(1, "g1"))
+                assert await _refusal(agent.attach(world.address)) == words
+            else:
+                await agent.attach(world.address)
+                assert agent.dismissed.startswith("gang g1 belongs to job 2, not to job 1")
+        assert not engine.core.state.gangs["g1"].members
+    finally:
+        await agent.die()
+        await world.close()
 
 
 async def test_an_agent_calls_from_an_address_that_the_daemon_of_its_node_reports(world: ScriptedWorld) -> None:
@@ -638,7 +691,7 @@ async def test_a_gang_that_ends_while_a_view_is_sent_has_a_final_view() -> None:
 async def test_describe_of_an_unknown_job(api: Any) -> None:
     code, words = await _refusal(api.Describe(api_pb2.GangRef(slurm_job_id=42)))
     assert code is grpc.StatusCode.NOT_FOUND
-    assert words == "Slurm job 42 is not known to Muster: was it submitted with muster submit?"
+    assert words == "Slurm job 42: no such job, or not yours. muster status lists your jobs"
 
 
 async def test_only_the_owner_of_the_job_may_register_a_gang(world: ScriptedWorld, api: Any) -> None:
@@ -649,7 +702,10 @@ async def test_only_the_owner_of_the_job_may_register_a_gang(world: ScriptedWorl
         f"gang train is registered: job 1 of uid {os.getuid()}; nodes: 2, spares: 1, ranks per node: 1"
     ]
     gone = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=9, spec=spec())
-    assert await _refusal(api.Register(gone)) == (grpc.StatusCode.NOT_FOUND, "Slurm has no job 9")
+    assert await _refusal(api.Register(gone)) == (
+        grpc.StatusCode.NOT_FOUND,
+        f"Slurm has no job 9, or it is not of uid {os.getuid()}",
+    )
 
 
 async def test_events_are_history_then_a_sentinel_then_live_events(world: ScriptedWorld, api: Any) -> None:

@@ -530,7 +530,7 @@ async def test_stacks_of_every_generation_are_shown_on_request(
 
 
 async def test_an_unknown_job(world: ScriptedWorld) -> None:
-    with pytest.raises(WrongInput, match="Slurm job 4711 is not known to Muster"):
+    with pytest.raises(WrongInput, match="Slurm job 4711: no such job, or not yours"):
         await muster(world, "status", "4711")
 
 
@@ -626,5 +626,5 @@ async def test_a_job_is_diagnosed_also_where_slurm_does_not_answer(
     assert found["network"].startswith("the leaves that the coordinator knows (Slurm does not answer: ")
     assert await muster(world, "diagnose", "1") == 0
     assert "SLOW: n2 sends slowly, 9 MB/s" in capsys.readouterr().out
-    with pytest.raises(WrongInput, match="Slurm job 77 is not known to Muster"):
+    with pytest.raises(WrongInput, match="Slurm job 77: no such job, or not yours"):
         await muster(world, "diagnose", "77")

@@ -160,7 +160,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
         if not member:
             await self._fabric.wait_until_known(FABRIC_VALID_S)
-        self._register(hello, caller.uid)
+        self._register(hello, caller)
         return member.leaf if member else self._engine.core.observed.leaf(hello.node)
 
     def _report(self, hello: pb.AgentHello) -> NodeReport:
@@ -256,10 +256,17 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             return None
         return stream
 
-    def _register(self, hello: pb.AgentHello, uid: int) -> None:
-        """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang."""
-        gangs = self._engine.core.state.gangs
-        if hello.gang_id in gangs:
+    def _register(self, hello: pb.AgentHello, caller: Caller) -> None:
+        """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang.
+
+        The checks before have waited for Slurm. Meanwhile another user, or another job, may have registered an id that
+        names no owner. Nothing waits between this check and the first event of the agent but agents of this gang.
+        """
+        gangs, uid = self._engine.core.state.gangs, caller.uid
+        if gang := gangs.get(hello.gang_id):
+            if not self._is_owner(caller, gang.owner_uid):
+                raise _not_the_owner(hello, caller)
+            self._check_gang(caller, gang, hello)
             return
         self._check_job_is_free(hello, uid)
         try:

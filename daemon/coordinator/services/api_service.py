@@ -43,7 +43,7 @@ from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits, UserLimits
-from muster.slurm.client.types import Gone, Job, Unknown
+from muster.slurm.client.types import Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
 
@@ -103,7 +103,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if self._is_registered(request, caller):
             return
         if known := gangs.get(request.gang_id):
-            whose = f"job {known.job}" if known.owner_uid == caller.uid else "of another user"
+            whose = f"job {known.job}" if known.owner_uid == caller.uid else "taken"
             raise already_exists(f"gang {request.gang_id} is {whose}: use another id for the new gang")
         registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id, caller.uid)
         try:
@@ -301,11 +301,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         Raises:
             RpcAbort: there is no such gang, or the caller has no right to it.
         """
+        self._check_id(ref)
         gang = self._known(ref)
-        if gang is None:
-            self._check_id(ref)
-            raise _unknown_gang(ref)
-        self._check_allowed(ref, gang.owner_uid)
+        if gang is None or not self._allows(gang.owner_uid):
+            raise self._no_such_job(ref)
         return gang
 
     async def _find_for_request(self, ref: pb.GangRef) -> tuple[Gang, str]:
@@ -315,10 +314,20 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return self.find(ref), by
 
     def _check_id(self, ref: pb.GangRef) -> None:
-        """Check that the id of an unknown gang is not another user's: `muster submit` asks before it calls sbatch."""
+        """Check that the id does not name another user as its owner, whether or not there is such a gang. `muster
+        submit` asks before it calls sbatch."""
         owner_uid = gang_ids.owner_of(ref.gang_id)
-        if owner_uid is not None:
-            self._check_allowed(ref, owner_uid)
+        if owner_uid is not None and not self._allows(owner_uid):
+            uid = current_caller().uid
+            raise permission_denied(
+                f"{_describe(ref)} names another user than you, who are uid {uid} here{self._place_hint()}"
+            )
+
+    def _no_such_job(self, ref: pb.GangRef) -> RpcAbort:
+        """The answer where there is no such job, and where it is another user's: nobody learns which."""
+        return not_found(
+            f"{_describe(ref)}: no such job, or not yours. muster status lists your jobs{self._place_hint()}"
+        )
 
     def _known(self, ref: pb.GangRef) -> Gang | None:
         gangs = self._engine.core.state.gangs
@@ -340,22 +349,16 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 only = "only operators may read the events of all gangs: name a job"
                 raise permission_denied(f"{only}{self._place_hint()}")
             return ""
+        self._check_id(ref)
         gang = self._known(ref)
         found = (gang.id, gang.owner_uid) if gang else self._registered(ref)
-        if found is None:
-            raise _unknown_gang(ref)
-        self._check_allowed(ref, found[1])
+        if found is None or not self._allows(found[1]):
+            raise self._no_such_job(ref)
         return found[0]
 
     def _allows(self, owner_uid: int | None) -> bool:
         """The caller may call this method for a job of `owner_uid`; None: for everything."""
         return self._rights.allows(current_method(), current_caller(), owner_uid=owner_uid)
-
-    def _check_allowed(self, ref: pb.GangRef, owner_uid: int) -> None:
-        if not self._allows(owner_uid):
-            raise permission_denied(
-                f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {current_caller().uid}{self._place_hint()}"
-            )
 
     def _place_hint(self) -> str:
         """Words for an operator whose call has no operator's rights because of the host it comes from."""
@@ -371,10 +374,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         match found:
             case Unknown():
                 raise unavailable(f"can't get job {job} from Slurm: {found.reason}")
-            case Gone():
-                raise not_found(f"Slurm has no job {job}")
-            case Job() if not self._allows(found.user_id):
-                raise permission_denied(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
+            case Job() if self._allows(found.user_id):
+                pass
+            case _:
+                raise not_found(f"Slurm has no job {job}, or it is not of uid {caller.uid}")
 
     def _check_may_request(self, gang: Gang, instead: str = "") -> None:
         """Check that the site's limits leave room in the journal for a request of a user."""
@@ -439,10 +442,6 @@ def _describe(ref: pb.GangRef) -> str:
     if ref.WhichOneof("ref") == "job_identity":
         return "an earlier run of this job"
     return f"gang {ref.gang_id}" if ref.WhichOneof("ref") == "gang_id" else f"Slurm job {ref.slurm_job_id}"
-
-
-def _unknown_gang(ref: pb.GangRef) -> RpcAbort:
-    return not_found(f"{_describe(ref)} is not known to Muster: was it submitted with muster submit?")
 
 
 def _concerns(record: Record, gang: Gang | None) -> bool:
