@@ -60,6 +60,8 @@ class Training:
     def __init__(self, cluster: Cluster, spec: TrainingSpec) -> None:
         self.cluster, self.spec = cluster, spec
         self.job = 0
+        self.notes = ""
+        """What `muster submit` said beside the job's number."""
         self.view: View = {}
         self.changed = threading.Condition()
         self._watch: subprocess.Popen[str] | None = None
@@ -78,7 +80,8 @@ class Training:
         """
         inside = self._lay_out()
         words = ("muster", "submit", *options, f"{inside}/job.toml")
-        output = self.cluster.exec(LOGIN, *words, user=self.spec.user).stdout
+        done = self.cluster.exec(LOGIN, *words, user=self.spec.user)
+        output, self.notes = done.stdout, done.stderr
         found = re.search(r"\d+", output.strip().splitlines()[-1])
         if found is None:
             raise ValueError(f"muster submit printed no job id: {output!r}")

@@ -94,3 +94,29 @@ def test_a_preempted_job_is_saved_within_its_grace_time_and_makes_room_at_once(p
         shown = f"scontrol show job {number}"
         wait_until(lambda: "JobState=RUNNING" in preempting.sh(CONTROLLER, shown), GRACE_S - 10, "the other job starts")
         goes_on_where_it_stopped(training, "/shared/jobs/preempted/durable/step_{step:08d}_g1_")
+
+
+def test_a_job_that_was_stopped_and_saved_goes_on_when_it_is_submitted_again(preempting: Cluster) -> None:
+    settings = (durable("again"), "requeue = false")
+    with training_job(preempting, "again", 2, *settings) as first:
+        job = first.submit()
+        first.wait_step(10)
+        preempting.sh(CONTROLLER, f"scancel --signal=TERM {job}")
+        view = first.wait_final()
+        assert (view["phase"], view["exit_code"]) == ("FAILED", 98), view.get("reason")
+        stopped = first.steps(1)[-1][0]
+        first.wait_job_ended()
+    with training_job(preempting, "again", 2, *settings) as second:
+        second.submit()
+        assert f"goes on at step {stopped} from /shared/jobs/again/durable/" in second.notes
+        assert f"job {job} (again), the last run of this job, has not finished" in second.notes
+        words = ("muster", "submit", "/shared/jobs/again/job.toml")
+        refused = preempting.exec(LOGIN, *words, user=second.spec.user, check=False)
+        assert refused.rc == 64
+        assert f"job {second.job} (again) is the same job" in refused.stderr
+        second.wait_step(stopped + 1)
+        second.finish()
+        view = second.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        assert second.steps(1)[0][0] == stopped + 1
+        second.wait_job_ended()
