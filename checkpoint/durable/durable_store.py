@@ -34,14 +34,14 @@ class FoundFolder:
     """A folder with the name of a checkpoint.
 
     `label`: what the name says. `completed_ns`: when its metadata was written, in ns since 1970; None: it is not
-    complete. `uid`: its owner; None: the store knows no owners. `is_link`: the name is a link to another place.
+    complete. `uid`: its owner; None: the store knows no owners. `may_be_renamed`: others can have given it its name.
     """
 
     name: str
     label: ParsedFolderName
     completed_ns: int | None
     uid: int | None
-    is_link: bool
+    may_be_renamed: bool
 
 
 class DurableFile(Protocol):
@@ -115,7 +115,7 @@ class DurableStore(Protocol):
         """Remove files, and what `write` leaves of them when it fails. Absent ones are no error."""
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all that is in it, as far as possible. Raises nothing."""
+        """Remove a folder with all that a flush has written there, as far as possible. Raises nothing."""
 
     def remove_empty_folder(self, name: str) -> None:
         """Remove a folder. Raises OSError if it is not empty and folders are more than names."""

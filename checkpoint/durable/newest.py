@@ -1,7 +1,7 @@
 """Which checkpoint a place leads to."""
 
-import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +14,25 @@ from muster.checkpoint.format.errors import CheckpointError
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A complete checkpoint. `is_foreign`: it belongs to neither this user nor root."""
+    """A complete checkpoint. `is_foreign`: it belongs to neither this user nor root. `is_renamed`: others can have
+    given it its name, and its manifest does not say the same."""
 
     found: FoundFolder
     gang: str
     is_foreign: bool
+    is_renamed: bool
+
+    @property
+    def is_believable(self) -> bool:
+        return not self.is_foreign and not self.is_renamed
 
 
 def newest_checkpoint(where: str, gang: str = "") -> str | None:
     """The newest complete checkpoint: `where` itself if it is one, otherwise the newest one in it.
 
     Within a gang this is the newest version by (generation, step). Of the newest checkpoints of several gangs it is the
-    one that was completed last. A checkpoint of another user counts only where there is no other: whoever loads it is
-    told why that is refused.
+    one that was completed last. A link is no checkpoint, and a folder that others have renamed is none. A checkpoint of
+    another user counts only where there is no other: whoever loads it is told why that is refused.
 
     Args:
         where: a checkpoint, or a place with checkpoints; a path or a URL.
@@ -54,7 +60,7 @@ def newest_of_gangs(where: str, gang: str = "") -> dict[str, FoundFolder]:
     if not locations.is_url(where) and not os.path.isdir(where):
         return {}
     complete = [one for one in _complete(locations.open_store(where)) if gang in ("", one.gang)]
-    believable = [one for one in complete if not one.is_foreign]
+    believable = [one for one in complete if one.is_believable]
     chosen = sorted(believable or complete, key=lambda one: one.found.label.version)
     return {one.gang: one.found for one in chosen}
 
@@ -75,7 +81,7 @@ def newest_of_job(where: str, job: str) -> tuple[str, dict[str, Any]] | None:
         OSError: the place can't be read.
     """
     store = locations.open_store(where)
-    own = [one.found for one in _complete(store) if not one.is_foreign]
+    own = [one.found for one in _complete(store) if one.is_believable]
     for found in sorted(own, key=lambda one: (one.completed_ns or 0, one.label.version), reverse=True):
         manifest = manifest_in(store, found.name)
         if manifest.get("job") == job:
@@ -93,7 +99,7 @@ def older_checkpoint(where: str) -> str | None:
     label = durable_folders.parse_folder_name(name)
     if label is None or not label.gang:
         return None
-    complete = (one.found for one in _complete(locations.open_store(parent)) if not one.is_foreign)
+    complete = (one.found for one in _complete(locations.open_store(parent)) if one.is_believable)
     older = [
         found
         for found in complete
@@ -112,18 +118,22 @@ def is_complete(where: str) -> bool:
         return not locations.open_store(parent).is_open(name, name)
     if locations.is_url(where):
         return any(entry.name == durable_folders.METADATA for entry in locations.open_store(where).entries())
-    return os.path.isfile(os.path.join(where, durable_folders.METADATA))
+    try:
+        return stat.S_ISREG(os.lstat(os.path.join(where, durable_folders.METADATA)).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
-def finished_steps_of(where: str) -> int:
-    """The number of finished steps that a checkpoint holds.
+def finished_steps_of(where: str, store: DurableStore | None = None) -> int:
+    """The number of finished steps that a checkpoint holds. `store`: the opened checkpoint itself; None: what is at
+    `where` now.
 
     Raises:
         CheckpointError: neither the manifest nor the name says it.
     """
     name = locations.split(where)[1]
     try:
-        return int(manifest_in(locations.open_store(where), "")["step"])
+        return int(manifest_in(store or locations.open_store(where), "")["step"])
     except (KeyError, TypeError, ValueError):
         pass
     label = durable_folders.parse_folder_name(name)
@@ -139,15 +149,9 @@ def manifest_in(store: DurableStore, folder: str) -> dict[str, Any]:
     """The manifest in a folder; empty if there is none, or if it can't be read."""
     name = f"{folder}/{durable_folders.MANIFEST}" if folder else durable_folders.MANIFEST
     try:
-        manifest = json.loads(store.read(name, durable_folders.MOST_MANIFEST_BYTES))
-    except (OSError, ValueError):
+        return durable_folders.parse_manifest(store.read(name, durable_folders.MOST_MANIFEST_BYTES))
+    except OSError:
         return {}
-    return manifest if isinstance(manifest, dict) else {}
-
-
-def gang_of_manifest(store: DurableStore, folder: str) -> str:
-    """The gang that the manifest in a folder names; empty if there is none, or if it can't be read."""
-    return str(manifest_in(store, folder).get("gang", ""))
 
 
 def _complete(store: DurableStore) -> Iterator[_Candidate]:
@@ -155,5 +159,8 @@ def _complete(store: DurableStore) -> Iterator[_Candidate]:
         if found.completed_ns is None:
             continue
         is_foreign = found.uid not in (None, 0, os.geteuid())
-        gang = found.label.gang or ("" if is_foreign else gang_of_manifest(store, found.name))
-        yield _Candidate(found, gang, is_foreign)
+        manifest: dict[str, Any] = {}
+        if not is_foreign and (found.may_be_renamed or not found.label.gang):
+            manifest = manifest_in(store, found.name)
+        is_renamed = found.may_be_renamed and not durable_folders.says_its_name(manifest, found.label)
+        yield _Candidate(found, found.label.gang or str(manifest.get("gang", "")), is_foreign, is_renamed)

@@ -85,7 +85,7 @@ class ObjectStore:
         for entry in self.entries():
             label = None if entry.is_plain else durable_folders.parse_folder_name(entry.name)
             if label is not None:
-                yield FoundFolder(entry.name, label, self._completed_ns(entry.name), None, is_link=False)
+                yield FoundFolder(entry.name, label, self._completed_ns(entry.name), None, may_be_renamed=False)
 
     def make_folder(self, name: str) -> None:
         """A prefix needs not be made."""

@@ -1,24 +1,28 @@
 """Durable checkpoints in a folder of a POSIX file system that all nodes share.
 
 A folder is written under a temporary name, and gets its final name in one rename when all its bytes are on disk.
-Several users may share the place. Whatever is written goes into folders that this user has made.
+
+Several users may share the place, and members of a group may write to it. All that is written goes into folders that
+this user has made, and that nobody else can write to. Each of them is opened as held_folder.py says, so neither a link
+nor another user's folder in its place is used. Who may write to the place can rename these folders. So a folder is
+removed only with files that a flush writes: another one of this user, which others have given its name, stays.
 """
 
 import ctypes
 import errno
 import os
-import shutil
 import stat
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 
 from muster.checkpoint.durable.durable_store import Entry, FoundFolder
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.durable_folders import ParsedFolderName
 from muster.checkpoint.format.versions import Version
-from muster.daemon.host import own_folder
+from muster.daemon.host.held_folder import HeldFolder, others_can_rename
 
 WRITE_BACK_BYTES = 16 << 20
 """Bytes after which the kernel is told to begin with writing to disk."""
@@ -51,77 +55,88 @@ class PosixFolder:
 
     def names(self, folder: str = "") -> list[str]:
         """The names in a folder."""
-        return os.listdir(self.path / folder)
+        with self._hold(folder) as held:
+            return held.names()
 
     def entries(self, folder: str = "") -> list[Entry]:
         """The names in a folder, with what each is."""
-        found = []
-        with os.scandir(self.path / folder) as scan:
-            for entry in scan:
-                with suppress(FileNotFoundError):  # it was removed meanwhile
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(Entry(entry.name, status.st_size, stat.S_ISREG(status.st_mode)))
-        return found
+        with self._hold(folder) as held:
+            return [Entry(name, status.st_size, stat.S_ISREG(status.st_mode)) for name, status in held.statuses()]
 
     def folders(self) -> Iterator[FoundFolder]:
-        """All folders with the name of a checkpoint."""
-        for name in self.names():
-            label = durable_folders.parse_folder_name(name)
-            if label is None:
-                continue
-            path = self.path / name
-            metadata, completed_ns = path / durable_folders.METADATA, None
-            try:
-                of_name, of_folder = path.lstat(), path.stat()
-                if metadata.is_file():
-                    completed_ns = metadata.stat().st_mtime_ns
-            except OSError:  # it was removed meanwhile, or it is another user's own affair
-                continue
-            yield FoundFolder(name, label, completed_ns, of_folder.st_uid, stat.S_ISLNK(of_name.st_mode))
+        """All folders with the name of a checkpoint. A link is none."""
+        with HeldFolder.open(self.path) as place:
+            may_be_renamed = others_can_rename(place.status())
+            for name in place.names():
+                label = durable_folders.parse_folder_name(name)
+                if label is None:
+                    continue
+                try:
+                    with place.folder(name) as folder:
+                        uid, completed_ns = folder.status().st_uid, _completed_ns(folder)
+                except OSError:  # it was removed meanwhile, or is a link, or another user's own affair
+                    continue
+                yield FoundFolder(name, label, completed_ns, uid, may_be_renamed)
 
     def make_folder(self, name: str) -> None:
         """Make a folder of this user."""
-        own_folder.make(self.path / name, durable_folders.FOLDER_MODE)
+        with HeldFolder.open(self.path) as place, place.make_own_folder(name, durable_folders.FOLDER_MODE):
+            pass
 
     def create(self, name: str) -> "PosixFile":
         """Begin a file."""
-        return PosixFile(self.path / name)
+        with self._hold_folder_of(name) as (folder, file):
+            if file != durable_folders.METADATA and _completed_ns(folder) is not None:
+                raise FileExistsError(errno.EEXIST, "a complete checkpoint has taken this name", str(folder.path))
+            return PosixFile(folder.create(file))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file under another name, and rename it."""
-        unfinished = self.path / _unfinished(name)
-        with open(unfinished, "wb", opener=durable_folders.open_for_owner) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(self.path / name)
+        with self._hold_folder_of(name) as (folder, final):
+            with open(folder.create(_unfinished(final)), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            folder.rename(_unfinished(final), final)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Read a plain file: a named pipe would never end."""
-        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
-                raise OSError(errno.EINVAL, "it is no plain file, or too large", str(self.path / name))
-            return file.read()
+        """Read a plain file."""
+        with self._hold_folder_of(name) as (folder, file), open(folder.open_file(file), "rb") as data:
+            if os.fstat(data.fileno()).st_size > most_bytes:
+                raise OSError(errno.EINVAL, "it is too large", str(self.path / name))
+            return data.read()
 
     def open(self, name: str) -> "PosixReadable":
         """Open a plain file."""
-        return PosixReadable(self.path / name)
+        with self._hold_folder_of(name) as (folder, file):
+            return PosixReadable(self.path / name, folder.open_file(file))
 
     def remove(self, *names: str) -> None:
-        """Remove files, and unfinished ones of these names."""
-        for name in names:
-            for path in (self.path / name, self.path / _unfinished(name)):
-                path.unlink(missing_ok=True)
+        """Remove files, and unfinished ones of these names. Those of a complete checkpoint of another name stay."""
+        for name, files in groupby(names, os.path.dirname):
+            with suppress(FileNotFoundError), self._hold(name) as folder:
+                if _is_another_checkpoint(folder, name):
+                    continue
+                for file in map(os.path.basename, files):
+                    folder.remove(file)
+                    folder.remove(_unfinished(file))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all that is in it."""
-        shutil.rmtree(self.path / name, ignore_errors=True)
+        """Remove a folder with all that a flush has written there. It stays if it holds anything else, or is a complete
+        checkpoint of another name."""
+        with suppress(OSError):
+            with self._hold(name) as folder:
+                if _is_another_checkpoint(folder, name):
+                    return
+                # The metadata is the first: without it, the rest is no checkpoint.
+                for file in sorted(filter(durable_folders.is_written_by_a_flush, folder.names())):
+                    folder.remove(file)
+            self.remove_empty_folder(name)
 
     def remove_empty_folder(self, name: str) -> None:
         """Remove an empty folder."""
-        (self.path / name).rmdir()
+        with HeldFolder.open(self.path) as place:
+            place.remove_folder(name)
 
     def final_name(self, version: Version, gang: str, serial: int) -> str:
         """All flushes of a version give the same folder."""
@@ -137,32 +152,54 @@ class PosixFolder:
 
     def is_open(self, working: str, final: str) -> bool:
         """The folder still has its temporary name."""
-        return (self.path / working).is_dir()
+        try:
+            with self._hold(working):
+                return True
+        except OSError:
+            return False
 
     def complete(self, working: str, final: str) -> None:
         """Rename the folder. Its names, and then its own name, are on disk when this returns."""
-        _sync_folder(self.path / working)
-        try:
-            (self.path / working).rename(self.path / final)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            raise FileExistsError(errno.EEXIST, "it is there already", str(self.path / final)) from error
-        _sync_folder(self.path)
+        with self._hold(working) as folder:
+            os.fsync(folder.descriptor)
+        with HeldFolder.open(self.path) as place:
+            try:
+                place.rename(working, final)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                raise FileExistsError(errno.EEXIST, "it is there already", str(self.path / final)) from error
+            os.fsync(place.descriptor)
 
     def retire(self, name: str, working: str) -> str:
         """Give the folder a temporary name: the next flush of the gang removes what is left of it."""
-        (self.path / name).rename(self.path / working)
+        with HeldFolder.open(self.path) as place:
+            place.rename(name, working)
         return working
+
+    @contextmanager
+    def _hold(self, folder: str) -> Iterator[HeldFolder]:
+        """A folder of this user; empty: the place itself."""
+        with HeldFolder.open(self.path) as place:
+            if not folder:
+                yield place
+                return
+            with place.own_folder(folder) as held:
+                yield held
+
+    @contextmanager
+    def _hold_folder_of(self, name: str) -> Iterator[tuple[HeldFolder, str]]:
+        """The folder that a file is in, and the file's name there."""
+        folder, _, file = name.rpartition("/")
+        with self._hold(folder) as held:
+            yield held, file
 
 
 class PosixFile:
     """A file that grows, and is brought to disk while it grows."""
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = durable_folders.open_for_owner(
-            str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        )
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._written = self._told = 0
         self._under_way: deque[tuple[int, int]] = deque()
 
@@ -196,10 +233,10 @@ class PosixReadable:
 
     blocks_at_once = 1  # digested while it is in the processor's cache
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._descriptor).st_size
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """`path`: for messages."""
+        self._path, self._descriptor = path, descriptor
+        self.size = os.fstat(descriptor).st_size
 
     def read_into(self, offset: int, view: memoryview) -> None:
         """Read all of it."""
@@ -218,12 +255,26 @@ def _unfinished(name: str) -> str:
     return name + ".new"
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _completed_ns(folder: HeldFolder) -> int | None:
+    """When the metadata of a checkpoint was written; None: it is not complete."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        found = folder.status_of(durable_folders.METADATA)
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
+
+
+def _is_another_checkpoint(folder: HeldFolder, name: str) -> bool:
+    """Whether a folder is a complete checkpoint that had another name before others renamed it."""
+    if _completed_ns(folder) is None:
+        return False
+    parsed = durable_folders.parse_temporary_folder_name(name)
+    try:
+        with open(folder.open_file(durable_folders.MANIFEST), "rb") as file:
+            manifest = durable_folders.parse_manifest(file.read(durable_folders.MOST_MANIFEST_BYTES))
+    except FileNotFoundError:  # Muster has not written it
+        return True
+    return parsed is None or not durable_folders.says_its_name(manifest, parsed[0])
 
 
 def _sync_range(descriptor: int, part: tuple[int, int], flags: int) -> None:

@@ -8,15 +8,16 @@ Several jobs may share a durable folder. Generations and flushes are counted wit
 only within one gang. Between gangs, the checkpoint that was completed last is the newest. Earlier versions of Muster
 wrote folder names without a gang; such folders are read too, because their manifests name the gang.
 
-Several users may share it as well, if it has the sticky bit. Each of them can make any name that is free. So what is
-written goes into folders of this user only, and a checkpoint of another user is never preferred to an own one.
+Several users may share it as well, and a group may write to it. Each of them can make any name that is free, and
+without the sticky bit rename what others have made. So what is written goes into folders of this user only, and a
+checkpoint of another user is never preferred to an own one. Where others can rename, a folder counts only if its
+manifest says what its name says.
 
 In a store of objects nothing is renamed. There the final name ends with the number of the flush, as in
 `step_00000123_g4_GANG.flush7`, and the metadata is written last (checkpoint/durable/object_store.py).
 """
 
 import json
-import os
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ from muster.checkpoint.format.versions import Version
 
 FOLDER_MODE = 0o755
 """Only the owner may write, whatever the umask: else the checkpoint is not read again (trusted_folder.py)."""
-_FILE_MODE = 0o644
 
 METADATA = ".metadata"
 MANIFEST = "manifest.json"
@@ -34,6 +34,9 @@ MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 64 << 20
 """Far more than the manifest of 100,000 ranks has."""
 
+_WRITTEN = re.compile(
+    r"(?:\.metadata|manifest\.json|__\d+_0\.distcp|__\d+\.part|\.failed|\d+-\d+-.+)(?:\.new)?"  # the last: declarations
+)
 _ASIDE = re.compile(r"\.(step_.+)\.(\d+)\.tmp")
 
 
@@ -44,11 +47,6 @@ class ParsedFolderName(NamedTuple):
     version: Version
     gang: str
     serial: int = 0
-
-
-def open_for_owner(path: str, flags: int) -> int:
-    """The opener of the files of a checkpoint: only the owner may write, whatever the umask."""
-    return os.open(path, flags, _FILE_MODE)
 
 
 def folder_name(version: Version, gang: str, serial: int = 0) -> str:
@@ -75,6 +73,27 @@ def parse_folder_name(name: str) -> ParsedFolderName | None:
     """What the name of a final folder says; None for any other name."""
     found = folder_names.parse_name(name)
     return ParsedFolderName(Version(found.generation, found.step), found.gang, found.serial) if found else None
+
+
+def is_written_by_a_flush(name: str) -> bool:
+    """Whether a flush gives its files such a name."""
+    return _WRITTEN.fullmatch(name) is not None
+
+
+def parse_manifest(text: bytes) -> dict[str, Any]:
+    """The manifest; empty: the text is none."""
+    try:
+        manifest = json.loads(text)
+    except ValueError:
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def says_its_name(manifest: dict[str, Any], label: ParsedFolderName) -> bool:
+    """Whether a manifest names the version, and the gang, that the folder's name does. If not, somebody has renamed the
+    folder. Names of earlier versions have no gang."""
+    version = (manifest.get("generation"), manifest.get("step"))
+    return version == label.version and label.gang in ("", manifest.get("gang"))
 
 
 def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | None:

@@ -2,7 +2,7 @@
 
 The last two are read in the same way, with torch's own planner: they differ in where the bytes are. A durable folder
 may have any world size, and need not be written by Muster. It is read only if nobody but the user and root can have
-written it (checkpoint/format/trusted_folder.py), because reading unpickles. Parameters are loaded in place, because an
+written it (checkpoint/durable/trusted_folder.py), because reading unpickles. Parameters are loaded in place, because an
 optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given: from the rank's
 own shard it gets the bytes of the slot themselves (checkpoint/training/borrowed_pages.py).
 """
@@ -20,11 +20,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from muster.checkpoint.durable.locations import is_url, open_store
-from muster.checkpoint.durable.newest import finished_steps_of
 from muster.checkpoint.durable.posix_folder import PosixFolder
+from muster.checkpoint.durable.trusted_folder import TrustedFolder
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
-from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.durable_loading.agreed_damage import HEAD, JointLoad
@@ -202,7 +201,7 @@ def from_folder(
     """
     try:
         with _open_trusted(folder, progress, trusts_store=trusts_store) as files:
-            return _from_trusted_folder(states, folder, files, joint, rank)
+            return _from_trusted_folder(states, files, joint, rank)
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
 
@@ -242,9 +241,7 @@ def _check_name(name: str) -> None:
         raise UntrustedCheckpoint(f"the checkpoint names the file {name!r}, which is not a file of its folder")
 
 
-def _from_trusted_folder(
-    states: TrainingState, folder: str, files: CheckpointFiles, joint: JointLoad, rank: int
-) -> int:
+def _from_trusted_folder(states: TrainingState, files: CheckpointFiles, joint: JointLoad, rank: int) -> int:
     reader = files.reader()
 
     def head() -> tuple[Metadata, dict[str, Any]]:
@@ -253,7 +250,7 @@ def _from_trusted_folder(
 
     # The ranks exchange names next: one that has found damage must not leave the others there.
     found = _load_items(states, reader, *joint.read(HEAD, head), rank)
-    return int(found[STEP]) if STEP in found else finished_steps_of(folder)
+    return int(found[STEP]) if STEP in found else files.finished_steps()
 
 
 def _load_items(

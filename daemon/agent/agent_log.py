@@ -11,6 +11,7 @@ import logging
 import queue
 import sys
 import threading
+from io import FileIO, TextIOWrapper
 from pathlib import Path
 
 from muster.daemon.host import rank_log_files
@@ -25,10 +26,17 @@ _DRAIN_S = 1.0
 class _LogFile(logging.FileHandler):
     """A log file. A write that fails is a line on stderr, at most once a minute, not a traceback for each."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, descriptor: int) -> None:
+        """`descriptor`: the open file, whatever has its name."""
+        self._descriptor = descriptor
         super().__init__(file)
         self._failed = False
         self._failing = LastingProblem(_stderr_log(), f"the log {file} can be written again")
+
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(
+            FileIO(self._descriptor, "a"), encoding=self.encoding, errors=self.errors, write_through=True
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         self._failed = False
@@ -92,8 +100,8 @@ def start(level: str, run_dir: str, gang: str, node: str) -> None:
     formatter = PlainFormatter()
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
-        rank_log_files.make_log_folder(run_dir, gang, file.parent.name)
-        handlers.append(_LogFile(file))
+        with rank_log_files.hold_log_folder(run_dir, gang, file.parent.name) as folder:
+            handlers.append(_LogFile(file, folder.append(file.name)))
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)
     for handler in handlers:

@@ -14,10 +14,10 @@ import secrets
 import stat
 from pathlib import Path
 
-from muster.checkpoint.durable import store_check
+from muster.checkpoint.durable import store_check, trusted_folder
 from muster.checkpoint.durable.locations import is_url
 from muster.checkpoint.durable.object_store import PackageMissing
-from muster.checkpoint.format import durable_folders, trusted_folder
+from muster.checkpoint.format import durable_folders
 
 TOKEN_VARIABLE = "MUSTER_DURABLE"
 """Environment variable in which the batch process gives the token to the agents."""

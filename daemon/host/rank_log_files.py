@@ -3,8 +3,9 @@
 All functions block. The zygote and the ranks use them. The agent does not, because shared storage could block it.
 
 Each gang has its own folder: every gang counts generations from 1, and several jobs may share one run folder, also of
-several users. A folder of another user in place of the gang's is refused, because links there would lead the logs to
-other files of this user. The kernel writes from the rank directly to the file; neither the agent nor srun is in
+several users. Others may own or write the run folder and the folder `logs` in it. The gang's folder is this user's, and
+is held open while a file in it is opened (held_folder.py): a folder of another user in its place, and a link in place
+of any of these, is refused. The kernel writes from the rank directly to the file; neither the agent nor srun is in
 between.
 """
 
@@ -13,29 +14,32 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import BinaryIO
 
-from muster.daemon.host import own_folder
+from muster.daemon.host.held_folder import HeldFolder
 
 TAIL_BYTES = 4096
 _MIN_FREE_BYTES = 1 << 20
+_LOGS = "logs"
+_SHARED_MODE = 0o777
+"""Of the folder of all logs. The user's umask takes away from it."""
 
 
 def log_folder(run_dir: str, gang: str) -> Path:
     """The folder with all logs of a gang; `muster logs` reads it."""
-    return Path(run_dir, "logs", gang)
+    return Path(run_dir, _LOGS, gang)
 
 
-def make_log_folder(run_dir: str, gang: str, name: str) -> Path:
-    """Create the folder `name` in the gang's log folder, and return it. The run folder must exist.
+def hold_log_folder(run_dir: str, gang: str, name: str) -> HeldFolder:
+    """Create the folder `name` in the gang's log folder, and hold it open. The run folder must exist.
 
     Raises:
-        OSError: it can't be created, or belongs to another user.
+        OSError: it can't be created, or belongs to another user, or is a link.
     """
-    folder = log_folder(run_dir, gang)
-    folder.parent.mkdir(exist_ok=True)
-    own_folder.make(folder)
-    own_folder.make(folder / name)
-    return folder / name
+    with HeldFolder.open(run_dir) as run_folder:
+        run_folder.make_folder(_LOGS, _SHARED_MODE)
+        with run_folder.folder(_LOGS) as logs, logs.make_own_folder(gang) as own:
+            return own.make_own_folder(name)
 
 
 def log_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
@@ -58,24 +62,25 @@ def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
         raise OSError(
             errno.ENOENT, f"the run folder {run_dir} does not exist on this node: it must be on shared storage"
         )
-    _check_space(Path(run_dir))
+    _check_space(run_dir)
     file = log_path(run_dir, gang, generation, rank)
     try:
-        make_log_folder(run_dir, gang, file.parent.name)
-        _check_space(file.parent)
-        return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        with hold_log_folder(run_dir, gang, file.parent.name) as folder:
+            _check_space(folder.descriptor, file.parent)
+            return folder.append(file.name)
     except OSError as error:
-        words = error.strerror if error.errno == errno.ENOSPC else f"{file} can't be written: {error.strerror}"
+        words = error.strerror if error.errno == errno.ENOSPC else f"{file} can't be written: {_describe(error, file)}"
         raise OSError(error.errno, words) from None
 
 
 def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     """The last lines (4 kB at most) of a rank's log; empty if there is no log."""
+    file = log_path(run_dir, gang, generation, rank)
     try:
-        with log_path(run_dir, gang, generation, rank).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            data = file.read(TAIL_BYTES)
+        with open_to_read(file) as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - TAIL_BYTES))
+            data = log.read(TAIL_BYTES)
     except OSError:
         return ""
     if size > TAIL_BYTES:
@@ -83,7 +88,23 @@ def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     return data.decode(errors="replace").strip()
 
 
-def _check_space(folder: Path) -> None:
+def open_to_read(file: Path) -> BinaryIO:
+    """Open a log or a file of stacks for whoever looks at it. A link, a named pipe or a device is refused.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with HeldFolder.open(file.parent) as folder:
+        return os.fdopen(folder.open_file(file.name), "rb")
+
+
+def _describe(error: OSError, file: Path) -> str:
+    """What is wrong, and with which folder above `file`."""
+    return f"{error.filename}: {error.strerror}" if error.filename not in (None, str(file)) else str(error.strerror)
+
+
+def _check_space(folder: str | int, path: Path | None = None) -> None:
     found = os.statvfs(folder)
     if found.f_bavail * found.f_frsize < _MIN_FREE_BYTES:
-        raise OSError(errno.ENOSPC, f"no space is left for logs in {folder}: free some, or set another run_dir")
+        where = path or folder
+        raise OSError(errno.ENOSPC, f"no space is left for logs in {where}: free some, or set another run_dir")

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.checkpoint.format import trusted_folder
+from muster.checkpoint.durable import trusted_folder
 from muster.daemon.host import private_file
 from muster.daemon.host.plain_text import plain
 from muster.daemon.transport import gang_ids

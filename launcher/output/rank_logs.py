@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from muster.daemon.host import rank_log_files
 from muster.daemon.host.plain_text import plain_but_coloured
 
 _GENERATION = re.compile(r"g(\d+)")
@@ -63,7 +64,7 @@ class RankLogReader:
                     yield from self._new(path, to_end)
 
     def _new(self, path: Path, to_end: bool) -> Iterator[str]:
-        with path.open("rb") as file:
+        with rank_log_files.open_to_read(path) as file:
             file.seek(self._read.get(path, 0))
             while data := file.read(_CHUNK_BYTES):
                 # A line that is longer than a chunk is split.

@@ -14,6 +14,7 @@ from muster.checkpoint.testing.gang_in_one_process import InProcessGang, reporte
 from muster.checkpoint.testing.rank_processes import RankScript, rank_pids, start_ranks
 from muster.daemon.agent.ranks.hang_place import place_in
 from muster.daemon.agent.ranks.stack_dumps import write_stacks
+from muster.daemon.host.held_folder import HeldFolder
 
 pytestmark = pytest.mark.torch
 
@@ -55,8 +56,10 @@ async def test_the_rank_that_keeps_the_gil_is_the_silent_one_and_the_only_one_th
         with capsys.disabled():
             print(f"\nreported as silent for {NAMED_AFTER_S} s, {time.monotonic() - held_at:.1f} s after it began")
         assert steps_and_silences(gang)[1] == {rank: NAMED_AFTER_S if rank == HANGING_RANK else 0 for rank in PLACES}
-        files = {tmp_path / f"rank{rank}.stacks": pid for rank, pid in rank_pids(process).items()}
-        places = {path.stem: place_in(text) for path, text in (await asyncio.to_thread(write_stacks, files)).items()}
+        files = {f"rank{rank}.stacks": pid for rank, pid in rank_pids(process).items()}
+        with HeldFolder.open(tmp_path) as folder:
+            texts = await asyncio.to_thread(write_stacks, folder, files)
+        places = {name.removesuffix(".stacks"): place_in(text) for name, text in texts.items()}
         waits = {name: place is not None and place.waits for name, place in places.items()}
         assert waits == {f"rank{rank}": rank != HANGING_RANK for rank in PLACES}, places
         hanging = places[f"rank{HANGING_RANK}"]

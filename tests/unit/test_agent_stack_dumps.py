@@ -15,6 +15,7 @@ from muster.daemon.agent.ranks import stack_dumps
 from muster.daemon.agent.ranks.native_stacks import native_stacks
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import rank_log_files
+from muster.daemon.host.held_folder import HeldFolder
 
 PYTHON = sys.executable
 WAITS = """
@@ -149,7 +150,8 @@ def test_the_native_stacks_stand_after_all_else_in_the_file_of_a_rank(tmp_path: 
         try:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"ready\n"
-            stack_dumps.write_stacks({file: rank.pid}, program(tmp_path, 'echo "native of $4"'))
+            with HeldFolder.open(tmp_path) as folder:
+                stack_dumps.write_stacks(folder, {file.name: rank.pid}, program(tmp_path, 'echo "native of $4"'))
         finally:
             rank.kill()
     others, _, native = file.read_text().partition("\nnative stacks:\n")

@@ -48,7 +48,7 @@ def complete(store: ObjectStore, step: int, serial: int, gang: str = GANG) -> st
     file.write(memoryview(b"rank 0"))
     file.finish()
     ranks = {"0": {"file": "__0_0.distcp", "file_bytes": 6}, "1": {"file": None, "file_bytes": 0}}
-    manifest = {"gang": gang, "step": step, "ranks": ranks}
+    manifest = {"gang": gang, "generation": 1, "step": step, "ranks": ranks}
     store.write(f"{name}/{durable_folders.MANIFEST}", json.dumps(manifest).encode())
     store.write(f"{name}/{durable_folders.METADATA}", b"metadata")
     return name

@@ -18,10 +18,10 @@ import grpc
 import pytest
 
 from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
-from muster.checkpoint.durable.posix_folder import PosixFolder
+from muster.checkpoint.durable.posix_folder import PosixFile, PosixFolder
+from muster.checkpoint.durable.trusted_folder import TrustedFolder
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError, RestoreError
-from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
@@ -1106,12 +1106,15 @@ async def test_a_flush_to_a_full_disk_names_it_and_leaves_nothing(gang: Gang, tm
     await gang.step(1, sharded(1))
     await gang.committed(Version(1, 1))
     order = flush_order(gang, Version(1, 1))
-    temporary = tmp_path / durable_folders.temporary_folder_name(Version(1, 1), GANG, order.serial)
-    temporary.mkdir()
-    (temporary / f"__{full}_0.distcp").symlink_to("/dev/full")
-    results = await asyncio.gather(
-        *(n.checkpoint_service.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
-    )
+
+    class FullStore(PosixFolder):
+        def create(self, name: str) -> PosixFile:
+            if name.endswith(f"/__{full}_0.distcp"):
+                return PosixFile(os.open("/dev/full", os.O_WRONLY))
+            return super().create(name)
+
+    flushers = [node.checkpoint_service._flusher for node in gang.nodes.values()]
+    results = await asyncio.gather(*(one.flush(order, FullStore(tmp_path)) for one in flushers), return_exceptions=True)
     assert f"{tmp_path} is full (No space left on device): free space there" in str(results[full])
     assert isinstance(results[0], FlushError)
     assert list(tmp_path.iterdir()) == []

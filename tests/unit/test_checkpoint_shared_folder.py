@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
+from muster.checkpoint.durable.newest import finished_steps_of, is_complete, newest_checkpoint, older_checkpoint
+from muster.checkpoint.durable.trusted_folder import TrustedFolder
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
@@ -143,6 +144,15 @@ def checkpoint(folder: Path, name: str, completed: int) -> Path:
     return made
 
 
+def with_manifest(folder: Path) -> Path:
+    """A checkpoint as a flush writes it: its manifest says what its name says."""
+    label = durable_folders.parse_folder_name(folder.name)
+    assert label is not None
+    manifest = {"gang": label.gang, "generation": label.version.generation, "step": label.version.step}
+    (folder / durable_folders.MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
 @pytest.mark.parametrize("gang", ["", "a"])
 def test_the_checkpoint_of_another_user_is_not_newer_than_an_own_one(shared: Path, gang: str) -> None:
     own = checkpoint(shared, "step_00000100_g1_a", 10)
@@ -165,3 +175,95 @@ def test_a_manifest_of_another_user_is_not_read(shared: Path) -> None:
     of_hostile(other)
     assert newest_checkpoint(str(shared), "a") == str(own)
     assert finished_steps_of(str(other)) == 900
+
+
+@pytest.mark.parametrize("gang", ["", "a"])
+def test_a_link_to_another_checkpoint_is_none(shared: Path, gang: str) -> None:
+    """It would lead to an older checkpoint of this user, or to one of another model, which belong to the right user."""
+    own = checkpoint(shared, "step_00000100_g1_a", 10)
+    (shared.parent / "elsewhere").mkdir()
+    other_model = checkpoint(shared.parent / "elsewhere", "step_00000007_g1_b", 20)
+    for name in ("step_00000900_g9_a", "step_00000900_g9_b"):
+        (shared / name).symlink_to(other_model)
+        of_hostile(shared / name)
+    assert newest_checkpoint(str(shared), gang) == str(own)
+    assert older_checkpoint(str(shared / "step_00000901_g9_a")) == str(own)
+
+
+def test_metadata_that_is_a_link_completes_nothing(shared: Path) -> None:
+    own = checkpoint(shared, "step_00000100_g1_a", 10)
+    other = checkpoint(shared, "step_00000900_g9_a", 20)
+    (other / durable_folders.METADATA).unlink()
+    (other / durable_folders.METADATA).symlink_to(own / durable_folders.METADATA)
+    assert newest_checkpoint(str(shared)) == str(own)
+    assert not is_complete(str(other))
+
+
+@pytest.fixture
+def project(shared: Path) -> Path:
+    """The folder of a project: it belongs to somebody else, and its group may write to it."""
+    shared.chmod(0o2770)
+    return of_hostile(shared)
+
+
+@pytest.mark.parametrize("gang", ["", "a"])
+def test_in_the_folder_of_a_project_the_newest_own_checkpoint_is_found(project: Path, gang: str) -> None:
+    with_manifest(checkpoint(project, "step_00000050_g1_a", 5))
+    own = with_manifest(checkpoint(project, "step_00000100_g1_a", 10))
+    of_hostile(with_manifest(checkpoint(project, "step_00000900_g9_a", 20)))
+    assert newest_checkpoint(str(project), gang) == str(own)
+
+
+@pytest.mark.parametrize("gang", ["", "a"])
+def test_a_member_of_the_group_renames_an_older_checkpoint_and_another_model(project: Path, gang: str) -> None:
+    for old, new in (
+        ("step_00000050_g1_a", "step_00000900_g9_a"),
+        ("step_00000050_g1_b", "step_00000901_g9_a"),
+        ("step_00000051_g1_b", "step_00000902_g9_b"),
+    ):
+        with_manifest(checkpoint(project, old, 20)).rename(project / new)
+    own = with_manifest(checkpoint(project, "step_00000100_g1_a", 10))
+    assert newest_checkpoint(str(project), gang) == str(own)
+    assert older_checkpoint(str(project / "step_00000999_g9_a")) == str(own)
+
+
+async def test_a_flush_into_the_folder_of_a_project_is_restored(gang: InProcessGang, project: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert await flush(gang, project) == [KEPT.to_wire(), None]
+    finally:
+        os.umask(before)
+    made = project / durable_folders.folder_name(KEPT, "g1")
+    assert newest_checkpoint(str(project)) == str(made)
+    with TrustedFolder(made) as trusted:
+        for file in made.iterdir():
+            trusted.check_file(file.name)
+
+
+async def test_what_a_member_of_the_group_gives_the_name_of_a_flush_is_neither_written_nor_removed(
+    gang: InProcessGang, project: Path
+) -> None:
+    """Such a member can rename folders of this user, in the same folder, and can't write into them."""
+    names = [
+        durable_folders.temporary_folder_name(KEPT, "g1", 1),
+        durable_folders.temporary_folder_name(KEPT, "g1", 0),
+        flush_version.declarations_folder("g1", 0),
+    ]
+    for name in names:
+        (project / name).mkdir()
+        (project / name / "notes.txt").write_text("of the job's user")
+        (project / name / "data").mkdir()
+    await flush(gang, project)
+    notes = sorted(path.read_text() for path in project.rglob("notes.txt"))
+    assert notes == ["of the job's user"] * 3
+
+
+async def test_no_flush_writes_into_a_checkpoint_that_was_given_its_name(gang: InProcessGang, project: Path) -> None:
+    older = with_manifest(checkpoint(project, "step_00000050_g1_b", 10))
+    (older / durable_folders.rank_file_name(0)).write_text("another model")
+    aside = older.rename(project / durable_folders.temporary_folder_name(KEPT, "g1", 1))
+    failed = await flush(gang, project, "n1", "n0")
+    assert all(isinstance(error, FlushError) for error in failed)
+    assert not (aside / durable_folders.rank_file_name(1)).exists()
+    assert (aside / durable_folders.rank_file_name(0)).read_text() == "another model"
+    assert (aside / durable_folders.METADATA).exists()

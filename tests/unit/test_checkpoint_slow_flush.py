@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ class SlowStore(PosixFolder):
 
 class _SlowFile(PosixFile):
     def __init__(self, store: SlowStore, name: str) -> None:
-        super().__init__(store.path / name)
+        super().__init__(os.open(store.path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
         self._store, self._parts = store, threading.Semaphore(0)
         store.files[name] = self._parts
 

@@ -211,9 +211,11 @@ async def test_a_durable_folder_that_others_can_write_to_is_refused(world: Scrip
     folder.mkdir()
     folder.chmod(0o777)
     top, before = f'durable_dir = "{folder}"\n', set(world.cluster.jobs())
-    with pytest.raises(WrongInput, match=rf"durable_dir = .*: others can write to {folder} \(mode 0777\)") as refused:
+    with pytest.raises(
+        WrongInput, match=rf"durable_dir = .*: all users can write to {folder} \(mode 0777\)"
+    ) as refused:
         await queue(world, tmp_path, top=top)
-    assert f"chmod go-w {folder}" in refused.value.message
+    assert f"chmod o-w {folder}" in refused.value.message
     assert refused.value.hint == "Nothing was queued"
     assert set(world.cluster.jobs()) == before
     folder.chmod(0o755)

@@ -301,7 +301,6 @@ ROOMS: dict[str, set[str]] = {
     },
     "launcher/commands": {
         "fabric/sources",
-        "checkpoint/format",
         "checkpoint/durable",
         "daemon/host",
         "daemon/transport",

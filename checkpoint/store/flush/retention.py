@@ -1,7 +1,7 @@
 """Which of its own durable checkpoints a gang removes, and how: by number and age, after a newer one is complete.
 
-Promises to remove nothing that Muster has not written for this gang: the folder's name and its manifest name the gang,
-the folder belongs to this user (where the storage knows users), it is no link, and all in it are files that a flush
+Promises to remove nothing that Muster has not written for this gang: the folder's name and its manifest name the gang
+and the version, the folder belongs to this user (where the storage knows users), and all in it are files that a flush
 writes. A folder that holds anything else stays.
 
 A folder that is about to be removed first gets the name of an unfinished flush; in a store of objects its metadata is
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from muster.checkpoint.durable.durable_store import DurableStore, Entry, FoundFolder
-from muster.checkpoint.durable.newest import gang_of_manifest
+from muster.checkpoint.durable.newest import manifest_in
 from muster.checkpoint.format import durable_folders
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ def remove_old(store: DurableStore, newest: str, gang: str, serial: int, retenti
 
 def _own_checkpoints(store: DurableStore, gang: str) -> Iterator[FoundFolder]:
     for found in store.folders():
-        is_ours = found.label.gang == gang and found.uid in (None, os.geteuid()) and not found.is_link
-        if is_ours and found.completed_ns is not None and gang_of_manifest(store, found.name) == gang:
+        is_ours = found.label.gang == gang and found.uid in (None, os.geteuid()) and found.completed_ns is not None
+        if is_ours and durable_folders.says_its_name(manifest_in(store, found.name), found.label):
             yield found
 
 
@@ -81,7 +81,8 @@ def _remove(store: DurableStore, found: FoundFolder, serial: int) -> bool:
     aside = store.retire(
         found.name, durable_folders.temporary_folder_name(found.label.version, found.label.gang, serial)
     )
-    store.remove(*(f"{aside}/{entry.name}" for entry in store.entries(aside)))
+    # The metadata is the first: without it, the rest is no checkpoint.
+    store.remove(*sorted(f"{aside}/{entry.name}" for entry in store.entries(aside)))
     store.remove_empty_folder(aside)
     return True
 

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from muster.checkpoint.durable.durable_store import DurableStore
+from muster.checkpoint.durable.newest import finished_steps_of
 from muster.checkpoint.durable.verified_file import VerifiedFile
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.block_digests import trailer_bytes
@@ -64,6 +65,10 @@ class CheckpointFiles:
     def reader(self) -> FileSystemReader:
         """Torch's reader of these files."""
         return _Reader(self)
+
+    def finished_steps(self) -> int:
+        """The number of finished steps that the checkpoint holds. Raises CheckpointError: nothing says it."""
+        return finished_steps_of(self._where, self._store)
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
         """A file of the checkpoint: there are no folders in it."""

@@ -18,6 +18,7 @@ from muster.checkpoint.format import stack_file
 from muster.daemon.agent.ranks import native_stacks
 from muster.daemon.agent.ranks.hang_place import HangPlace, place_in
 from muster.daemon.host import process_tree, rank_log_files
+from muster.daemon.host.held_folder import HeldFolder
 from muster.daemon.host.worker_threads import WorkerThreads
 
 log = logging.getLogger(__name__)
@@ -60,30 +61,34 @@ class _PendingDump:
             return f"its stacks can't be read: {error.strerror}\n"
 
 
-def write_stacks(files: Mapping[Path, int], py_spy: str = "") -> dict[Path, str]:
-    """For each file, write the stacks of the process (its pid is given) and of its descendants. Blocks.
+def write_stacks(folder: HeldFolder, files: Mapping[str, int], py_spy: str = "") -> dict[str, str]:
+    """For each file of `folder`, write the stacks of the process (its pid is given) and of its descendants. Blocks.
 
     `py_spy`: the program that reads native stacks; empty: there are none. Returns the Python stacks in each file.
     """
     began = time.monotonic()
-    pending = {path: _request_dump(pid) for path, pid in files.items()}
+    pending = {name: _request_dump(pid) for name, pid in files.items()}
     until = began + _DUMP_TIMEOUT_S
     while not all([one is None or one.poll() for one in pending.values()]) and time.monotonic() < until:
         time.sleep(_POLL_S)
-    texts = {path: _dump_text(one) for path, one in pending.items()}
-    for path, pid in files.items():
-        path.write_text("".join([*_kernel_lines(pid), texts[path]]))
+    texts = {name: _dump_text(one) for name, one in pending.items()}
+    for name, pid in files.items():
+        _write(folder.create(name), "".join([*_kernel_lines(pid), texts[name]]))
     if py_spy:
-        _append_native_stacks(py_spy, {path: one.pid for path, one in pending.items() if one}, began)
+        _append_native_stacks(folder, py_spy, {name: one.pid for name, one in pending.items() if one}, began)
     return texts
 
 
-def _append_native_stacks(py_spy: str, pids: Mapping[Path, int], began: float) -> None:
+def _append_native_stacks(folder: HeldFolder, py_spy: str, pids: Mapping[str, int], began: float) -> None:
     """Add the native stacks of these processes to the files. Python's come first: py-spy stops a process."""
     texts = native_stacks.native_stacks(py_spy, pids.values(), began + _NATIVE_TIMEOUT_S)
-    for path, pid in pids.items():
-        with path.open("a") as file:
-            file.write(f"\nnative stacks:\n{texts[pid]}")
+    for name, pid in pids.items():
+        _write(folder.append(name), f"\nnative stacks:\n{texts[pid]}")
+
+
+def _write(descriptor: int, text: str) -> None:
+    with open(descriptor, "w") as file:
+        file.write(text)
 
 
 def _request_dump(pid: int) -> _PendingDump | None:
@@ -172,15 +177,19 @@ class StackDumps:
 
     async def write(self, generation: int, pids: Mapping[int, int]) -> None:
         """Write the stacks of the ranks with these pids. An error is only logged."""
-        paths = {rank: rank_log_files.stacks_path(self._run_dir, self._gang, generation, rank) for rank in pids}
-        texts: dict[Path, str] = {}
+        names = {rank: rank_log_files.stacks_path("", "", generation, rank).name for rank in pids}
+        texts: dict[str, str] = {}
         try:
-            texts = await self._work(write_stacks, {paths[rank]: pid for rank, pid in pids.items()}, self._py_spy)
+            texts = await self._work(self._write, generation, {names[rank]: pid for rank, pid in pids.items()})
         except OSError as error:
             log.error("the stacks of generation %d can't be written: %s", generation, error)
-        found = {rank: place_in(texts.get(path, "")) for rank, path in paths.items()}
+        found = {rank: place_in(texts.get(name, "")) for rank, name in names.items()}
         self.places = {rank: place for rank, place in found.items() if place is not None}
         self.generation = max(generation, self.generation)
+
+    def _write(self, generation: int, files: Mapping[str, int]) -> dict[str, str]:
+        with rank_log_files.hold_log_folder(self._run_dir, self._gang, f"g{generation}") as folder:
+            return write_stacks(folder, files, self._py_spy)
 
     def close(self) -> None:
         """Stop the thread."""
