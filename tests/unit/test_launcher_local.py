@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.format.durable_folders import MANIFEST, METADATA
 from muster.daemon.host import process_tree
 from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.server_limits import COORDINATOR
 from muster.launcher.commands import run as run_command
@@ -175,6 +178,22 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     assert "muster: generation 2 starts at step 0 unless its script names a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_earlier_local_run_has_left_is_never_taken_or_passed_over_in_silence(tmp_path: Path) -> None:
+    durable, script = tmp_path / "durable", "echo generation $MUSTER_GENERATION"
+    spec = JobSpec(name="local", command=["sh", "-c", script], durable_dir=str(durable))
+    left = durable / "step_00000176_g1_local-0a1b2c3d"
+    left.mkdir(parents=True)
+    (left / METADATA).touch()
+    (left / MANIFEST).write_text(json.dumps({"gang": "local-0a1b2c3d", "job": job_identity(spec)}))
+    status, _, err = Run(tmp_path, script, "--durable-dir", str(durable)).end()
+    assert status == 64, err
+    assert f"an earlier run of this job, {left}, and nobody knows how that run ended" in err
+    status, _, err = Run(tmp_path, script, "--durable-dir", str(durable), "--resume", str(left)).end()
+    assert status == 0, err
+    assert f"muster: goes on at step 176 from {left}, of gang local-0a1b2c3d" in err
+    assert f"muster: generation 1 starts from {left}" in err
 
 
 def test_a_fatal_xid_in_the_kernel_log_moves_the_ranks(tmp_path: Path) -> None:
