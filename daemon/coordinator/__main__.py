@@ -145,6 +145,7 @@ async def _run(flags: argparse.Namespace) -> None:
                     policy=policy,
                     confirm_leadership=lease_guard,
                     lease_term=keeper.lease.term if keeper else 0,
+                    private_jobs=settings.privacy == "jobs",
                     fabric_file=None if flags.slurm == "fake" else FABRIC_FILE,
                 )
             )

@@ -70,6 +70,7 @@ class Settings:
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
         configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for
             those of them that are this host.
+        private_jobs: nodes that no job of the caller has are shown to operators only, whatever PrivateData says.
         fabric_file: what the site says of its network; None: nothing.
     """
 
@@ -90,6 +91,7 @@ class Settings:
     certificate_files: CertificateFiles | None = None
     configured_names: frozenset[str] = frozenset()
     fabric_file: Path | None = None
+    private_jobs: bool = False
 
 
 class Coordinator:
@@ -220,6 +222,7 @@ class Coordinator:
             settings.stream_limits,
             user_limits=settings.user_limits,
             login_names=settings.login_names,
+            private_jobs=settings.private_jobs,
         )
         api_pb2_grpc.add_MusterServicer_to_server(api, server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisService(engine, api, self._recorder), server)

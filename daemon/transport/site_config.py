@@ -159,6 +159,10 @@ class Site:
     """Further users who may do everything."""
     management_hosts: Annotated[tuple[str, ...], _management_hosts] = ()
     """Names or addresses of the hosts from which root, SlurmUser and operators may do everything; empty: all hosts."""
+    privacy: Annotated[Literal["slurm", "jobs"], _one_of("slurm", "jobs")] = "slurm"
+    """On a coordinator's host: with "jobs", nodes that no job of a user has are shown to operators only. With "slurm",
+    that is so if PrivateData of slurm.conf has jobs.
+    """
 
     @classmethod
     def load(

@@ -289,6 +289,10 @@ class Slurm(Protocol):
         """The longest time that a job may wait for its `--switches`. Slurm cuts longer times without a word."""
         ...
 
+    async def private_data(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> frozenset[str] | Unknown:
+        """What Slurm shows to nobody but its owner and operators: words of PrivateData, such as "jobs"."""
+        ...
+
     async def aclose(self) -> None:
         """Ends worker processes. Do not use the object afterwards."""
         ...

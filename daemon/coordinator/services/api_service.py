@@ -76,7 +76,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         *,
         user_limits: UserLimits,
         login_names: LoginNames,
+        private_jobs: bool = False,
     ) -> None:
+        """`private_jobs`: nodes that no job of the caller has are shown to operators only. So they are if Slurm hides
+        jobs."""
         self.stream_limits = stream_limits
         self.user_calls = UserCalls(user_limits.calls, "calls")
         self._site_calls = UserCalls(user_limits.site_calls, "calls for all nodes or all jobs")
@@ -86,6 +89,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self._roster = roster
         self._rights = rights
         self._login_names = login_names
+        self._private_jobs = private_jobs
 
     @unary_handler
     async def Register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
@@ -263,7 +267,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     @unary_handler
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
-        """See api.proto. Every user may call it, as sinfo. Node checks are shown to those who may read their job."""
+        """See api.proto. Every user may call it, as sinfo. Node checks are shown to those who may read their job. Where
+        jobs are private, so are the nodes of others: their verdicts tell what runs there."""
         async with self._one_of_the_site():
             return await self._roll_call(self._listed())
 
@@ -282,7 +287,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def _roll_call(self, gangs: list[Gang]) -> pb.NodesReply:
         core, now = self._engine.core, self._engine.clock.now()
         reply, limits = pb.NodesReply(slurm_unknown=self._roster.unknown), self._engine.limits
-        called = roll_call(core.state, core.observed, self._roster, gangs, now, limits, of_all_jobs=self._allows(None))
+        of_all, private = self._allows(None), self._private_jobs or self._roster.hides_jobs
+        called = roll_call(
+            core.state, core.observed, self._roster, gangs, now, limits,
+            of_all_jobs=of_all, of_all_nodes=of_all or not private,
+        )  # fmt: skip
         for count, view in enumerate(called):
             reply.nodes.append(view)
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:

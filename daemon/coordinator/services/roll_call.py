@@ -32,10 +32,11 @@ def roll_call(
     limits: Limits,
     *,
     of_all_jobs: bool = False,
+    of_all_nodes: bool = True,
 ) -> Iterator[api_pb2.NodeView]:
     """One view per node, ordered by name. The views show the jobs of `gangs`. `now` is the core's time in seconds.
-    `limits`: those of the site's policy. `of_all_jobs`: show the node checks of all jobs,
-    also of those that have ended; otherwise of `gangs`.
+    `limits`: those of the site's policy. `of_all_jobs`: show the node checks of all jobs, also of those that have
+    ended; otherwise of `gangs`. `of_all_nodes`: show all nodes; otherwise those that `gangs` hold.
 
     Durable state, observed state and roster may change between two views.
     """
@@ -45,7 +46,7 @@ def roll_call(
     heard = (
         name for name, seen in observed.nodes.items() if seen.incarnation
     )  # an answer of Slurm creates an entry, too
-    names = {*state.nodes, *heard, *roster.nodes, *jobs}
+    names = {*state.nodes, *heard, *roster.nodes, *jobs} if of_all_nodes else set(jobs)
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now, readable_jobs)
         view.lemon = lemons.is_lemon(view.failures, limits.lemon_after)

@@ -30,12 +30,14 @@ class SlurmQueries(Protocol):
     """The part of the Slurm client (slurm/client/types.py) that the roster uses."""
 
     async def nodes(self, names: Collection[str] | None = None, *, timeout_s: float) -> NodeAnswers | Unknown: ...
+    async def private_data(self, *, timeout_s: float) -> frozenset[str] | Unknown: ...
 
 
 class SlurmRoster:
     """The newest answers of Slurm.
 
     `nodes`: every node that Slurm has, by name. `unknown`: why there is no answer yet; empty after the first answer.
+    `hides_jobs`: Slurm's PrivateData has jobs; True until Slurm has said it.
     """
 
     def __init__(self, slurm: SlurmQueries) -> None:
@@ -45,6 +47,7 @@ class SlurmRoster:
         self._asked_at = self._answered_at = -math.inf
         self.nodes: Mapping[str, Node] = {}
         self.unknown = "Slurm has not answered yet"
+        self.hides_jobs = True
 
     def age_s(self) -> float:
         """Seconds since the call whose answer `nodes` is; infinite before the first answer."""
@@ -61,8 +64,14 @@ class SlurmRoster:
     async def run(self) -> NoReturn:
         """Refresh the roster until cancelled."""
         while True:
+            await self._ask_what_is_private()
             await self.refresh_if_older(0.0)
             await asyncio.sleep(RETRY_INTERVAL_S if self.unknown else REFRESH_INTERVAL_S)
+
+    async def _ask_what_is_private(self) -> None:
+        private = await self._slurm.private_data(timeout_s=DEADLINE_S)
+        if not isinstance(private, Unknown):  # the list of nodes, which is asked for next, says why not
+            self.hides_jobs = "jobs" in private
 
     async def refresh(self) -> None:
         """Ask Slurm once for all nodes."""

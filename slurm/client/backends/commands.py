@@ -187,6 +187,14 @@ class CliSlurm(Sbatch, Procedures):
         except (SlurmError, ValueError) as error:
             return Unknown(str(error))
 
+    async def private_data(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> frozenset[str] | Unknown:
+        try:
+            return start_text.private_data(
+                await self._run("show the configuration", timeout_s, "scontrol", "show", "config")
+            )
+        except (SlurmError, ValueError) as error:
+            return Unknown(str(error))
+
 
 async def _parse(program: str, text: str, key: str, read: Callable[[Any], T]) -> list[T]:
     """Reads a command's JSON.

@@ -123,6 +123,9 @@ class PyslurmSlurm(Procedures):
     async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
         return await self._cli.max_switch_wait_s(timeout_s=timeout_s)
 
+    async def private_data(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> frozenset[str] | Unknown:
+        return await self._cli.private_data(timeout_s=timeout_s)
+
     async def aclose(self) -> None:
         await self._questions.aclose()
         await self._commands.aclose()

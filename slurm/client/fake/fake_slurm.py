@@ -31,6 +31,7 @@ class FakeSlurm:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.unavailable_reason = ""
+        self.private: frozenset[str] = frozenset()
 
     async def jobs(
         self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -127,6 +128,9 @@ class FakeSlurm:
 
     async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
         return Unknown(self.unavailable_reason) if self.unavailable_reason else 300
+
+    async def private_data(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> frozenset[str] | Unknown:
+        return Unknown(self.unavailable_reason) if self.unavailable_reason else self.private
 
     async def aclose(self) -> None:
         """Does nothing: there is no process to end."""

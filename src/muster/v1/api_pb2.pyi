@@ -1037,7 +1037,9 @@ class NodesReply(_message.Message):
     """Why the coordinator does not know Slurm's nodes yet; empty: it knows them."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]:
-        """The nodes that Slurm has, and the nodes that have reported to Muster."""
+        """The nodes that Slurm has, and the nodes that have reported to Muster. Where jobs are private: those that a job of the
+        caller has, unless the caller is an operator.
+        """
 
     def __init__(
         self,
