@@ -176,7 +176,7 @@ def test_other_users_can_not_read_the_journal(tmp_path: Path) -> None:
 def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 10\)"):
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 11\)"):
         Journal(tmp_path)
 
 

@@ -1,20 +1,22 @@
 """Journals of each older format: a replay gives what their facts say, not what their snapshots say.
 
 `golden/journals` holds for each format the whole database of a short run of the simulator, written by the last version
-with that format (format 7: by the first version). These files are never regenerated. In each file the snapshot and the
-facts after it give another durable state than all the facts do.
+with that format (format 7: by the first version). These files are never
+regenerated. In each file the snapshot and the facts after it give another durable state than all the facts do.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import durable_state, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
@@ -22,6 +24,8 @@ from muster.daemon.coordinator.journal.migrations import FORMAT
 
 GOLDEN = Path(__file__).parent / "golden" / "journals"
 OLD = range(1, FORMAT)
+IN_USE, STORED_IN_USE = 10, "de70e36632c511d8"
+"""The newest format of a version that sites use, and a digest of the fields that it stores. A release renews both."""
 LEASES = [pytest.param(0, id="alone"), pytest.param(9, id="shared")]
 
 EXPECTED: dict[int, dict[str, dict[str, object]]] = {
@@ -51,6 +55,7 @@ EXPECTED: dict[int, dict[str, dict[str, object]]] = {
         },
         "g2": {"first_step_s": 1.1725544568712394},
     },
+    10: {"g1": {}, "g2": {}, "g3": {"failures_in_a_row": 1, "first_step_s": 1.71610984959716}},
 }
 """By format and gang: those of the five values below that are not the default."""
 
@@ -140,3 +145,15 @@ def test_an_older_journal_that_lost_newer_records_stays_unchanged(tmp_path: Path
     path.with_suffix(".end").unlink()  # as the error says
     with closing(Journal(tmp_path / "state")) as journal:
         assert journal.load() == journal.load(use_snapshot=False)
+
+
+def test_what_the_journal_stores_changes_only_with_its_format() -> None:
+    """A version that does not know a field of a newer one drops it, and writes snapshots that lack it."""
+    kinds = [kind for module in (facts, durable_state) for kind in vars(module).values() if isinstance(kind, type)]
+    stored = sorted(
+        {f"{kind.__name__}: {[field.name for field in fields(kind)]}" for kind in kinds if is_dataclass(kind)}
+    )
+    digest = hashlib.sha256("\n".join(stored).encode()).hexdigest()[:16]
+    assert FORMAT > IN_USE or digest == STORED_IN_USE, (
+        "sites use a version that does not know this fact or field: add a format to journal/migrations.py"
+    )

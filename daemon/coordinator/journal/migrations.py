@@ -1,6 +1,8 @@
 """The journal's tables: one migration for each format that was ever released.
 
 A released format is never changed. Whatever an older coordinator can't read makes a new format, a new kind of fact too.
+A new field makes one, too: an older coordinator drops it, and writes snapshots that lack it.
+
 Each migration rebuilds the durable state from all facts, because an older version's snapshot is not this version's
 durable state. So a change of what older facts do to the durable state makes a new format as well.
 """
@@ -33,6 +35,7 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "GrowthPlanned; exclusions with "
     "reasons, failures, precursors; calls that resume a node; the axes of a gang, the network of its nodes, groups "
     "that are wider than asked.",
+    "-- 11: no new fact. PhaseChanged, GenerationFenced, GangEnded and snapshots of 10 say nothing of progress.",
 )
 
 FORMAT = len(MIGRATIONS)
