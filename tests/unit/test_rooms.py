@@ -134,6 +134,7 @@ ROOMS: dict[str, set[str]] = {
     "slurm/cluster/systemd": {"slurm/image", "slurm/cluster"},
     "slurm/cluster/virtual": {"slurm/client/parsing", "slurm/cluster"},
     "launcher/output": {"fabric/model", "daemon/host", "daemon/preflight"},
+    "slurm/cluster/versions": {"slurm/image", "slurm/cluster"},
     "launcher": {
         "fabric/sources",
         "daemon/host",

@@ -30,7 +30,8 @@ _STOP_TIMEOUT_S = 2.0
 # Run folder, gang, generation, rank: together they name the log (muster.daemon.host.rank_log_files).
 RankLog = tuple[str, str, int, int]
 
-# Modules that a first DistributedDataParallel step imports late, above all torch._dynamo (0.7 s), and torch itself.
+# Modules that a first DistributedDataParallel step imports late, above all torch._dynamo (0.7 s), and torch itself. And
+# all of the library: an upgrade may replace its files under a running job, and a rank must not mix two versions.
 PRELOAD = (
     "torch",
     "torch.distributed",
@@ -39,6 +40,7 @@ PRELOAD = (
     "torch.utils.data",
     "torch._dynamo",
     "muster.checkpoint.training.loop",
+    "muster.checkpoint.data.sharded_sampler",
 )
 
 

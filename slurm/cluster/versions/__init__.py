@@ -1,0 +1,1 @@
+"""An earlier version of Muster on a test cluster, beside this one: its wheel, and the replacement of files."""

@@ -1,0 +1,164 @@
+"""Two versions side by side on a real Slurm: the earlier one of `side_by_side.EARLIER`, and this one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.cluster.versions.side_by_side import (
+    BROKEN,
+    OLD,
+    OWN,
+    bring_versions,
+    package_folder,
+    replace,
+    upgrade_all,
+    upgrade_coordinator,
+    upgrade_daemons,
+)
+from muster.slurm.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
+
+
+@pytest.fixture(scope="module")
+def versions(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A small cluster of its own, with the earlier version at hand: no other test meets that."""
+    with Cluster.up(ClusterSpec(nodes=3, requeue_delay=1, suite=pytestconfig.getoption("--suite"))) as cluster:
+        bring_versions(cluster)
+        yield cluster
+
+
+def wait_all_attached(cluster: Cluster) -> None:
+    """Every node's daemon has attached to the coordinator, whichever versions they are."""
+
+    def attached() -> bool:
+        shown = cluster.exec(LOGIN, "muster", "nodes", "--json", user="alice", check=False).stdout
+        nodes = [json.loads(line) for line in shown.splitlines()]
+        return sum(bool(node.get("musterd_attached")) for node in nodes) == len(cluster.nodes)
+
+    wait_until(attached, 30, "all node daemons are attached")
+
+
+def starts_anew_after_a_killed_rank(training: Training, rank: int = 1) -> None:
+    """The ranks go on from memory: no more than the step under way is repeated."""
+    before = training.generation
+    training.wait_step(int(training.view.get("step", 0)) + 5)
+    training.kill_rank(rank)
+    recovery = training.wait_recovered(before + 1)
+    assert training.repeated_steps(int(recovery["generation"])) <= 2
+
+
+def starts_of_agents(training: Training) -> dict[str, str]:
+    nodes = {str(rank["node"]) for rank in training.view["ranks"]}
+    return {node: training.cluster.sh(node, "pgrep -of 'muster-agent run'") for node in nodes}
+
+
+def test_everything_is_upgraded_under_a_running_job(versions: Cluster) -> None:
+    """An old launcher, old agents and old node daemons with a new coordinator; then new daemons, and the files of
+    running agents are new."""
+    upgrade_all(versions, OLD)
+    wait_all_attached(versions)
+    with Training(versions, TrainingSpec("upgraded", nodes=2, spares=0, arguments=BUCKETS)) as training:
+        training.submit()
+        training.wait_step(5)
+        agents, generation = starts_of_agents(training), training.generation
+        upgrade_coordinator(versions, OWN)
+        wait_all_attached(versions)
+        assert training.generation == generation
+        starts_anew_after_a_killed_rank(training)
+        upgrade_daemons(versions, OWN, *versions.nodes)
+        wait_all_attached(versions)
+        starts_anew_after_a_killed_rank(training)
+        assert starts_of_agents(training) == agents
+        training.cancel()
+
+
+@pytest.mark.long
+def test_agents_go_on_from_what_they_have_loaded(versions: Cluster) -> None:
+    """A rank is killed while no module of Muster can be imported."""
+    upgrade_all(versions, OWN)
+    wait_all_attached(versions)
+    with Training(versions, TrainingSpec("replaced", nodes=2, spares=0, arguments=BUCKETS)) as training:
+        training.submit()
+        training.wait_step(5)
+        replace(versions, BROKEN, *versions.nodes)
+        starts_anew_after_a_killed_rank(training)
+        replace(versions, OWN, *versions.nodes)
+        training.cancel()
+
+
+@pytest.mark.long
+def test_new_agents_and_daemons_work_with_an_old_coordinator(versions: Cluster) -> None:
+    """A new launcher submits the job, and an old one cancels it."""
+    upgrade_all(versions, OLD)
+    upgrade_daemons(versions, OWN, *versions.nodes)
+    replace(versions, OWN, LOGIN)
+    wait_all_attached(versions)
+    with Training(versions, TrainingSpec("under-old", nodes=2, spares=0, arguments=BUCKETS)) as training:
+        training.submit()
+        training.wait_step(5)
+        starts_anew_after_a_killed_rank(training)
+        replace(versions, OLD, LOGIN)
+        training.cancel()
+
+
+@pytest.mark.long
+def test_the_way_back_is_refused_in_words_and_training_goes_on(versions: Cluster) -> None:
+    """The older coordinator does not know the format of the newer one's journal, and leaves it as it is."""
+    upgrade_all(versions, OWN)
+    wait_all_attached(versions)
+    with Training(versions, TrainingSpec("back", nodes=2, spares=0, arguments=BUCKETS)) as training:
+        training.submit()
+        training.wait_step(5)
+        generation = training.generation
+        upgrade_coordinator(versions, OLD)
+        refused = "journal.db was written by a newer muster"
+        wait_until(
+            lambda: refused in versions.logs(CONTROLLER, COORDINATOR), 30, "the older version refuses the journal"
+        )
+        upgrade_coordinator(versions, OWN)
+        wait_all_attached(versions)
+        assert training.generation == generation
+        starts_anew_after_a_killed_rank(training)
+        training.cancel()
+
+
+@pytest.mark.long
+def test_agents_of_two_versions_are_one_gang(versions: Cluster) -> None:
+    """A new agent on the spare node takes the place of an old one, and keeps the states of an old one's ranks."""
+    upgrade_all(versions, OLD)
+    upgrade_coordinator(versions, OWN)
+    replace(versions, OWN, "n2")
+    wait_all_attached(versions)
+    with Training(versions, TrainingSpec("mixed", nodes=2, spares=1, arguments=BUCKETS)) as training:
+        training.submit()
+        training.wait_step(5)
+        dead = training.node_of(1)
+        versions.crash(dead)
+        training.wait_left(dead)
+        assert training.node_of(1) == "n2"
+        starts_anew_after_a_killed_rank(training)
+        training.cancel()
+    versions.restore_all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("agent", "library"), [(OWN, OLD), (OLD, OWN)])
+def test_the_library_in_the_users_environment_has_another_version(versions: Cluster, agent: str, library: str) -> None:
+    upgrade_all(versions, OWN)
+    replace(versions, agent, *versions.nodes)
+    settings = (f'env.PYTHONPATH = "{package_folder(library)}"',)
+    spec = TrainingSpec(f"library-{library}", nodes=2, spares=0, arguments=BUCKETS, settings=settings)
+    wait_all_attached(versions)
+    with Training(versions, spec) as training:
+        training.submit()
+        training.wait_step(5)
+        starts_anew_after_a_killed_rank(training)
+        training.cancel()
