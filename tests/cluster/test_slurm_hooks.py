@@ -40,3 +40,24 @@ def test_a_node_that_fails_while_the_coordinator_is_away_is_drained_after_its_jo
     wait_until(lambda: said in healthy.logs(node, "slurmd"), 120, "slurmd has logged the health check")
     healthy.start_service(CONTROLLER, "muster-coordinator")
     wait_until(lambda: "Reason=muster: [node] Xid 79" in shown(node), 60, "the coordinator gives the reason")
+
+
+def test_a_node_whose_prolog_fails_keeps_no_job_in_the_queue(healthy: Cluster) -> None:
+    """Slurm drains the node, and holds the job until somebody releases it. The coordinator does, without the node."""
+    node, prolog = healthy.nodes[1], "/opt/muster/bin/muster-prolog"
+    text = "\n".join(('name = "held"', "nodes = 2", "spares = 1", 'command = ["true"]', 'run_dir = "/shared/held/run"'))
+    try:
+        healthy.sh(node, f"mv {prolog} {prolog}.kept; printf '#!/bin/sh\nexit 1\n' > {prolog}; chmod 755 {prolog}")
+        healthy.sh(LOGIN, f"mkdir -p /shared/held; echo '{text}' > /shared/held/job.toml", user="alice")
+        job = healthy.exec(LOGIN, "muster", "submit", "/shared/held/job.toml", user="alice").stdout.strip()
+
+        def state() -> str:
+            return healthy.sh(LOGIN, f"scontrol show job {job}").partition("JobState=")[2].split()[0]
+
+        wait_until(lambda: state() == "COMPLETED", 60, "the job has started on other nodes, and ended")
+        told = healthy.exec(LOGIN, "muster", "events", job, user="alice").stdout
+        assert "the launch of the job failed" in told
+        assert "Reason=Prolog error" in healthy.sh(LOGIN, f"scontrol show node {node}")
+    finally:
+        healthy.sh(node, f"mv -f {prolog}.kept {prolog}")
+        healthy.sh(CONTROLLER, f"scontrol update nodename={node} state=resume")

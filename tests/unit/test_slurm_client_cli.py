@@ -97,6 +97,19 @@ async def test_a_node_in_full(commands: Commands, slurm: CliSlurm) -> None:
     }  # fmt: skip
 
 
+async def test_a_job_that_is_held_after_its_launch_says_so_and_is_released(commands: Commands, slurm: CliSlurm) -> None:
+    """Slurm gives the reason of a hold that the user has set, and the true one as its description."""
+    held = {"job_state": ["PENDING"], "hold": True, "state_reason": "JobHeldUser", "restart_cnt": 1}
+    commands.answer("squeue", {"jobs": [JOB | held | {"state_description": "launch failed requeued held"}]})
+    commands.have("scontrol", "true")
+    found = await slurm.jobs([7])
+    assert not isinstance(found, Unknown)
+    assert isinstance(job := found[7], Job)
+    assert (job.reason, job.held) == ("launch failed requeued held", True)
+    await slurm.requeue(7, restarts=0)
+    assert commands.lines()[-1] == "scontrol release 7"
+
+
 async def test_one_job_that_slurm_does_not_have(commands: Commands, slurm: CliSlurm) -> None:
     commands.have("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert await slurm.jobs([999]) == {999: GONE}

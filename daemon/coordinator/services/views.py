@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import lemons
-from muster.daemon.coordinator.core.recovery import flushing, restore_plan
+from muster.daemon.coordinator.core.recovery import flushing, requeueing, restore_plan
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state import facts
@@ -34,6 +34,19 @@ from muster.v1 import api_pb2, common_pb2
 _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
+_WAY_OUT = {
+    requeueing.HELD_AFTER_LAUNCH: "held because its launch failed{nodes}: scontrol release {job} lets it start "
+    "on other nodes",
+    "JobHeldUser": "held by its user: scontrol release {job} lets it start",
+    "JobHeldAdmin": "held by an administrator, who alone can release it",
+    "BadConstraints": "no node has all that the job asks for now: muster cancel {job}, and submit it with less",
+    "DependencyNeverSatisfied": "the job that it depends on has ended otherwise: muster cancel {job}",
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives to one job: muster cancel {job}",
+    "PartitionTimeLimit": "it asks for more time than the partition gives to one job: scontrol update jobid={job} "
+    "timelimit=TIME",
+    "Reservation deleted": "its reservation is gone: muster cancel {job}, and submit it again",
+}
+"""Slurm's reasons why a job does not start that do not go away by themselves, with the way out."""
 
 
 def gang_view(
@@ -63,7 +76,7 @@ def gang_view(
         exit_code=gang.exit_code,
         reason=gang.reason,
         run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
-        waiting_for=waiting_for(state, seen, gang),
+        waiting_for=waiting_for(state, observed, gang),
         exclusions=[] if gang.final else _exclusions(state, gang),
         replicas_disagree=gang.disagreement.reason if gang.disagreement is not None else "",
         not_finite=gang.not_finite,
@@ -216,19 +229,34 @@ def jobs_of(gang: Gang) -> set[int]:
     return {gang.job, *(member.job for member in gang.members.values())}
 
 
-def waiting_for(state: DurableState, seen: ObservedGang, gang: Gang) -> str:
+def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str:
     """What has to happen before the gang continues, in words; empty while it waits for nothing."""
-    waits = [words for words in (_phase_words(seen, gang), _stall_words(seen, gang)) if words]
+    seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
+    in_queue = gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or (gang.phase is Phase.GATHERING and seen.job_pending)
+    phase_words = _queue_words(seen, observed, gang) if in_queue else _phase_words(seen, gang)
+    waits = [words for words in (phase_words, _stall_words(seen, gang)) if words]
     waits += [f"the probes of {node}" for node in sorted(seen.suspected_since) if gang.phase in ACTIVE]
     owed = [call_words(call) for call in state.owed.values() if call.gang == gang.id]
     return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
 
 
+def pending_words(reason: str, job: int, observed: ObservedState) -> str:
+    """The reason, with the way out if there is one that a person must take. Empty for an empty reason."""
+    way_out = _WAY_OUT.get(requeueing.HELD_AFTER_LAUNCH if requeueing.is_held_after_launch(reason) else reason)
+    if way_out is None:
+        return reason
+    nodes = ", ".join(requeueing.launch_failed_on(observed))
+    return f"{reason}: {way_out.format(job=job, nodes=f' on {nodes}' if nodes else '')}"
+
+
+def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
+    reason = pending_words(seen.pending_reason, gang.job, observed)
+    return f"Slurm to start job {gang.job}" + (f" ({reason})" if reason else "")
+
+
 def _phase_words(seen: ObservedGang, gang: Gang) -> str:
     spec = gang.spec
     match gang.phase:
-        case Phase.SUBMITTED | Phase.REQUEUED:
-            return f"Slurm to start job {gang.job}" + (f" ({seen.pending_reason})" if seen.pending_reason else "")
         case Phase.GATHERING:
             attached = sum(seen.is_attached(member.node) for member in gang.present())
             late = sorted(name for name in gang.job_nodes if not seen.is_attached(name))

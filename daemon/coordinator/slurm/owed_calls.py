@@ -189,7 +189,7 @@ async def _cancel(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) 
 
 async def _requeue(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
-    if gang is not None and gang.phase is Phase.REQUEUED:
+    if gang is not None and gang.phase in (Phase.REQUEUED, Phase.SUBMITTED):
         await _requeue_with_nodes(slurm, call, gang)
         await _set_reason(slurm, call)  # after the requeue: Slurm accepts no comment for a job that has ended
     # Otherwise the job runs again: an earlier coordinator made the call and ended before it noted the answer.

@@ -90,6 +90,8 @@ class FakeCluster:
             name: _NodeEntry(Node(name, frozenset({NodeState.IDLE}), address=name, boot_time=now())) for name in nodes
         }
         self._entries: dict[int, _JobEntry] = {}
+        self.prolog_fails_on: set[str] = set()
+        """Nodes on which no job can be launched."""
 
     # What Slurm shows
 
@@ -258,7 +260,7 @@ class FakeCluster:
             self._to_queue(entry, 0.0)
         entry.begin = 0.0
         excluded = updated_exclusions(entry.job.excluded, exclude, admit)
-        self._changed(entry, replace(entry.job, excluded=excluded, reason=""))
+        self._changed(entry, replace(entry.job, excluded=excluded, reason="", held=False))
         self.apply_due_changes()
 
     def update(self, operation: str, job: int, *, requeue: bool | None = None, comment: str | None = None) -> None:
@@ -339,6 +341,9 @@ class FakeCluster:
             return frozenset()
         now, limit = self._now(), entry.job.time_limit_s
         got = tuple(free[: entry.request.nodes])
+        if failing := self.prolog_fails_on.intersection(got):
+            self._hold_after_launch(entry, failing)
+            return frozenset()
         started = replace(
             entry.job, state=JobState.RUNNING, reason="", nodes=got, batch_host=got[0], start_time=now,
             end_time=None if limit is None else now + limit,
@@ -347,8 +352,17 @@ class FakeCluster:
         self._changed(entry, started)
         return frozenset(got)
 
+    def _hold_after_launch(self, entry: _JobEntry, failing: Collection[str]) -> None:
+        """A failed Prolog drains its node, and the job is held in the queue."""
+        self._to_queue(entry, 0.0)
+        self._changed(entry, replace(entry.job, held=True, reason="launch failed requeued held"))
+        for name in failing:
+            self.drain(name, "Prolog error")
+
     def _pending_reason(self, entry: _JobEntry) -> str:
         """Slurm's reason why a pending job cannot start; "" if it can."""
+        if entry.job.held:
+            return entry.job.reason
         if self._now() < entry.begin:
             return "BeginTime"
         for kind, ids in re.findall(r"(after\w+):([\d:]+)", entry.job.dependency):

@@ -78,7 +78,8 @@ def job(record: Record) -> Job:
         user_name=_words(record.get("user_name")),
         account=_words(record.get("account")),
         partition=_words(record.get("partition")),
-        reason=_reason(_words(record.get("state_reason"))),
+        # The description says more, where there is one: "launch failed requeued held".
+        reason=_reason(_words(record.get("state_description")) or _words(record.get("state_reason"))),
         nodes=expand(_words(record.get("nodes"))),
         batch_host=_words(record.get("batch_host")),
         excluded=expand(_words(record.get("excluded_nodes"))),

@@ -85,6 +85,8 @@ def requeued_by_slurm(gang_turn: GangTurn) -> bool:
     if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gang_turn.job_requeued or _can_save(gang_turn):
         return False
     words = "Slurm has put the job back into the queue"
+    if gang.phase is Phase.GATHERING and (reason := gang_turn.observed.pending_reason):
+        words += f", and no agent is attached: {reason}"
     shared_pool.close_all(gang_turn, words, joined=True)
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, words))
     return True

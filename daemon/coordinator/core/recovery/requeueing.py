@@ -1,5 +1,9 @@
 """Requeues: if too few nodes are left, the job goes back into Slurm's queue. Here it is decided which nodes it may not
-start on, and until when."""
+start on, and until when.
+
+A Prolog or a plug-in that fails on one node drains that node, and Slurm holds the job until somebody releases it. A job
+that may be requeued is released without that node. A launch that fails again and again has another cause, and each try
+drains a node of the site: then the job stays held, and its user is told how to release it."""
 
 from collections.abc import Collection
 
@@ -7,12 +11,19 @@ from muster.daemon.coordinator.core.detection import departure
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 EXCLUSION_S = 600.0
 """Seconds for which a requeued job may not start on a node that is in service but was bad for the job."""
+
+HELD_AFTER_LAUNCH = "launch failed requeued held"
+"""Slurm's reason for the hold of a job whose launch failed. Slurm writes it with blanks or with underscores."""
+_DRAINED_BY_LAUNCH = ("Prolog error", "batch job complete failure")
+"""How the reasons begin with which Slurm drains a node that could not launch a job."""
+FAILED_LAUNCHES = 2
+"""Releases in a row without a start after which a job that is held is released no more."""
 
 
 def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
@@ -88,6 +99,37 @@ def _daemon_is_silent(gang_turn: GangTurn, node: str) -> bool:
         known
         and gang_turn.now - max(gang_turn.turn.observed.observing_since, gang_turn.turn.observed.node(node).heard_at)
         > HEARTBEAT_TIMEOUT_S
+    )
+
+
+def is_held_after_launch(reason: str) -> bool:
+    """Whether Slurm holds the job because its launch failed."""
+    return reason.replace("_", " ") == HELD_AFTER_LAUNCH
+
+
+def launch_failed_on(observed: ObservedState) -> list[str]:
+    """The nodes that Slurm has drained because a launch failed there."""
+    return sorted(
+        name
+        for name, node in observed.nodes.items()
+        if node.drain is not None and node.drain.reason.startswith(_DRAINED_BY_LAUNCH)
+    )
+
+
+def release_after_failed_launch(gang_turn: GangTurn) -> None:
+    """Let a pending job start again that Slurm holds because its launch failed: once for each launch."""
+    gang, seen, turn = gang_turn.gang, gang_turn.observed, gang_turn.turn
+    if not seen.job_pending or not is_held_after_launch(seen.pending_reason):
+        return
+    may = gang.spec.requeue and not turn.limits.observe and gang.runs_without_start < FAILED_LAUNCHES
+    owed = any(call.gang == gang.id and call.verb == "requeue" for call in turn.state.owed.values())
+    if not may or owed or seen.released_at_restarts == seen.job_restarts:
+        return
+    nodes = launch_failed_on(turn.observed)
+    where = f" on {', '.join(nodes)}" if nodes else ""
+    seen.released_at_restarts = seen.job_restarts
+    turn.owe(
+        "requeue", gang.id, gang.job, f"muster: the launch of the job failed{where}, and Slurm holds it: release it"
     )
 
 

@@ -93,8 +93,10 @@ def _apply_rules(gang_turn: GangTurn) -> None:
     flushing.check_flush(gang_turn)
     match gang.phase:
         case Phase.SUBMITTED:
+            requeueing.release_after_failed_launch(gang_turn)
             gathering.look_for_job(gang_turn)
         case Phase.REQUEUED:
+            requeueing.release_after_failed_launch(gang_turn)
             requeueing.readmit_nodes(gang_turn)
             gathering.look_for_job(gang_turn)
         case Phase.GATHERING:

@@ -115,6 +115,8 @@ class ObservedGang:
     """Slurm's word for why the job does not start."""
     job_pending: bool = False
     """Slurm says that the job is pending."""
+    released_at_restarts: int | None = None
+    """Restart count of the job when it was last released after a launch that failed."""
     job_running: tuple[int, float] | None = None
     """Restart count of the running job, and since when it was observed; None while the job does not run."""
     partition: str = ""

@@ -102,7 +102,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
                 gang.exclusions |= {
                     node: Exclusion(_why_excluded(state, gang, node, fact), at) for node in fact.exclude
                 }
-                gang.runs_without_start += gang.phase is Phase.GATHERING
+                gang.runs_without_start += gang.phase in (Phase.SUBMITTED, Phase.REQUEUED, Phase.GATHERING)
             elif fact.verb == "admit":
                 gang = state.gangs[fact.gang]
                 gang.admitted += fact.admit

@@ -1,0 +1,93 @@
+"""Jobs that Slurm holds, or puts back into its queue, before an agent has attached."""
+
+import pytest
+
+from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
+from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.services.views import pending_words, waiting_for
+from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.world.slurm_jobs import JobSubmission
+
+
+def failing(nodes: int, idle_nodes: int, *bad: str, **spec: object) -> Scenario:
+    """Beside the gang of n0, a job h begins on the other nodes, of which some can't launch it."""
+    world = Scenario(1, 0, idle_nodes=idle_nodes)
+    world.run_until(lambda: world.is_running(1))
+    world.world.cluster.prolog_fails_on.update(bad)
+    world.world.submit(JobSubmission("h", events.GangSpec(nodes, 0, **spec)))  # type: ignore[arg-type]
+    return world
+
+
+def held(world: Scenario) -> Gang:
+    return world.core.state.gangs["h"]
+
+
+def waits_for(world: Scenario) -> str:
+    return waiting_for(world.core.state, world.core.observed, held(world))
+
+
+def releases(world: Scenario) -> list[str]:
+    return [call.text for call in world.slurm if call.verb == "requeue"]
+
+
+def test_a_launch_that_fails_on_one_node_needs_no_operator() -> None:
+    world = failing(2, 3, "n1")
+    world.run_until(lambda: held(world).stepped_generation == 1, 120)
+    (why,) = releases(world)
+    assert "the launch of the job failed" in why
+    assert world.world.cluster.nodes()["n1"].reason == "Prolog error"
+    assert {seat.node for seat in held(world).seats} == {"n2", "n3"}
+
+
+def test_a_launch_that_fails_on_each_node_drains_no_more_than_a_few() -> None:
+    world = failing(1, 9, *(f"n{at}" for at in range(10)))
+    world.run_for(600)
+    assert len(releases(world)) == FAILED_LAUNCHES
+    assert sum(node.drained for node in world.world.cluster.nodes().values()) == FAILED_LAUNCHES + 1
+    assert f"scontrol release {held(world).job} lets it start" in waits_for(world)
+    world.world.cluster.prolog_fails_on.clear()
+    world.world.cluster.requeue(held(world).job, (), None)
+    world.run_until(lambda: held(world).stepped_generation == 1, 120)
+    assert held(world).runs_without_start == 0
+
+
+def test_a_job_that_may_not_be_requeued_is_left_held_and_says_how_it_starts() -> None:
+    world = failing(1, 2, "n1", requeue=False)
+    world.run_for(60)
+    assert releases(world) == []
+    assert "launch failed requeued held: held because its launch failed" in waits_for(world)
+    assert f"scontrol release {held(world).job}" in waits_for(world)
+
+
+def test_a_job_that_goes_back_into_the_queue_before_an_agent_attached_says_why() -> None:
+    world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, pending_reason="BeginTime"))
+    assert world.gang.phase is Phase.REQUEUED
+    assert "put the job back into the queue, and no agent is attached: BeginTime" in world.gang.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobHeldUser", "scontrol release 7 lets it start"),
+        ("JobHeldAdmin", "held by an administrator"),
+        ("launch_failed_requeued_held", "failed on n1: scontrol release 7"),
+        ("DependencyNeverSatisfied", "muster cancel 7"),
+        ("BadConstraints", "muster cancel 7"),
+    ],
+)
+def test_what_does_not_go_away_by_itself_is_said_with_the_way_out(reason: str, words: str) -> None:
+    world = Scenario(1, 0)
+    world.core.observed.node("n1").drain = events.SlurmDrain("Prolog error", idle=True)
+    world.core.observed.node("n0").drain = events.SlurmDrain("muster: [g] Xid 79", idle=True)
+    told = pending_words(reason, 7, world.core.observed)
+    assert told.startswith(f"{reason}: ")
+    assert words in told
+
+
+@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "BeginTime"])
+def test_what_goes_away_by_itself_is_slurms_word(reason: str) -> None:
+    assert pending_words(reason, 7, Scenario(1, 0).core.observed) == reason
