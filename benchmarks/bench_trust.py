@@ -5,6 +5,7 @@
 - Anonymous callers: 64 of them, in a process of their own, send as much as they can to a real musterd, which meanwhile
   sends heartbeats to a scripted coordinator in this process. Measured: by how much musterd's memory grows, at its peak
   and at the end, and the heartbeats that it misses.
+- A user with valid credentials and without a job, who holds all that one user can (`benchmarks.bench_known`).
 - A restart of the coordinator of 12,500 nodes (`benchmarks.bench_reconnect`).
 - The time of a verdict under ten times the heartbeats and 1,000 watchers (`benchmarks.bench_verdicts`).
 - Anonymous connections to a coordinator that make no call (`benchmarks.bench_idle_connections`).
@@ -30,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import bench_idle_connections, bench_verdicts
+from benchmarks import bench_idle_connections, bench_known, bench_verdicts
 from benchmarks.bench_reconnect import DEADLINE_S, NODES, PROCESSES, reconnect
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import bind, make_server
@@ -46,7 +47,16 @@ HEARTBEAT_S = 1.0
 SETTLE_S = 3.0
 """Seconds before the attack, in which musterd finishes its start."""
 
-REPORTED_FIGURES = ("anonymous_rss_mib", "reconnect_12500_s", "verdict_p99_ms", "tls_overhead_percent", "evicted")
+REPORTED_FIGURES = (
+    "anonymous_rss_mib",
+    "known_rss_mib",
+    "known_heartbeats_missed",
+    "known_verdict_p99_ms",
+    "reconnect_12500_s",
+    "verdict_p99_ms",
+    "tls_overhead_percent",
+    "evicted",
+)
 """The figures of the last line; null: not measured. `evicted` counts the nodes that were removed or judged without a
 fault, in all measurements."""
 TLS_OVERHEAD = ROOT / "build/tls_overhead.json"
@@ -175,7 +185,12 @@ def tls_overhead(file: Path = TLS_OVERHEAD) -> Figures:
     return {"tls_overhead_percent": json.loads(file.read_text())["tls_overhead_percent"]} if file.exists() else {}
 
 
-MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers, connections_without_a_call, verdicts_under_load)
+MEASUREMENTS: tuple[Measurement, ...] = (
+    anonymous_callers,
+    bench_known.known_callers,
+    connections_without_a_call,
+    verdicts_under_load,
+)
 """Each measurement gets an empty folder of its own, and the seconds of an attack."""
 
 

@@ -53,10 +53,10 @@ async def report_faults(load: Sequence[Process], others: int, count: int) -> dic
     for name in chosen:
         process_of[name].say(name)
         await asyncio.sleep(FAULT_INTERVAL_S)
-    return await _told(load, "signal", chosen)
+    return await told(load, "signal", chosen)
 
 
-async def _told(processes: Sequence[Process], what: str, names: Sequence[str]) -> dict[str, float]:
+async def told(processes: Sequence[Process], what: str, names: Sequence[str]) -> dict[str, float]:
     """When each of these nodes was told of. Raises TimeoutError: not all were."""
     async with asyncio.timeout(VERDICTS_DEADLINE_S):
         while True:
@@ -92,7 +92,7 @@ async def measure_verdicts(folder: Path, nodes: int, heartbeat_s: float, watcher
         rss_before, admitted = memory_mib(coordinator.pid, "VmRSS"), watching.told["watching"]
         calm_lines = [len(process.lines) for process in (coordinator, *load)]
         reported = await report_faults(load[1:], others, VERDICTS)
-        judged = await _told([coordinator], "judged", list(reported))
+        judged = await told([coordinator], "judged", list(reported))
         took_s, cpu = clock.monotonic() - started, cpu_s(coordinator.pid) - cpu_before
         latencies_ms = sorted(1000 * (judged[name] - at) for name, at in reported.items())
         figures: Figures = {

@@ -32,11 +32,12 @@ from muster.daemon.coordinator.slurm.watch import SlurmWatch
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.channel import bind, make_server, stop_server
 from muster.daemon.transport.coordinator_names import CoordinatorNames
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.management_hosts import Resolve
-from muster.daemon.transport.server_limits import StreamLimits, UserLimits
+from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls
 from muster.daemon.transport.tls import CertificateFiles, Trust
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
@@ -63,7 +64,7 @@ class Settings:
         listen: "host:port", port 0 for any.
         confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
         stream_limits: what one stream may send, and how long its client may leave messages unread.
-        user_limits: what one user may have under way at the public API.
+        share_of: the share among whose calls one of a method counts.
         login_names: finds the names of users who request something.
         shedding: the load at which watchers are given up.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
@@ -85,7 +86,7 @@ class Settings:
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
-    user_limits: UserLimits = field(default_factory=UserLimits)
+    share_of: Callable[[str], CallShare] = coordinator_share
     login_names: LoginNames = field(default_factory=LoginNames)
     shedding: SheddingLimits = field(default_factory=SheddingLimits)
     certificate_files: CertificateFiles | None = None
@@ -194,6 +195,8 @@ class Coordinator:
             server_limits.COORDINATOR,
             server_names=self._names,
             refuse=settings.rights.refusal,
+            share_of=lambda method, uid: settings.share_of(method),
+            more_calls=self._more_calls,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
             AgentService(
@@ -220,7 +223,6 @@ class Coordinator:
             self.roster,
             settings.rights,
             settings.stream_limits,
-            user_limits=settings.user_limits,
             login_names=settings.login_names,
             private_jobs=settings.private_jobs,
         )
@@ -229,6 +231,11 @@ class Coordinator:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server
+
+    def _more_calls(self, method: str, uid: int) -> int:
+        gangs = self.engine.core.state.gangs.values()
+        nodes = sum(len(gang.members) for gang in gangs if gang.owner_uid == uid and not gang.final)
+        return more_coordinator_calls(method, nodes, operates=self._settings.rights.is_operators(uid))
 
     def _names(self) -> frozenset[str]:
         """The names under which this coordinator may be called. Its certificate names no other coordinator."""

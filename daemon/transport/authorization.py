@@ -56,7 +56,7 @@ class Rights:
         """Why `uid` may not call `method` from any host; empty: it may. `names_job`: the call may name a job or a node,
         which decides later."""
         possible = {CallerKind.OTHER_USER}
-        if self._is_operators(uid):
+        if self.is_operators(uid):
             possible.add(CallerKind.OPERATOR)
         if names_job:
             possible.add(CallerKind.OWNER)
@@ -84,7 +84,7 @@ class Rights:
             node_addresses: the IP addresses of the node.
         """
         kinds = {CallerKind.OTHER_USER}
-        if self._is_operators(caller.uid) and self.management_hosts.includes(caller.address):
+        if self.is_operators(caller.uid) and self.management_hosts.includes(caller.address):
             kinds.add(CallerKind.OPERATOR)
         if caller.uid == owner_uid:
             kinds.add(CallerKind.OTHER_AGENT if of_other_job else CallerKind.OWNER)
@@ -103,7 +103,8 @@ class Rights:
 
     def calls_from_elsewhere(self, caller: Caller) -> bool:
         """Would be an operator, if the call came from a management host."""
-        return self._is_operators(caller.uid) and not self.management_hosts.includes(caller.address)
+        return self.is_operators(caller.uid) and not self.management_hosts.includes(caller.address)
 
-    def _is_operators(self, uid: int) -> bool:
+    def is_operators(self, uid: int) -> bool:
+        """An operator has this uid, whatever host calls."""
         return uid in (ROOT, self.own_uid) or uid in self.operators

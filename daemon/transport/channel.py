@@ -42,7 +42,7 @@ from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import Trust
 
 if TYPE_CHECKING:
-    from muster.daemon.transport.credential_check import CredentialCheck, RefuseCaller
+    from muster.daemon.transport.credential_check import CredentialCheck, MoreCalls, RefuseCaller, ShareOf
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds that each of several coordinators has to answer a connection."""
@@ -171,6 +171,8 @@ def make_server(
     *,
     server_names: ServerNames | None = None,
     refuse: RefuseCaller | None = None,
+    share_of: ShareOf | None = None,
+    more_calls: MoreCalls = lambda method, uid: 0,
     share_port: bool = False,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
 ) -> grpc.aio.Server:
@@ -185,6 +187,9 @@ def make_server(
     own user. If a credential can't be checked within `identity_deadline_s`, or that of a Ping within
     `PING_IDENTITY_DEADLINE_S`, the call ends with UNAVAILABLE.
 
+    `share_of`: the share of the server's calls among which one counts; None: all calls are `limits.calls`.
+    `more_calls`: how many a user may have beyond those of every user.
+
     With `share_port`, `bind` succeeds beside another socket of the same user that shares the port as well.
     """
     # A command of a user calls, and is no server.
@@ -197,7 +202,12 @@ def make_server(
 
     own_names = call_binding.names_of_this_host() if server_names is None else frozenset()
     interceptor = CredentialCheck(
-        check, server_names or (lambda: own_names), limits, refuse or Rights(frozenset()).refusal
+        check,
+        server_names or (lambda: own_names),
+        limits,
+        refuse or Rights(frozenset()).refusal,
+        share_of or (lambda method, uid: limits.calls),
+        more_calls,
     )
     # Two daemons on one port are a mistake: report it instead of sharing the load.
     reuse = ("grpc.so_reuseport", int(share_port))
@@ -208,7 +218,9 @@ def make_server(
 
 def make_local_server(limits: ServerLimits = LOCAL_SERVER) -> grpc.aio.Server:
     """Return a server for a Unix socket, which checks no credential: every user of this host may call it."""
-    return grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
+    from muster.daemon.transport.calls.local_calls import LocalCalls
+
+    return grpc.aio.server(interceptors=[LocalCalls(limits.calls)], options=limits.options())
 
 
 async def stop_server(server: grpc.aio.Server, grace_s: float) -> None:

@@ -4,9 +4,9 @@ gRPC runs a server's interceptor with the method and the metadata of a call, bef
 received. The interceptor checks the credential there. A refused call ends at once, and no message of it is received,
 whatever the caller sends on.
 
-A check occupies a thread and munged, so the number of checks at the same time is limited. So is the number of calls
-under way: a caller with a credential may leave its call open. A call beyond a limit ends with RESOURCE_EXHAUSTED before
-any work is done. For a probe that is an answer: the process is alive.
+A check occupies a thread and munged, so the number of checks at the same time is limited. Then the call is counted, for
+its user and in all (`calls.call_places`), before a message of it is read. A call beyond a limit ends
+with RESOURCE_EXHAUSTED before any work is done. For a probe that is an answer: the process is alive.
 
 A credential is for one first message (`muster.daemon.transport.call_binding`). The call's first message is compared
 with it before it is parsed. A message that can't be read ends its call with INVALID_ARGUMENT. gRPC itself would log a
@@ -16,21 +16,21 @@ traceback for each.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import ipaddress
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.call_binding import CREDENTIAL_KEY, ServerNames
+from muster.daemon.transport.calls.call_messages import Unreadable, read_message, timed_handler
+from muster.daemon.transport.calls.call_places import Places, ShareCalls
+from muster.daemon.transport.calls.call_refused import CallRefused
+from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.identity import (
     Caller,
     CredentialRefused,
@@ -55,9 +55,12 @@ CheckCredential = Callable[[str, str], Awaitable[Proof]]
 """Returns what a credential proves that came with a call of a method. Raises CredentialRefused, IdentityUnavailable."""
 RefuseCaller = Callable[[str, int], str]
 """Returns why a uid may not call a method; empty: it may, as far as the method's name tells."""
+ShareOf = Callable[[str, int], CallShare]
+"""Returns the share among whose calls a call of a method by a uid counts."""
+MoreCalls = Callable[[str, int], int]
+"""Returns how many calls of a method a uid may have beyond those of every user."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Handler = Callable[[Any, _Context], Any]
 
 
 class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -69,18 +72,22 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         server_names: ServerNames,
         limits: ServerLimits,
         refuse: RefuseCaller,
+        share_of: ShareOf,
+        more_calls: MoreCalls,
     ) -> None:
         self._check = check
         self._server_names = server_names
         self._refuse_caller = refuse
-        self._checks = _Places(limits.credential_checks, "credentials that wait for their check")
-        self._calls = _Places(limits.calls, "calls under way")
-        self._public_calls = _Places(limits.public_calls, "calls without a credential")
-        self._lingering = _Places(MAX_LINGERING, "refused streams")
+        self._share_of = share_of
+        self._more_calls = more_calls
+        self._checks = Places(limits.credential_checks, "credentials that wait for their check")
+        self._public = limits.public_calls
+        self._shares: dict[CallShare, ShareCalls] = {}
+        self._lingering = Places(MAX_LINGERING, "refused streams")
 
     async def wait_for_calls(self, timeout_s: float) -> None:
         """Wait until the handlers of all calls have ended, for `timeout_s` at most."""
-        if under_way := [*self._calls.tasks, *self._public_calls.tasks]:
+        if under_way := [task for calls in self._shares.values() for task in calls.tasks]:
             await asyncio.wait(under_way, timeout=timeout_s)
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -90,33 +97,40 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method: str = handler_call_details.method
         try:
             if authority_table.is_public(method):
-                self._public_calls.take_for_call()
-                return handler
+                place = self._calls_of(self._public).take(None)
+                return timed_handler(handler, partial(read_message, handler.request_deserializer), place)
             proof, digest = await self._identify(method, handler_call_details.invocation_metadata)
-            self._calls.take_for_call()
-        except _CallRefused as refused:
+            more = partial(self._more_calls, method, proof.uid)
+            place = self._calls_of(self._share_of(method, proof.uid)).take(proof.uid, more)
+        except CallRefused as refused:
             # The exception itself would keep this frame alive in a cycle, until the garbage collector runs.
             end = partial(self._end_call, refused.code, str(refused), handler.request_streaming)
             return grpc.stream_stream_rpc_method_handler(end)
-        return _with_caller(handler, method, proof, digest)
+        begin = partial(_set_caller, method, proof)
+        return timed_handler(handler, _MessageReader(handler.request_deserializer, digest), place, begin)
+
+    def _calls_of(self, share: CallShare) -> ShareCalls:
+        if share not in self._shares:
+            self._shares[share] = ShareCalls(share)
+        return self._shares[share]
 
     async def _identify(self, method: str, metadata: Any) -> tuple[Proof, str]:
-        """Who calls, and the digest of the call's first message. Raises _CallRefused."""
+        """Who calls, and the digest of the call's first message. Raises CallRefused."""
         token = dict(metadata or ()).get(CREDENTIAL_KEY)
         if token is None:
-            raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{method} needs a credential ({CREDENTIAL_KEY})")
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{method} needs a credential ({CREDENTIAL_KEY})")
         with self._checks.one():
             try:
                 proof = await self._check(str(token), method)
                 digest = call_binding.check_call(proof.payload, method, self._server_names())
             except OtherServer as error:
-                raise _CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
             except CredentialRefused as error:
-                raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+                raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
             except IdentityUnavailable as error:
-                raise _CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+                raise CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         if refused := self._refuse_caller(method, proof.uid):
-            raise _CallRefused(grpc.StatusCode.PERMISSION_DENIED, refused)
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, refused)
         return proof, digest
 
     async def _end_call(
@@ -132,93 +146,8 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         context.set_details(message)
 
 
-class _CallRefused(Exception):
-    """The call ends with `code`. The message says what is wrong."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class _Places:
-    """Counts what happens at the same time. `what`: for the message to a caller who finds no place. `tasks`: those that
-    handle the calls that have a place."""
-
-    def __init__(self, most: int, what: str) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self._most = self.free = most
-        self._what = what
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Take a place for a block. Raises _CallRefused: none is free."""
-        self._take()
-        try:
-            yield
-        finally:
-            self.free += 1
-
-    def take_for_call(self) -> None:
-        """Take a place until this task, which handles one call, is done. Raises _CallRefused: none is free."""
-        self._take()
-        task = asyncio.current_task()
-        assert task is not None, "gRPC handles each call in a task of its own"
-        self.tasks.add(task)
-        task.add_done_callback(self._give_back)
-
-    def _take(self) -> None:
-        if not self.free:
-            raise _CallRefused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"busy, try again: {self._most} {self._what} are the most here"
-            )
-        self.free -= 1
-
-    def _give_back(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.discard(task)
-        self.free += 1
-
-
-def _with_caller(handler: Any, method: str, proof: Proof, digest: str) -> Any:
-    """The handler of `method`, which runs with the caller set. `digest`: of the first message that it may receive."""
-    kind = _handler_field(handler)
-    function = getattr(handler, kind)
-    # A handler may be a coroutine (which writes its stream itself) or an asynchronous generator. A coroutine runs
-    # both here, because gRPC lets a coroutine answer a stream through context.write.
-    if handler.response_streaming and inspect.isasyncgenfunction(function):
-        guarded = partial(_run_generator, function, method, proof)
-    elif inspect.iscoroutinefunction(function):
-        guarded = partial(_run_coroutine, function, method, proof)
-    else:
-        raise TypeError(f"the handler of {method} must be asynchronous")
-    read = _MessageReader(handler.request_deserializer, digest)
-    return handler._replace(**{kind: guarded, "request_deserializer": read})
-
-
-async def _run_coroutine(handler: _Handler, method: str, proof: Proof, request: Any, context: _Context) -> Any:
+def _set_caller(method: str, proof: Proof, context: _Context) -> None:
     set_call(Caller(proof.uid, proof.gid, address_of(context.peer())), method)
-    return await handler(await _readable(request, context), context)
-
-
-async def _run_generator(handler: _Handler, method: str, proof: Proof, request: Any, context: _Context) -> None:
-    set_call(Caller(proof.uid, proof.gid, address_of(context.peer())), method)
-    answers: AsyncIterator[Any] = handler(await _readable(request, context), context)
-    async with aclosing(answers):  # type: ignore[type-var]
-        async for answer in answers:
-            await context.write(answer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """In place of a message that no handler gets: the status that ends the call, and why."""
-
-    code: grpc.StatusCode
-    details: str
-
-
-_UNREADABLE = _Refused(grpc.StatusCode.INVALID_ARGUMENT, "this is no message of this method: it can't be read")
-_OTHER_MESSAGE = _Refused(
-    grpc.StatusCode.UNAUTHENTICATED, "the credential is refused: it was made for another message than this one"
-)
 
 
 class _MessageReader:
@@ -229,38 +158,17 @@ class _MessageReader:
         self._digest: str | None = digest
 
     def __call__(self, message: bytes) -> Any:
-        """The message; in its place _Refused, if it is not the first message of this call, or can't be read."""
+        """The message; in its place Unreadable, if it is not the first message of this call, or can't be read."""
         if self._digest is not None:
             if not call_binding.is_first_message(message, self._digest):
                 return _OTHER_MESSAGE
             self._digest = None
-        try:
-            return self._deserialize(message)
-        except DecodeError:
-            return _UNREADABLE
+        return read_message(self._deserialize, message)
 
 
-async def _readable(request: Any, context: _Context) -> Any:
-    """The request, or the stream of requests, that a handler gets. Ends the call at a refused message."""
-    if isinstance(request, AsyncIterable):
-        return _readable_stream(request, context)
-    if isinstance(request, _Refused):
-        await context.abort(request.code, request.details)
-    return request
-
-
-async def _readable_stream(requests: AsyncIterable[Any], context: _Context) -> AsyncIterator[Any]:
-    async for request in requests:
-        if isinstance(request, _Refused):
-            await context.abort(request.code, request.details)
-        yield request
-
-
-def _handler_field(handler: Any) -> str:
-    """The name of the handler's field that holds its function, for example "unary_stream"."""
-    asked = "stream" if handler.request_streaming else "unary"
-    answered = "stream" if handler.response_streaming else "unary"
-    return f"{asked}_{answered}"
+_OTHER_MESSAGE = Unreadable(
+    grpc.StatusCode.UNAUTHENTICATED, "the credential is refused: it was made for another message than this one"
+)
 
 
 def address_of(peer: str) -> str:

@@ -1,12 +1,15 @@
 """What each server of Muster accepts from its callers: sizes of messages, connections, calls, times.
 
 Every limit is larger than what Muster's own processes need, and small enough that callers without a credential cost
-little. `channel.make_server` applies the limits. docs/OPERATIONS.md lists them for operators.
+little, and that one user takes no place of others. `channel.make_server` applies the limits. docs/OPERATIONS.md lists
+them for operators, docs/SECURITY.md says what one user can hold at most.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from muster.daemon.transport.calls.call_share import CallShare
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -21,6 +24,12 @@ METADATA_BYTES = 8 * KIB
 """The headers of one call. A munge credential has less than 1 KiB."""
 
 
+PROBE_WAIT_S = 0.1
+"""`reading_wait_s` of servers that are probed."""
+
+NO_CALLS = CallShare("no", calls=0, user_calls=0, reading=1, all_reading=1)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """The limits of one server.
@@ -30,9 +39,9 @@ class ServerLimits:
         unread_bytes: what a call may send before the server reads its message.
         connections: connections at the same time, on each address that the server listens on.
         calls_per_connection: calls at the same time on one connection; the client waits with more.
-        calls: calls at the same time of callers with a valid credential; streams count while they are open.
+        calls: the calls of callers with a valid credential, unless the server has several shares.
         credential_checks: credentials that are checked or wait for their check at the same time.
-        public_calls: calls at the same time of methods that need no credential.
+        public_calls: the calls of methods that need no credential. All callers of them count as one user.
         waiting_calls: calls that wait for the server to begin with them. gRPC ends further ones without a status of the
             server: the caller sees CANCELLED, and connects again.
         waiting_s: seconds that a call waits for the server to begin with it.
@@ -47,9 +56,9 @@ class ServerLimits:
     message_bytes: int
     connections: int
     calls_per_connection: int
-    calls: int
+    calls: CallShare
     credential_checks: int
-    public_calls: int = 0
+    public_calls: CallShare = NO_CALLS
     unread_bytes: int = 64 * KIB
     waiting_calls: int = 1000
     waiting_s: float = 30.0
@@ -110,7 +119,6 @@ class StreamLimits:
         burst: messages that are read at once.
         bytes_per_message: a message counts as one more for each of these bytes. The largest counts as 65, and the
             status of 1,024 ranks, which an agent sends four times a second, as 17 at most.
-        hello_s: seconds in which the first messages must come.
         silent_s: seconds without a message after which the stream ends. Agents and daemons send one each 5 s.
         unread_s: seconds in which a message must find room at the client, or the stream ends.
     """
@@ -118,24 +126,8 @@ class StreamLimits:
     messages_per_s: float = 100.0
     burst: int = 400
     bytes_per_message: int = 64 * KIB
-    hello_s: float = 10.0
     silent_s: float = 60.0
     unread_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class UserLimits:
-    """What one user may have under way at the coordinator's public API. Agents and node daemons are not counted.
-
-    Args:
-        calls: calls at the same time, and watchers among them. 1,000 jobs, each with its batch process and two
-            watchers, need less. Six users at this limit leave 12,500 agents and as many node daemons their places.
-        site_calls: those of them at the same time that ask for all nodes or all jobs. With 12,500 nodes, one takes
-            80 ms of processor time (measured).
-    """
-
-    calls: int = 4000
-    site_calls: int = 4
 
 
 # By default the server closes a connection that sends many keepalive pings.
@@ -151,7 +143,9 @@ NODE_DAEMON = ServerLimits(
     # A connection on which calls arrive as fast as they can costs 0.25 MiB (measured).
     connections=128,
     calls_per_connection=8,
-    calls=64,
+    calls=CallShare(
+        "probes", calls=64, user_calls=16, reading=4, all_reading=32, reading_wait_s=PROBE_WAIT_S, unread_s=10.0
+    ),
     credential_checks=16,
     idle_s=10.0,
     connection_age_s=30.0,
@@ -164,31 +158,83 @@ LOCAL_SERVER = ServerLimits(
     # One call for each rank of the node at once; each client closes its connection after its call.
     connections=64,
     calls_per_connection=8,
-    calls=64,
+    calls=CallShare("local", calls=64, user_calls=64, reading=64, all_reading=64, unread_s=10.0),
     credential_checks=0,
     idle_s=10.0,
     connection_age_s=30.0,
 )
 """musterd's answers to NVRx, over a Unix socket. Its callers have no credential."""
 
+API_CALLS = CallShare(
+    "the public API",
+    # Any number of users leave agents and node daemons their places.
+    calls=16_000,
+    # Those who have jobs may have more (`MOST_API_CALLS`).
+    user_calls=256,
+    reading=4,
+    all_reading=64,
+    # One of the answers is allowed, however large it is. The list of 12,500 nodes has 3 MB.
+    unread_answer_bytes=16 * MIB,
+)
+"""The methods of `muster` and of other clients."""
+MOST_API_CALLS, API_CALLS_PER_NODE = 4000, 4
+"""Calls of one user who is an operator, or has so many nodes that each adds some. 1,000 jobs, each with its batch
+process and two watchers, need less."""
+
+AGENT_CALLS = CallShare(
+    "agents",
+    calls=17_000,
+    # Until an agent is admitted. Each node of a user's jobs adds one: after a restart all agents come at once.
+    user_calls=256,
+    reading=4,
+    all_reading=64,
+    # Hello and the first status. Only then Slurm is asked about the job.
+    first_messages=2,
+)
+"""AgentService/Attach. Agents of jobs in Slurm's hands are admitted, and count for their user no more."""
+
+NODE_DAEMON_CALLS = CallShare("node daemons", calls=17_000, user_calls=17_000, reading=64, all_reading=64)
+"""NodeService/Attach. Only root gets so far: all nodes are one user, and come at once after a restart."""
+
+SITE_CALLS = 4
+"""Calls of one user for all nodes or all jobs at the same time. With 12,500 nodes, one takes 80 ms of processor time
+(measured)."""
+
 COORDINATOR = ServerLimits(
     # A job's spec has 1 MiB at most. A status has 1 MiB for 1,024 ranks, and 2.2 MiB more for pings to 100,000 nodes.
     message_bytes=4 * MIB,
+    # Thousands of calls of one user may wait unread. More comes as soon as a message is read.
+    unread_bytes=4 * KIB,
     # 12,500 nodes, each with an agent, and watchers. LimitNOFILE of the unit is larger.
     connections=50_000,
     calls_per_connection=32,
-    calls=50_000,
+    calls=API_CALLS,
     # Agents and node daemons give up a connection after as long (channel.RECONNECT_TIMEOUT_S).
     handshake_s=20.0,
     waiting_calls=50_000,
     waiting_s=60.0,
     # munged checks thousands of credentials a second. A node that finds no place connects again, which costs more.
     credential_checks=16_384,
-    public_calls=64,
+    public_calls=CallShare("public", calls=64, user_calls=64, reading=4, all_reading=4),
     keepalive=True,
     # A client that follows an idle job sends nothing. If its host vanishes, only a ping shows that.
     ping_s=30.0,
 )
+
+
+def more_coordinator_calls(method: str, nodes: int, *, operates: bool) -> int:
+    """Calls beyond those of every user, for one whose jobs have so many nodes, or who is an operator."""
+    if coordinator_share(method) is not API_CALLS:
+        return nodes
+    most = MOST_API_CALLS - API_CALLS.user_calls
+    return most if operates else min(most, API_CALLS_PER_NODE * nodes)
+
+
+def coordinator_share(method: str) -> CallShare:
+    """The share of a call of `method` at the coordinator."""
+    of_streams = {"/muster.v1.AgentService/Attach": AGENT_CALLS, "/muster.v1.NodeService/Attach": NODE_DAEMON_CALLS}
+    return of_streams.get(method, API_CALLS)
+
 
 AGENT_IDLE_S, MOST_AGENT_IDLE_S = 10.0, 600.0
 """`idle_s` of an agent in a small gang and in the largest one. While strangers hold all connections of an agent, the
@@ -205,10 +251,31 @@ def agent_limits(members: int) -> ServerLimits:
         message_bytes=SHARD_MESSAGE_BYTES,
         connections=128 + 2 * members,
         calls_per_connection=256,
-        # gRPC gives a connection 64 KiB at first, and more only while its messages are read.
-        unread_bytes=MIB,
-        calls=1024 + 8 * members,
+        calls=CallShare(
+            "the owner",
+            calls=1024 + 8 * members,
+            user_calls=1024 + 8 * members,
+            # Whose memory it is. All members report at the same time, and to one agent.
+            reading=1024 + 8 * members,
+            all_reading=1024 + 8 * members,
+            first_message_s=60.0,
+        ),
         credential_checks=64 + members,
         # Links are streams, which are never idle. Reports and shards go over a connection once for each snapshot.
         idle_s=min(max(AGENT_IDLE_S, AGENT_IDLE_S_PER_MEMBER * members), MOST_AGENT_IDLE_S),
     )
+
+
+STRANGERS_AT_AGENT = CallShare(
+    "strangers",
+    calls=32,
+    user_calls=8,
+    # gRPC has one largest message for all methods of a server, and a shard's offer is large.
+    reading=1,
+    all_reading=2,
+    reading_wait_s=PROBE_WAIT_S,
+    first_message_s=2.0,
+    unread_s=10.0,
+)
+"""Calls at an agent by others than the gang's owner. They may call Ping only, which the coordinator does when it
+suspects the agent. To be refused is an answer as well: the process is alive."""

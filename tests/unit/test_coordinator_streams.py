@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, Ag
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits
+from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits, coordinator_share
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
@@ -83,7 +84,7 @@ async def test_a_flood_is_read_slowly_and_nobody_else_waits(world: ScriptedWorld
     await world.start_agents(["n1", "n2"])
     await world.wait_for_facts(facts.MemberJoined, 2)
     flooder = world.agents["n1"]
-    for seq in range(20 * BURST):
+    for seq in range(5 * BURST):  # what the window of a stream takes
         await flooder.ping(seq)
     await _ping(world, "n2", range(BURST // 2))
     assert flooder.pongs
@@ -206,7 +207,11 @@ def test_largest_messages_as_fast_as_they_are_read_leave_most_of_a_second_to_oth
 @pytest.mark.parametrize("says_hello", [False, True], ids=["nothing", "hello only"])
 async def test_a_stream_that_says_nothing_ends(world: ScriptedWorld, service: str, says_hello: bool) -> None:
     """Half-open connections, and callers that only hold a place."""
-    world.settings.update(stream_limits=StreamLimits(hello_s=0.05, silent_s=0.05), heartbeat_s=0.01)
+    world.settings.update(
+        stream_limits=StreamLimits(silent_s=0.05),
+        heartbeat_s=0.01,
+        share_of=lambda method: replace(coordinator_share(method), first_message_s=0.05),
+    )
     await world.start_coordinator()
     if says_hello and service == "AgentService":
         await world.start_agents(["n1"])
@@ -219,7 +224,7 @@ async def test_a_stream_that_says_nothing_ends(world: ScriptedWorld, service: st
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ended
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert (caught.value.details() or "").startswith("no message for" if says_hello else "the messages that open")
+    assert (caught.value.details() or "").startswith("no message for" if says_hello else "the first message")
 
 
 async def _hold_open(world: ScriptedWorld, service: str, says_hello: bool) -> None:

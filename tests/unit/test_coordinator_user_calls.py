@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, 
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import Caller, set_call
-from muster.daemon.transport.server_limits import StreamLimits, UserLimits
+from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.v1 import api_pb2, api_pb2_grpc
 
@@ -38,7 +39,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     made = ScriptedWorld.create(tmp_path, owner_uid=OWNER)
     made.credentials = ChosenUser(SLURM)
     made.rights = Rights(frozenset(), own_uid=SLURM)
-    made.settings["user_limits"] = UserLimits(calls=MOST, site_calls=1)
+    made.settings["share_of"] = lambda method: replace(coordinator_share(method), user_calls=MOST)
     await made.start_coordinator()
     assert made.coordinator
     made.coordinator.engine.post(events.GangSubmitted("g1", 1, OWNER, "train", events.GangSpec(2, 1), "{}"))
@@ -63,7 +64,7 @@ async def test_watchers_of_one_user_leave_the_places_of_others(world: ScriptedWo
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await refused
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.value.details() == f"uid {OWNER} has {MOST} calls under way, the most here: try again"
+            assert error.value.details() == f"busy, try again: uid {OWNER} has {MOST} calls under way, the most here"
         assert (await others.Describe(JOB)).gang_id == "g1"
         for watcher in watchers:
             watcher.cancel()
@@ -95,9 +96,9 @@ async def test_roll_calls_of_one_user_are_refused_while_one_is_made_and_others_w
     engine, roster = world.coordinator.engine, world.coordinator.roster
     for number in range(2 * NODES_PER_LOOP_TURN):
         engine.core.state.nodes[f"m{number}"] = Node(f"m{number}")
-    lookup, limits = SlurmLookup(world.slurm, roster), UserLimits(site_calls=1)
+    lookup = SlurmLookup(world.slurm, roster)
     service = MusterService(
-        engine, lookup, roster, world.rights, StreamLimits(), user_limits=limits, login_names=LoginNames()
+        engine, lookup, roster, world.rights, StreamLimits(), site_calls=1, login_names=LoginNames()
     )
 
     async def nodes_as(uid: int) -> int | str:
@@ -126,3 +127,11 @@ def test_a_place_is_given_back_when_a_call_fails() -> None:
         fail()
     with calls.one(OWNER), pytest.raises(RpcAbort), calls.one(OWNER):
         raise AssertionError
+
+
+def test_who_has_jobs_may_have_more_calls_and_who_has_none_may_not() -> None:
+    api, agents = "/muster.v1.Muster/Watch", "/muster.v1.AgentService/Attach"
+    assert [more_coordinator_calls(method, 0, operates=False) for method in (api, agents)] == [0, 0]
+    assert [more_coordinator_calls(method, 10, operates=False) for method in (api, agents)] == [40, 10]
+    assert [more_coordinator_calls(method, 12_500, operates=False) for method in (api, agents)] == [3744, 12_500]
+    assert more_coordinator_calls(api, 0, operates=True) == 3744

@@ -22,11 +22,20 @@ from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.credential_check import RefuseCaller
 from muster.daemon.transport.identity import Proof, SecretCredentials, current_caller
 from muster.daemon.transport.reachability import Probed, probe
-from muster.daemon.transport.server_limits import COORDINATOR, KIB, MIB, NODE_DAEMON, ServerLimits, agent_limits
+from muster.daemon.transport.server_limits import (
+    COORDINATOR,
+    KIB,
+    MIB,
+    NODE_DAEMON,
+    CallShare,
+    ServerLimits,
+    agent_limits,
+)
 from muster.v1.common_pb2 import PingRequest
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-LIMITS = replace(NODE_DAEMON, public_calls=2)
+LIMITS = replace(NODE_DAEMON, public_calls=CallShare("public", calls=2, user_calls=2, reading=2, all_reading=2))
+ONE_CALL = replace(NODE_DAEMON.calls, calls=1)
 UNREADABLE = b"\x0a\xff"
 """A field whose length is missing."""
 WAIT_S = 60.0
@@ -315,7 +324,7 @@ async def test_credentials_beyond_the_limit_are_not_checked(munge: Munge) -> Non
 async def test_calls_beyond_the_limit_are_refused_until_one_ends(munge: Munge) -> None:
     receiver = Receiver()
     receiver.go_on.clear()
-    limits = replace(LIMITS, calls=1)
+    limits = replace(LIMITS, calls=ONE_CALL)
     async with serving(munge, receiver, limits) as address, _channel(address) as channel:
         open_call = asyncio.ensure_future(_call(channel, "unary_unary", b"x", _credential(munge, "unary_unary")))
         await receiver.entered.wait()
@@ -339,7 +348,7 @@ async def _until_served(channel: grpc.aio.Channel, munge: Munge) -> bytes:
 
 async def test_a_known_callers_place_is_given_back_when_it_leaves_its_message_out(munge: Munge) -> None:
     """The call ends by the caller's cancellation, before any handler runs."""
-    limits = replace(LIMITS, calls=1)
+    limits = replace(LIMITS, calls=ONE_CALL)
     async with serving(munge, Receiver(), limits) as address, _channel(address) as channel:
         called: Any = channel.stream_unary("/test.Receiver/unary_unary")
         call = called(_nothing(), metadata=_credential(munge, "unary_unary"))
@@ -358,7 +367,7 @@ async def test_a_busy_process_counts_as_alive(munge: Munge) -> None:
 async def test_anonymous_calls_of_public_methods_are_limited(munge: Munge) -> None:
     async with serving(munge, Receiver()) as address, _channel(address) as channel:
         called: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        watching = [called(b"") for _ in range(LIMITS.public_calls)]
+        watching = [called(b"") for _ in range(LIMITS.public_calls.calls)]
         for call in watching:
             assert await call.read()
         refused = await _refusal(called(b"").read())
@@ -451,7 +460,7 @@ async def _until_closed(reader: asyncio.StreamReader) -> None:
 def test_an_agents_limits_grow_with_its_gang() -> None:
     small, large = agent_limits(2), agent_limits(12_500)
     assert large.connections > 12_500
-    assert large.calls > 12_500
+    assert large.calls.calls > 12_500
     assert small.connections < 200
     assert [agent_limits(members).idle_s for members in (2, 166, 1000, 12_500)] == [10.0, 10.0, 60.0, 600.0]
 

@@ -20,10 +20,12 @@ from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.host import clock
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authority_table import CallerKind
+from muster.daemon.transport.calls.call_refused import CallRefused
+from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.channel import credential_metadata, make_server, open_channel, unavailable_error
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, current_method
 from muster.daemon.transport.job_limits import MAX_NAME_CHARS
-from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, ServerLimits
+from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, STRANGERS_AT_AGENT, ServerLimits
 from muster.daemon.transport.tls import Trust
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
@@ -166,7 +168,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         """Answer each ping at once."""
         first = True
         async for ping in request_iterator:
-            await self._check_gang(ping.gang_id, context)
+            self._check_gang(ping.gang_id)
             pong = self.pong(ping)
             if first and self._versions:
                 self._versions.meet_agent(ping.node, ping.release)
@@ -202,35 +204,35 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         return bool(order.members) and all(member.node != ping.node for member in order.members)
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardStored:
-        await self._check_gang(request.gang_id, context)
+        self._check_gang(request.gang_id)
         return await self._shards.Offer(request, context)
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardOffer]:
-        await self._check_gang(request.gang_id, context)
+        self._check_gang(request.gang_id)
         async with aclosing(self._shards.Fetch(request, context)) as offers:  # type: ignore[type-var]
             async for offer in offers:
                 yield offer
 
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
-        await self._check_gang(request.gang_id, context)
+        self._check_gang(request.gang_id)
         return await self._shards.Stored(request, context)
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
-        await self._check_gang(request.gang_id, context)
+        self._check_gang(request.gang_id)
         return await self._shards.Committed(request, context)
 
     async def OpenSink(self, request: peer_pb2.SinkRequest, context: _Context) -> peer_pb2.SinkReply:
-        await self._check_gang(request.gang_id, context)
+        self._check_gang(request.gang_id)
         if self._open_sink is None:
             return peer_pb2.SinkReply(refused=f"{self._identity.node} takes in no transfers")
         return await self._open_sink()
 
-    async def _check_gang(self, gang: str, context: _Context) -> None:
-        """End the call of an agent of another gang, unless the table allows it. `refuse_other_users` knows the uid."""
+    def _check_gang(self, gang: str) -> None:
+        """Refuse the call of another gang's agent, unless the table allows it. `refuse_other_users` knows the uid."""
         kind = CallerKind.OWNER if gang == self._identity.gang else CallerKind.OTHER_AGENT
         if not authority_table.is_allowed(current_method(), [kind]):
             reason = f"this agent belongs to gang {self._identity.gang}, not {gang[:MAX_NAME_CHARS]}"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
 class ProbeService(common_pb2_grpc.ProbeServiceServicer):
@@ -247,12 +249,20 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
 
 
 def make_agent_server(
-    credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService
+    credentials: Credentials,
+    limits: ServerLimits,
+    identity: AgentIdentity,
+    service: PeerService,
+    strangers: CallShare = STRANGERS_AT_AGENT,
 ) -> grpc.aio.Server:
-    """The server of an agent, with both services. It listens nowhere yet."""
+    """The server of an agent, with both services. It listens nowhere yet. `strangers`: the calls of other users."""
     names = frozenset({call_binding.name_of_agent(identity.gang, identity.node)})
     refuse = partial(refuse_other_users, identity)
-    server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse)
+
+    def share_of(method: str, uid: int) -> CallShare:
+        return limits.calls if uid == identity.uid else strangers
+
+    server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse, share_of=share_of)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
     common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(identity), server)
     return server

@@ -34,7 +34,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
     """The servicer. `api` finds the gang, and refuses callers without the right to it."""
 
     def __init__(self, engine: Engine, api: MusterService, recorder: RunRecorder) -> None:
-        self.stream_limits, self.user_calls = api.stream_limits, api.user_calls
+        self.stream_limits = api.stream_limits
         self._engine, self._api, self._recorder = engine, api, recorder
 
     @unary_handler

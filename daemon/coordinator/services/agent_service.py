@@ -39,8 +39,7 @@ from muster.daemon.coordinator.services.rpc_errors import (
     run_has_ended,
     unavailable,
 )
-from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
-from muster.daemon.coordinator.services.stream_writing import write_message
+from muster.daemon.coordinator.services.stream_reading import read_messages
 from muster.daemon.coordinator.shell.agent_streams import AgentStream
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
@@ -50,6 +49,8 @@ from muster.daemon.host import clock
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.calls.call_messages import write_message
+from muster.daemon.transport.calls.call_places import admit_call
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import Caller, current_caller, current_method
@@ -101,7 +102,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         """See agent.proto."""
         try:
-            hello, status = await _read_hello(request_iterator, self._stream_limits)
+            hello, status = await _read_hello(request_iterator)
         except RpcAbort as error:
             await error.end_call(context)
         try:
@@ -114,11 +115,12 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await error.end_call(context)
         except AgentDismissed as reason:
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
-            await context.write(self._message(dismissed=str(reason)))
+            await write_message(context, self._message(dismissed=str(reason)), self._stream_limits.unread_s)
             return
-        if certificate:
-            await context.write(self._message(certificate=certificate))
+        admit_call()
         try:
+            if certificate:
+                await write_message(context, self._message(certificate=certificate), self._stream_limits.unread_s)
             # Only now: to convert a status costs more than to receive it.
             misfit = self._misfit(hello)
             first_status = _with_misfit(conversion.status(status, self._members(hello.gang_id)), misfit)
@@ -372,10 +374,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
 
 
-async def _read_hello(
-    messages: AsyncIterator[pb.AgentMessage], limits: StreamLimits
-) -> tuple[pb.AgentHello, pb.AgentStatus]:
-    first, second = await first_message(messages, limits), await first_message(messages, limits)
+async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, pb.AgentStatus]:
+    first, second = await anext(messages, None), await anext(messages, None)
     if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
         raise invalid_argument("the first message must be hello, the second one status")
     hello = first.hello

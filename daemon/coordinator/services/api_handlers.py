@@ -1,5 +1,4 @@
-"""What each call of the public API goes through: it counts for its user, and an RpcAbort that its handler raises ends
-it."""
+"""What each call of the public API goes through: an RpcAbort that its handler raises ends it."""
 
 from __future__ import annotations
 
@@ -9,15 +8,12 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
-from muster.daemon.coordinator.services.stream_writing import write_message
-from muster.daemon.coordinator.services.user_calls import UserCalls
-from muster.daemon.transport.identity import current_caller
+from muster.daemon.transport.calls.call_messages import write_message
 from muster.daemon.transport.server_limits import StreamLimits
 
 
 class _Service(Protocol):
     stream_limits: StreamLimits
-    user_calls: UserCalls
 
 
 _Self = TypeVar("_Self", bound=_Service)
@@ -33,8 +29,7 @@ def unary_handler(
     @wraps(handler)
     async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
         try:
-            with self.user_calls.one(current_caller().uid):
-                return await handler(self, request, context)
+            return await handler(self, request, context)
         except RpcAbort as error:
             await error.end_call(context)
 
@@ -50,10 +45,9 @@ def stream_handler(
     @wraps(handler)
     async def wrapped(self: _Self, request: _Request, context: Any) -> None:
         try:
-            with self.user_calls.one(current_caller().uid):
-                async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
-                    async for reply in replies:
-                        await write_message(context, reply, self.stream_limits.unread_s)
+            async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
+                async for reply in replies:
+                    await write_message(context, reply, self.stream_limits.unread_s)
         except RpcAbort as error:
             await error.end_call(context)
 

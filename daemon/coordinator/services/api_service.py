@@ -42,7 +42,7 @@ from muster.daemon.host import clock
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller, current_method
-from muster.daemon.transport.server_limits import StreamLimits, UserLimits
+from muster.daemon.transport.server_limits import SITE_CALLS, StreamLimits
 from muster.slurm.client.types import Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
@@ -74,15 +74,14 @@ class MusterService(api_pb2_grpc.MusterServicer):
         rights: Rights,
         stream_limits: StreamLimits,
         *,
-        user_limits: UserLimits,
+        site_calls: int = SITE_CALLS,
         login_names: LoginNames,
         private_jobs: bool = False,
     ) -> None:
         """`private_jobs`: nodes that no job of the caller has are shown to operators only. So they are if Slurm hides
         jobs."""
         self.stream_limits = stream_limits
-        self.user_calls = UserCalls(user_limits.calls, "calls")
-        self._site_calls = UserCalls(user_limits.site_calls, "calls for all nodes or all jobs")
+        self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
         self._site_turn = FairQueue(1)
         self._engine = engine
         self._lookup = lookup

@@ -33,8 +33,7 @@ from muster.daemon.coordinator.services.rpc_errors import (
     permission_denied,
     unavailable,
 )
-from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
-from muster.daemon.coordinator.services.stream_writing import write_message
+from muster.daemon.coordinator.services.stream_reading import read_messages
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
@@ -42,6 +41,7 @@ from muster.daemon.host.name_resolution import NameUnresolved
 from muster.daemon.transport import call_binding, job_limits
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.calls.call_messages import write_message
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.daemon.transport.management_hosts import Resolve
@@ -102,7 +102,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         """See node.proto."""
         try:
-            hello = await _read_hello(request_iterator, self._stream_limits)
+            hello = await _read_hello(request_iterator)
             await self._admit(hello)
             self._check_version(hello)
             await self._turns.wait()
@@ -282,8 +282,8 @@ def _attached(hello: pb.NodeHello, caller_address: str) -> events.NodeAttached:
     return events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address, addresses)
 
 
-async def _read_hello(messages: AsyncIterator[pb.NodeMessage], limits: StreamLimits) -> pb.NodeHello:
-    first = await first_message(messages, limits)
+async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
+    first = await anext(messages, None)
     if first is None or not first.HasField("hello") or not first.hello.node:
         raise invalid_argument("the first message must be hello with the node's name")
     try:

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
 import grpc
-import grpc.aio
 
-from muster.daemon.host.plain_text import cut
+from muster.daemon.transport.calls.call_refused import CallRefused
 
-MAX_CHARS = 800
-"""Characters of a message. It travels in the headers of an answer, nine bytes for a character at most. A client of gRPC
-refuses headers of 16 KiB, and by chance those of more than 8: it would show its own error in place of this one."""
-
-
-class RpcAbort(Exception):
-    """Ends the call with `code`. The message says what is wrong and what would be right."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-    async def end_call(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        """End the call of `context` with this error. Of a long message the beginning is sent."""
-        await context.abort(self.code, cut(str(self), MAX_CHARS, keep="\n"))
-        raise AssertionError("abort raises")
+RpcAbort = CallRefused
 
 
 def permission_denied(message: str) -> RpcAbort:

@@ -59,19 +59,6 @@ async def read_messages(
             await sleep(wait)
 
 
-async def first_message(messages: AsyncIterator[_M], limits: StreamLimits) -> _M | None:
-    """The next message that opens a stream; None: the stream has ended.
-
-    Raises:
-        RpcAbort: it did not come within `limits.hello_s`.
-    """
-    try:
-        async with asyncio.timeout(limits.hello_s):
-            return await anext(messages, None)
-    except TimeoutError:
-        raise deadline_exceeded(f"the messages that open a stream must come within {limits.hello_s:g} s") from None
-
-
 async def _next(messages: AsyncIterator[_M], silent_s: float) -> _M | None:
     # A task, because a read that is cancelled may lose its message.
     reading = asyncio.ensure_future(anext(messages, None))

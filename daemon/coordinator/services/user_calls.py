@@ -1,9 +1,4 @@
-"""How many calls of the public API one user has under way, so that no user takes the places of others.
-
-A credential proves a user, and a user may send as many calls as they like. All of them share the coordinator's places
-for calls with agents and node daemons, and its event loop. A call beyond the user's own limit is refused before any
-work is done.
-"""
+"""How many calls of one user for all nodes or all jobs are under way: their answers are large."""
 
 from __future__ import annotations
 

@@ -1,0 +1,70 @@
+"""The server of an agent, in a process of its own: what a measurement attacks.
+
+    python -m benchmarks.known_agent FOLDER
+
+Its first line of output is {"port": …}. It writes the authority of its certificate to agent.pem of the folder, and ends
+when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks import site
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
+from muster.daemon.host import private_file
+from muster.daemon.host.garbage_collection import collect_seldom
+from muster.daemon.transport import authority, call_binding
+from muster.daemon.transport.channel import bind, stop_server
+from muster.daemon.transport.server_limits import agent_limits
+from muster.daemon.transport.tls import certificate_name
+from muster.v1 import peer_pb2
+
+GANG, NODE = "attacked", "n1"
+NAME = call_binding.name_of_agent(GANG, NODE)
+
+
+class NoShards:
+    """The part of PeerService that serves shards, of which the measurement uses nothing."""
+
+    async def Offer(self, request: Any, context: Any) -> peer_pb2.ShardStored:
+        return peer_pb2.ShardStored()
+
+    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
+        yield peer_pb2.ShardOffer()
+
+    async def Stored(self, request: Any, context: Any) -> peer_pb2.PeerAck:
+        return peer_pb2.PeerAck()
+
+    async def Committed(self, request: Any, context: Any) -> peer_pb2.PeerAck:
+        return peer_pb2.PeerAck()
+
+
+def _certificate(folder: Path) -> grpc.ServerCredentials:
+    made, key = authority.Authority.create("a measurement"), authority.make_key()
+    private_file.replace(folder / "agent.pem", made.pem.decode())
+    issued = made.issue(authority.bytes_of_public_key(key), [certificate_name(NAME)])
+    return grpc.ssl_server_credentials([(authority.pem_of_key(key), issued)])
+
+
+async def _serve(folder: Path) -> None:
+    identity = AgentIdentity(GANG, NODE, "a", os.getuid())
+    service = PeerService(identity, NoShards(), lambda: None)
+    server = make_agent_server(site.Site(folder).credentials(), agent_limits(8), identity, service)
+    port = bind(server, "127.0.0.1:0", _certificate(folder))
+    await server.start()
+    site.tell(port=port)
+    await asyncio.to_thread(sys.stdin.read)
+    await stop_server(server, 0.2)
+
+
+if __name__ == "__main__":
+    collect_seldom()
+    asyncio.run(_serve(Path(sys.argv[1])))

@@ -1,0 +1,161 @@
+"""The messages of one call, each with an end: the first ones must come in seconds, and each answer must be read.
+
+gRPC reads the message of a call with one request before the handler runs, and waits for it without an end. So a server
+of Muster gives gRPC one kind of handler for all kinds of calls, that of a stream of requests and a stream of answers,
+and reads and writes the messages itself. On the wire all kinds look the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc.aio import EOF  # type: ignore[attr-defined]  # not in grpc-stubs
+
+from muster.daemon.transport.calls.call_places import CallPlace, current_place
+from muster.daemon.transport.calls.call_refused import CallRefused, late
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler = Callable[[Any, _Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """In place of a message that no handler gets: the status that ends the call, and why."""
+
+    code: grpc.StatusCode
+    details: str
+
+
+_UNREADABLE = Unreadable(grpc.StatusCode.INVALID_ARGUMENT, "this is no message of this method: it can't be read")
+
+
+def read_message(deserialize: Callable[[bytes], Any], message: bytes) -> Any:
+    """The message; in its place Unreadable, if it can't be read. gRPC itself would log a traceback."""
+    try:
+        return deserialize(message)
+    except DecodeError:
+        return _UNREADABLE
+
+
+async def write_message(context: _Context, message: Any, unread_s: float) -> None:
+    """Send `message`. All that a server answers goes through here. gRPC accepts a message only while the client reads.
+
+    Raises:
+        CallRefused: the client has read nothing for `unread_s`, or its user leaves too much unread.
+    """
+    place = current_place()
+    if place:
+        await place.begin_answers(context)
+        if place.share.unread_answer_bytes:
+            place.take_unread(_size(message))
+    try:
+        async with asyncio.timeout(unread_s):
+            await context.write(message)
+    except TimeoutError:
+        raise late(f"no message was read for {unread_s:g} s: open another stream") from None
+    if place:
+        place.give_back_unread()
+
+
+def timed_handler(
+    handler: Any, deserialize: Callable[[bytes], Any], place: CallPlace, begin: Callable[[_Context], None] | None = None
+) -> Any:
+    """The handler of the call that holds `place`, within the limits of its share. `begin`: runs first."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    function = getattr(handler, kind)
+    if inspect.isasyncgenfunction(function):
+        answer: _Answer = partial(_write_all, function, place.share.unread_s)
+    elif not inspect.iscoroutinefunction(function):
+        answer = _refuse_unwritten
+    elif handler.response_streaming:
+        answer = function  # a coroutine that answers with a stream writes it itself
+    else:
+        answer = partial(_write_one, function, place.share.unread_s)
+    run = partial(_run, answer, place, begin, handler.request_streaming)
+    return grpc.stream_stream_rpc_method_handler(run, deserialize, handler.response_serializer)
+
+
+_Answer = Callable[[Any, _Context], Awaitable[None]]
+
+
+async def _run(
+    answer: _Answer,
+    place: CallPlace,
+    begin: Callable[[_Context], None] | None,
+    streams: bool,
+    _: object,
+    context: _Context,
+) -> None:
+    if begin:
+        begin(context)
+    try:
+        requests = _requests(context, place)
+        await answer(requests if streams else await _only(requests), context)
+    except CallRefused as error:
+        await error.end_call(context)
+
+
+async def _refuse_unwritten(_: object, __: _Context) -> None:
+    """What generated code has in place of a method that a service leaves out is no coroutine, and all others are."""
+    raise CallRefused(grpc.StatusCode.UNIMPLEMENTED, "this server does not have this method")
+
+
+async def _write_one(handler: _Handler, unread_s: float, request: Any, context: _Context) -> None:
+    await write_message(context, await handler(request, context), unread_s)
+
+
+async def _write_all(handler: _Handler, unread_s: float, request: Any, context: _Context) -> None:
+    answers: AsyncIterator[Any] = handler(request, context)
+    async with aclosing(answers):  # type: ignore[type-var]
+        async for answer in answers:
+            await write_message(context, answer, unread_s)
+
+
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    async for request in requests:
+        return request
+    raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message, or one that is too large")
+
+
+async def _requests(context: _Context, place: CallPlace) -> AsyncIterator[Any]:
+    """The messages of a call. Raises CallRefused: one can't be taken, or one of the first ones is late."""
+    for _ in range(place.share.first_messages):
+        async with place.reading():
+            message = await _read_within(context, place.share.first_message_s)
+        if message is EOF:
+            return
+        yield _checked(message)
+    while (message := await context.read()) is not EOF:
+        yield _checked(message)
+
+
+def _checked(message: Any) -> Any:
+    if isinstance(message, Unreadable):
+        raise CallRefused(message.code, message.details)
+    return message
+
+
+async def _read_within(context: _Context, seconds: float) -> Any:
+    # A task, so that a message counts that came while this process was suspended.
+    reading = asyncio.ensure_future(context.read())
+    try:
+        await asyncio.wait({reading}, timeout=seconds)
+        if reading.done():
+            return reading.result()
+    finally:
+        reading.cancel()
+    raise late(f"the first message of a call must come within {seconds:g} s")
+
+
+def _size(message: Any) -> int:
+    """The bytes of a message: of protobuf, or bytes already."""
+    return len(message) if isinstance(message, bytes) else int(message.ByteSize())

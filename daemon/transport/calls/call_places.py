@@ -1,0 +1,175 @@
+"""How many calls each user has under way at one server, counted before any message is read.
+
+A credential proves a user. A user may send as many calls as they like, and gRPC shows no message before it is complete.
+So a call needs two kinds of places. It holds a place of its user from the check of its credential to its end, and a
+reading place while its first messages come: no other call may hold a message that is half there. There are few of the
+latter, so what one user's half messages take is bounded, whatever they are.
+
+All counts change at once, between two steps of the event loop: no call passes while another one is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import grpc.aio
+
+from muster.daemon.transport.calls.call_refused import busy
+from muster.daemon.transport.calls.call_share import CallShare
+
+
+class Places:
+    """Counts what happens at the same time. `what`: for the message to a caller who finds no place."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = self.free = most
+        self._what = what
+
+    def take(self) -> None:
+        """Take a place. Raises CallRefused: none is free."""
+        if not self.free:
+            raise busy(f"{self._most} {self._what} are the most here")
+        self.free -= 1
+
+    def give_back(self) -> None:
+        """Give back what `take` took."""
+        self.free += 1
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Take a place for a block. Raises CallRefused: none is free."""
+        self.take()
+        try:
+            yield
+        finally:
+            self.give_back()
+
+
+class _User:
+    """What one user has under way in one share."""
+
+    def __init__(self, reading: int) -> None:
+        self.calls = 0
+        self.reading = asyncio.Semaphore(reading)
+        self.unread_bytes = 0
+
+
+class CallPlace:
+    """The place of one call. `share`: its limits. `uid`: whose it is; None: nobody has proved who calls."""
+
+    def __init__(self, calls: ShareCalls, uid: int | None, user: _User) -> None:
+        self.share = calls.share
+        self.uid = uid
+        self._calls = calls
+        self._user = user
+        self._counts_for_user = True
+        self._begun = False
+        self._unread = 0
+
+    def admit(self) -> None:
+        """The call counts for its user no longer: the service has found that it may stay as long as it likes."""
+        if self._counts_for_user:
+            self._counts_for_user = False
+            self._calls.leave_user(self.uid, self._user)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Hold a reading place for a block. Raises CallRefused: none is free for `reading_wait_s`."""
+        places = (self._user.reading, self._calls.reading)
+        try:
+            async with asyncio.timeout(self.share.reading_wait_s):
+                await places[0].acquire()
+                try:
+                    await places[1].acquire()
+                except BaseException:
+                    places[0].release()
+                    raise
+        except TimeoutError:
+            raise busy(f"{self.share.reading} calls of one user are read at the same time here") from None
+        try:
+            yield
+        finally:
+            for place in places:
+                place.release()
+
+    async def begin_answers(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Send the headers of the answers, once. Otherwise gRPC can't end the call while the first one is unread."""
+        if not self._begun:
+            self._begun = True
+            await context.send_initial_metadata(())
+
+    def take_unread(self, size: int) -> None:
+        """Count an answer of `size` bytes. One is always allowed. Raises CallRefused: too much is unread."""
+        user, most = self._user, self.share.unread_answer_bytes
+        if most and user.unread_bytes and user.unread_bytes + size > most:
+            raise busy(f"answers of {most} bytes wait for you to read them, the most here")
+        user.unread_bytes += size
+        self._unread += size
+
+    def give_back_unread(self) -> None:
+        """All answers of this call are read, or it has ended."""
+        self._user.unread_bytes -= self._unread
+        self._unread = 0
+
+
+class ShareCalls:
+    """The calls of one share. `tasks`: those that handle them."""
+
+    def __init__(self, share: CallShare) -> None:
+        self.share = share
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.reading = asyncio.Semaphore(share.all_reading)
+        self._places = Places(share.calls, "calls under way")
+        self._users: dict[int | None, _User] = {}
+
+    def take(self, uid: int | None, more: Callable[[], int] = lambda: 0) -> CallPlace:
+        """Take a place until this task, which handles one call, is done. `more`: calls that this user may have beyond
+        those of every user. Raises CallRefused: none is free."""
+        user = self._users.get(uid) or _User(self.share.reading)
+        if user.calls >= self.share.user_calls and user.calls >= self.share.user_calls + more():
+            who = "callers without a credential have" if uid is None else f"uid {uid} has"
+            raise busy(f"{who} {user.calls} calls under way, the most here")
+        self._places.take()
+        self._users[uid] = user
+        user.calls += 1
+        place = CallPlace(self, uid, user)
+        self._until_the_task_ends(place)
+        _place.set(place)
+        return place
+
+    def leave_user(self, uid: int | None, user: _User) -> None:
+        """One call counts for its user no longer."""
+        user.calls -= 1
+        if not user.calls:
+            del self._users[uid]
+
+    def _until_the_task_ends(self, place: CallPlace) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "gRPC handles each call in a task of its own"
+
+        def end(ended: asyncio.Task[Any]) -> None:
+            self.tasks.discard(ended)
+            self._places.give_back()
+            place.admit()
+            place.give_back_unread()
+
+        self.tasks.add(task)
+        task.add_done_callback(end)
+
+
+_place: ContextVar[CallPlace | None] = ContextVar("muster_call_place", default=None)
+
+
+def current_place() -> CallPlace | None:
+    """The place of the call that is being handled; None: a test calls a handler without a server."""
+    return _place.get()
+
+
+def admit_call() -> None:
+    """See `CallPlace.admit`."""
+    if place := _place.get():
+        place.admit()

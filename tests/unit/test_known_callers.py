@@ -1,0 +1,351 @@
+"""What a user with a credential can hold at each server: the attacks, tried against the real servers.
+
+The callers send what no client of gRPC sends (`half_calls`). docs/SECURITY.md has the table of what is left to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
+from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
+from muster.daemon.host import clock
+from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.transport import authority_table, call_binding
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.call_binding import payload_of_call
+from muster.daemon.transport.calls.call_places import ShareCalls, admit_call
+from muster.daemon.transport.calls.call_refused import CallRefused
+from muster.daemon.transport.calls.call_share import CallShare
+from muster.daemon.transport.channel import bind, open_channel, stop_server
+from muster.daemon.transport.reachability import Probed, probe
+from muster.daemon.transport.server_limits import (
+    COORDINATOR,
+    KIB,
+    LOCAL_SERVER,
+    MIB,
+    NODE_DAEMON,
+    SHARD_MESSAGE_BYTES,
+    STRANGERS_AT_AGENT,
+    agent_limits,
+    coordinator_share,
+)
+from muster.daemon.transport.testing.chosen_users import ChosenUser
+from muster.daemon.transport.testing.half_calls import HalfCaller
+from muster.v1 import common_pb2, peer_pb2, peer_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+SLURM, OWNER, STRANGER, ANOTHER = 64030, 1001, 1002, 1003
+AGENT = call_binding.name_of_agent("g1", "n1")
+MUSTERD = call_binding.name_of_node_daemon("n1")
+DEADLINE_S = 15.0
+PING, ATTACH = "/muster.v1.ProbeService/Ping", "/muster.v1.AgentService/Attach"
+REGISTER = "/muster.v1.Muster/Register"
+SOON_S = 0.1
+"""The first messages of calls come within so long in most of these tests. The servers give them seconds."""
+BUSY, LATE = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server under attack: where it listens, its name, and whose credentials it accepts."""
+
+    address: str
+    name: str
+    users: ChosenUser
+
+    def token(self, uid: int, method: str, message: bytes = b"") -> str:
+        return self.users.as_uid(uid).issue(payload_of_call(method, self.name, message))
+
+
+Serving = Callable[[Path, AsyncExitStack, "Change"], Awaitable[Served]]
+Change = Callable[[CallShare], CallShare]
+
+
+def soon(share: CallShare) -> CallShare:
+    return replace(share, reading_wait_s=SOON_S, first_message_s=SOON_S, unread_s=SOON_S)
+
+
+class NoShards:
+    """The part of PeerService that serves shards, of which these tests use nothing."""
+
+    async def Offer(self, request: Any, context: Any) -> peer_pb2.ShardStored:
+        return peer_pb2.ShardStored()
+
+    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
+        yield peer_pb2.ShardOffer()
+
+    async def Stored(self, request: Any, context: Any) -> peer_pb2.PeerAck:
+        return peer_pb2.PeerAck()
+
+    async def Committed(self, request: Any, context: Any) -> peer_pb2.PeerAck:
+        return peer_pb2.PeerAck()
+
+
+async def agent(_: Path, stack: AsyncExitStack, change: Change = soon) -> Served:
+    """The agent of a gang of two nodes of `OWNER`."""
+    users, identity = ChosenUser(OWNER), AgentIdentity("g1", "n1", "a", OWNER)
+    limits, service = agent_limits(2), PeerService(identity, NoShards(), lambda: None)
+    server = make_agent_server(
+        users, replace(limits, calls=change(limits.calls)), identity, service, change(STRANGERS_AT_AGENT)
+    )
+    return Served(await _start(server, stack), AGENT, users)
+
+
+async def musterd(_: Path, stack: AsyncExitStack, change: Change = soon) -> Served:
+    users = ChosenUser(SLURM)
+    server = make_probe_server(users, "n1", "d", limits=replace(NODE_DAEMON, calls=change(NODE_DAEMON.calls)))
+    return Served(await _start(server, stack), MUSTERD, users)
+
+
+async def coordinator(folder: Path, stack: AsyncExitStack, change: Change = soon) -> Served:
+    users = ChosenUser(SLURM)
+    world = ScriptedWorld.create(folder, owner_uid=OWNER)
+    world.credentials, world.rights = users, Rights(frozenset(), own_uid=SLURM)
+    world.settings["share_of"] = lambda method: change(coordinator_share(method))
+    await world.start_coordinator()
+    stack.push_async_callback(world.close)
+    return Served(world.address, "127.0.0.1", users)
+
+
+async def _start(server: Any, stack: AsyncExitStack) -> str:
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    stack.push_async_callback(stop_server, server, 0.0)
+    return address
+
+
+@asynccontextmanager
+async def attacked(serving: Serving, folder: Path, change: Change = soon) -> AsyncIterator[tuple[Served, Any]]:
+    """A server, and a function that opens connections to it."""
+    async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
+        served = await serving(folder, stack, change)
+
+        async def connect(**given: Any) -> HalfCaller:
+            caller = await HalfCaller.open(served.address, **given)
+            stack.push_async_callback(caller.close)
+            return caller
+
+        yield served, connect
+
+
+def methods_of(*services: str) -> list[str]:
+    return [method for method in authority_table.AUTHORITY if method.split("/")[1].split(".")[-1] in services]
+
+
+TRIED = [
+    *((coordinator, method, STRANGER) for method in methods_of("Muster", "Diagnosis", "AgentService")),
+    (coordinator, "/muster.v1.NodeService/Attach", 0),
+    *((coordinator, method, STRANGER) for method in methods_of("Health", "ServerReflection")),
+    (musterd, PING, STRANGER),
+    (agent, PING, STRANGER),
+    *((agent, method, OWNER) for method in methods_of("PeerService")),
+]
+
+
+def test_every_method_is_tried() -> None:
+    assert {method for _, method, _ in TRIED} == set(authority_table.AUTHORITY)
+
+
+@pytest.mark.parametrize(("serving", "method", "uid"), TRIED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize("message", [None, b"half"], ids=["nothing", "half a message"])
+async def test_a_call_without_a_whole_message_ends(
+    serving: Serving, method: str, uid: int, message: bytes | None, tmp_path: Path
+) -> None:
+    if method.endswith("Drain"):
+        uid = SLURM  # nobody else gets so far
+    # The public methods have the coordinator's own times: they are not changed by what this test changes.
+    async with attacked(serving, tmp_path) as (served, connect):
+        caller = await connect()
+        call = caller.call(method, served.token(uid, method), message, size=100)
+        assert await caller.ended([call]) == [LATE]
+
+
+async def test_calls_of_a_stranger_leave_the_owner_and_the_coordinator_their_places_at_an_agent(
+    tmp_path: Path,
+) -> None:
+    """The attack: Pings of which only the headers come hold every place of another user's agent."""
+
+    def patient(share: CallShare) -> CallShare:
+        return share if share.name == STRANGERS_AT_AGENT.name else soon(share)
+
+    most = STRANGERS_AT_AGENT.user_calls
+    async with attacked(agent, tmp_path, patient) as (served, connect):
+        callers = [await connect() for _ in range(5)]
+        calls = [(caller, [caller.call(PING, served.token(STRANGER, PING)) for _ in range(190)]) for caller in callers]
+        while sum(len(caller.statuses) for caller in callers) < 5 * 190 - most:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        refused = Counter(status for caller in callers for status in caller.statuses.values())
+        assert refused == {BUSY: 5 * 190 - most}
+        async with open_channel(served.address, served.users, server=AGENT) as channel:
+            stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            await stub.Stored(peer_pb2.StoredReport(gang_id="g1"))
+        probed = Probed(served.address, "n1", AGENT)
+        assert await probe(probed, served.users.as_uid(SLURM), 10.0) is None
+        for caller, begun in calls:
+            await caller.ended(begun)
+
+
+@pytest.mark.parametrize(("serving", "name"), [(agent, AGENT), (musterd, MUSTERD)], ids=["agent", "musterd"])
+async def test_a_probe_is_answered_while_strangers_hold_all_reading_places(
+    serving: Serving, name: str, tmp_path: Path
+) -> None:
+    """Several users together. The coordinator would take a process for hung that lets it wait."""
+
+    def patient(share: CallShare) -> CallShare:
+        return replace(share, first_message_s=DEADLINE_S)
+
+    async with attacked(serving, tmp_path, patient) as (served, connect):
+        callers = [await connect() for _ in range(16)]
+        for number, caller in enumerate(callers):
+            for _ in range(4):
+                caller.call(PING, served.token(STRANGER + number, PING), b"half", size=100)
+        assert await probe(Probed(served.address, "n1", name), served.users.as_uid(SLURM), DEADLINE_S / 2) is None
+
+
+@pytest.mark.parametrize(
+    ("serving", "method", "message_bytes", "share"),
+    [
+        (coordinator, ATTACH, 4 * MIB, coordinator_share(ATTACH)),
+        (coordinator, REGISTER, 4 * MIB, coordinator_share(REGISTER)),
+        (agent, PING, 16 * MIB, STRANGERS_AT_AGENT),
+    ],
+    ids=["agents", "users", "strangers"],
+)
+async def test_half_messages_of_one_user_take_little(
+    serving: Serving, method: str, message_bytes: int, share: CallShare, tmp_path: Path
+) -> None:
+    """The attack: a user without a job sends all but the last byte of many large messages."""
+    window = 64 * KIB
+    async with attacked(serving, tmp_path, lambda share: replace(share, reading_wait_s=1.0, first_message_s=1.0)) as (
+        served,
+        connect,
+    ):
+        callers, begun_at = [await connect() for _ in range(4)], clock.monotonic()
+        most = bytes(message_bytes - 100)
+        calls = [
+            (caller, [caller.call(method, served.token(STRANGER, method), most, size=message_bytes) for _ in range(16)])
+            for caller in callers
+        ]
+        for caller, begun in calls:
+            assert set(await caller.ended(begun)) <= {BUSY, LATE}
+        turns = 2 + int(clock.monotonic() - begun_at)  # a place is free again when its call has had its second
+        assert sum(caller.sent for caller in callers) <= turns * share.reading * message_bytes + 64 * window
+
+
+@pytest.mark.parametrize("message", [None, b"\x0a"], ids=["nothing", "half a message"])
+async def test_calls_of_one_user_count_before_their_messages_come(message: bytes | None, tmp_path: Path) -> None:
+    """The attack: more calls of Register than one user may have, all before the first one is counted."""
+
+    def few(share: CallShare) -> CallShare:
+        return replace(share, user_calls=10)
+
+    async with attacked(coordinator, tmp_path, few) as (served, connect):
+        caller = await connect()
+        for _ in range(30):
+            caller.call(REGISTER, served.token(STRANGER, REGISTER), message, size=100)
+        while len(caller.statuses) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert Counter(caller.statuses.values()) == {BUSY: 20}
+        other = await connect()
+        body = b"\x0a\x02g9"
+        call = other.call(REGISTER, served.token(ANOTHER, REGISTER, body), body)
+        assert (await other.ended([call]))[0] not in (BUSY, LATE)
+
+
+@pytest.mark.parametrize("serving", [agent, musterd, coordinator])
+async def test_a_call_whose_answer_nobody_reads_ends(
+    serving: Serving, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its status waits behind the answer, so it keeps its place, which is its user's, until its connection ends."""
+    method = "/muster.v1.Muster/Nodes" if serving is coordinator else PING
+    message = b"" if serving is coordinator else common_pb2.PingRequest(nonce="x").SerializeToString()
+    async with attacked(serving, tmp_path, lambda share: replace(share, unread_s=SOON_S, user_calls=1)) as (
+        served,
+        connect,
+    ):
+        caller = await connect(reads=False)
+        call = caller.call(method, served.token(STRANGER, method, message), message)
+        await caller.answered(call)
+        other = await connect()
+        second = other.call(method, served.token(STRANGER, method, message), message)
+        assert await other.ended([second]) == [BUSY]
+        await asyncio.sleep(2 * SOON_S)  # the time that an answer may be left unread is real
+        caller.read(call)
+        assert await caller.ended([call]) == [LATE]
+        assert not caplog.records
+
+
+async def test_one_user_leaves_few_large_answers_unread(tmp_path: Path) -> None:
+    def little(share: CallShare) -> CallShare:
+        return replace(share, unread_answer_bytes=1)
+
+    async with attacked(coordinator, tmp_path, little) as (served, connect):
+        caller = await connect(reads=False)
+        method = "/muster.v1.Muster/Nodes"
+        calls = [caller.call(method, served.token(STRANGER, method), b"") for _ in range(3)]
+        while len(caller.statuses) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert Counter(caller.statuses[call] for call in calls if call in caller.statuses) == {BUSY: 2}
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+async def test_an_admitted_call_counts_for_its_user_no_more(admitted: bool) -> None:
+    """An agent, for example: its stream lasts as long as its job."""
+    calls = ShareCalls(CallShare("one", calls=10, user_calls=1, reading=1, all_reading=1))
+
+    async def second_is_refused() -> bool:
+        calls.take(STRANGER)
+        if admitted:
+            admit_call()
+        try:
+            calls.take(STRANGER)
+        except CallRefused:
+            return True
+        return False
+
+    assert await asyncio.create_task(second_is_refused()) is not admitted
+    assert await asyncio.create_task(second_is_refused()) is not admitted
+
+
+SERVERS = ("daemon", "checkpoint")
+WRITERS = {"daemon/transport/calls/call_messages.py"}
+
+
+def test_no_server_writes_without_a_bound() -> None:
+    files = [file for folder in SERVERS for file in (ROOT / folder).rglob("*.py") if "testing" not in file.parts]
+    writing = {str(file.relative_to(ROOT)) for file in files if re.search(r"context\.write\(", file.read_text())}
+    assert writing == WRITERS
+
+
+def _cells(share: CallShare, message_bytes: int) -> tuple[str, ...]:
+    size = f"{message_bytes // MIB} MiB" if message_bytes >= MIB else f"{message_bytes // KIB} KiB"
+    seconds = (share.reading_wait_s + share.first_message_s) * share.first_messages
+    return f"{share.user_calls:,} of {share.calls:,}", f"{share.reading} × {size}", f"{seconds:g}"
+
+
+@pytest.mark.parametrize(
+    ("server", "share", "message_bytes"),
+    [
+        ("coordinator, the public API", coordinator_share(REGISTER), COORDINATOR.message_bytes),
+        ("coordinator, health and reflection", COORDINATOR.public_calls, COORDINATOR.message_bytes),
+        ("agent of another user", STRANGERS_AT_AGENT, SHARD_MESSAGE_BYTES),
+        ("`musterd` |", NODE_DAEMON.calls, NODE_DAEMON.message_bytes),
+        ("`musterd`, `/run/muster/nvhcd.sock`", LOCAL_SERVER.calls, LOCAL_SERVER.message_bytes),
+    ],
+)
+def test_the_table_says_what_the_servers_allow(server: str, share: CallShare, message_bytes: int) -> None:
+    text = (ROOT / "docs/SECURITY.md").read_text().partition("## What one user can hold")[2].partition("\n## ")[0]
+    [row] = [line for line in text.splitlines() if line.startswith(f"| {server}")]
+    for cell in _cells(share, message_bytes):
+        assert cell in row
