@@ -17,6 +17,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from muster.slurm.cluster.versions.side_by_side import wheel_of
+from muster.slurm.image.engine import EngineError
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ["requirements.lock", "tools.lock"]
 EXTRAS = ("coordinator", "daemon")
@@ -178,3 +181,8 @@ def test_two_builds_of_a_commit_give_the_same_bytes(tmp_path: Path) -> None:
         (wheel,) = into.glob("*.whl")
         digests.append(hashlib.sha256(wheel.read_bytes()).hexdigest())
     assert digests[0] == digests[1]
+
+
+def test_an_earlier_version_that_this_clone_lacks_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"needs the commit 0{40}, .*git fetch --unshallow"):
+        wheel_of("0" * 40, tmp_path)
