@@ -11,6 +11,7 @@ from muster.daemon.transport import authority
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.management_hosts import check_host
 from muster.daemon.transport.site_config import TLS_FOLDER
+from muster.launcher.command import say
 from muster.launcher.errors import WrongInput
 
 _AUTHORITY, _AUTHORITY_KEY = "authority.pem", "authority.key"
@@ -40,7 +41,8 @@ def make_files(folder: Path, hosts: list[str], days: int) -> None:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    print(_next_steps(folder, [listed[0] for listed in names]), flush=True)
+    for line in _next_steps(folder, [listed[0] for listed in names]):
+        say(line)
 
 
 def renew_files(folder: Path, hosts: list[str], days: int) -> None:
@@ -54,7 +56,7 @@ def renew_files(folder: Path, hosts: list[str], days: int) -> None:
     issuing = Authority.load(folder / _AUTHORITY, folder / _AUTHORITY_KEY)
     for listed in [_names(host) for host in hosts]:
         _issue(issuing, folder, listed, days)
-        print(f"{folder / listed[0] / _CERTIFICATE} is new; copy both files of its folder to {listed[0]}", flush=True)
+        say(f"{folder / listed[0] / _CERTIFICATE} is new; copy both files of its folder to {listed[0]}")
 
 
 def _names(host: str) -> list[str]:
@@ -81,14 +83,14 @@ def _write_public(path: Path, pem: bytes) -> None:
     path.chmod(0o644)
 
 
-def _next_steps(folder: Path, hosts: list[str]) -> str:
+def _next_steps(folder: Path, hosts: list[str]) -> list[str]:
     lines = [f"Copy {folder / _AUTHORITY} to {TLS_FOLDER / _AUTHORITY} of every host, readable by all."]
     for host in hosts:
         lines.append(
             f"Copy {folder / host / _CERTIFICATE} and {_KEY} to {TLS_FOLDER} of {host}, readable by Slurm's user only."
         )
     lines.append(f"Keep {folder / _AUTHORITY_KEY} off the cluster: who has it can act as a coordinator.")
-    return "\n".join(lines)
+    return lines
 
 
 def description(file: Path) -> str:

@@ -29,7 +29,7 @@ async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
         serial = await _order(coordinator, ref)
         if options.no_wait:
-            print(f"flush {serial} is ordered", flush=True)
+            say(f"flush {serial} is ordered")
             return 0
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
             if outcome := outcome_of_flush(view, serial):

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from muster.daemon.transport.tls import AUTHORITY_DAYS, TlsError
-from muster.launcher.command import Command
+from muster.launcher.command import Command, say
 from muster.launcher.errors import LauncherError, WrongInput
 
 HOST_DAYS = 365
@@ -54,7 +54,7 @@ async def _run(options: argparse.Namespace) -> int:
             certificate_files.renew_files(options.folder, options.hosts, options.days)
         else:
             for file in options.files:
-                print(certificate_files.description(file), flush=True)
+                say(certificate_files.description(file))
     except TlsError as error:
         raise WrongInput(str(error)) from None
     except OSError as error:

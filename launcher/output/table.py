@@ -25,6 +25,8 @@ from muster.launcher.output.screen import INDENT, Screen
 _GAP = "  "
 _LEAST_PROSE = 40
 """Columns below which prose beside other columns would be a strip."""
+_LEAST_HEADING = 8
+"""Columns in which a title of short words is not broken into more than two lines."""
 
 
 class Coloured(NamedTuple):
@@ -47,9 +49,7 @@ def table(screen: Screen, titles: Sequence[str], rows: Iterable[Row]) -> Iterato
         return
     used = [at for at in range(len(titles)) if not at or any(row[at].text for row in texts)]
     titles, texts = [titles[at] for at in used], [[row[at] for at in used] for row in texts]
-    longest_words = [max(title.split(), key=len) for title in titles]
-    cells = [longest_words, *([cell.text for cell in row] for row in texts)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(_heading_width(title), *(len(row[at].text) for row in texts), 0) for at, title in enumerate(titles)]
     beside = _columns_beside(widths, screen.width)
     yield from _heading(titles[:beside], widths)
     for row in texts:
@@ -86,6 +86,11 @@ def _columns_beside(widths: Sequence[int], width: int) -> int:
     return max(1, sum(end <= width for end in ends[:-1]))
 
 
+def _heading_width(title: str) -> int:
+    """The least width of a title that may be broken between its words."""
+    return max(min(len(title), _LEAST_HEADING), *map(len, title.split()))
+
+
 def _heading(titles: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     """The titles, broken between words where the values are shorter."""
     broken = [textwrap.wrap(title, width) for title, width in zip(titles, widths, strict=False)]
@@ -104,7 +109,10 @@ def _record(
         yield _GAP.join([*shown[:-1], screen.paint(first[at:], row[-1].colour)]).rstrip()
         yield from more
         return
-    yield _GAP.join(shown).rstrip()
+    if beside == 1:
+        yield from _painted(screen, row[0], screen.sentence(row[0].text), 0)
+    else:
+        yield _GAP.join(shown).rstrip()
     below = [f"{title}: {cell.text}" for title, cell in zip(titles, row, strict=True)][beside:]
     given = [words for words, cell in zip(below, row[beside:], strict=True) if cell.text]
     prose = given.pop() if given and row[-1].text else ""

@@ -23,6 +23,9 @@ NEW_BOOT_S = 60.0
 """Seconds by which time steps back at a boot, at least. Records of several processors are out of order by far less."""
 
 
+_ECHO = "unfit, unless the loss of a peer explains it (echo)"
+
+
 @dataclass(slots=True)
 class Counts:
     """What the log held. `rows`: the signals for each row of the policy, by its key."""
@@ -95,7 +98,8 @@ class Replay:
         self.counts.rows[row.key if row else "no row"] += 1
         response = f", {decision.response}" if decision.action == "degraded" else ""
         device = f" ({signal.device})" if signal.device else ""
-        return f"{self._time}  {decision.action}{response}: {decision.reason}{device}"
+        action = _ECHO if decision.action == "echo" else decision.action
+        return f"{self._time}  {action}{response}: {decision.reason}{device}"
 
 
 def bounded_lines(log: BinaryIO) -> Iterator[bytes | None]:

@@ -184,6 +184,13 @@ def test_replay_tells_what_would_have_come_and_when() -> None:
     ]
 
 
+def test_a_signal_that_the_loss_of_a_peer_may_explain_says_so() -> None:
+    signals, _ = _replayed("[ 10.000000] NVRM: Xid (PCI:0000:3b:00): 74, NVLink: fatal error detected on link 4")
+    assert signals == [
+        "10.000000  unfit, unless the loss of a peer explains it (echo): Xid 74: NVLink error (0000:3b:00)"
+    ]
+
+
 def test_a_time_that_goes_back_is_another_boot() -> None:
     signals, replay = _replayed(f"[ 5000.000000] {LOST}", f"[ 4999.999000] {FAULT}", f"[    0.500000] {LOST}")
     assert len(signals) == 3

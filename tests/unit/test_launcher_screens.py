@@ -5,6 +5,7 @@ A dozen of them are compared with golden files. MUSTER_GOLDEN=write writes them 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 from tests.unit.screens import EXITED, LOST, NOW, SCREENS, UNCORRECTABLE, events, gang, jobs, roll_call
 
-from muster.launcher.__main__ import parser
+from muster.launcher.__main__ import COMMANDS, main, parser
+from muster.launcher.command import print_note
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen, open_screen, time_with_zone
 from muster.launcher.output.table import table
@@ -39,6 +41,13 @@ KEPT = (
     ("diagnose", 80),
     ("policy-explain", 80),
 )
+
+
+class Terminal(io.StringIO):
+    """Output that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def shown(name: str, width: int | None) -> list[str]:
@@ -107,18 +116,44 @@ def test_a_terminal_names_the_zone_once_for_each_table() -> None:
     assert time_with_zone(NOW, east.zone) == "2027-01-15 13:30 UTC+05:30"
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", [entry.name for entry in COMMANDS])
+def test_the_help_of_each_command_fits(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3
+    assert [line for line in lines if len(line) > width] == []
+
+
+def test_a_note_on_a_terminal_is_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_note("muster: a note of several words\n  with a hint that is as long")
+    assert capsys.readouterr().err == "muster: a note of several words\n  with a hint that is as long\n"
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", "24")
+    with contextlib.redirect_stderr(terminal):
+        print_note("muster: a note of several words\n  with a hint that is as long")
+    assert terminal.getvalue().splitlines() == [
+        "muster: a note of",
+        "  several words",
+        "  with a hint that is as",
+        "    long",
+    ]
+
+
 @pytest.mark.parametrize("command", ["status", "events", "nodes", "diagnose"])
-def test_times_are_shown_in_utc_on_request(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_shown_in_utc_on_request(command: str) -> None:
     job = ["42"] if command == "diagnose" else []
     options = parser([command]).parse_args([command, "--utc", *job])
     assert open_screen(io.StringIO(), utc=options.utc).zone is UTC
 
 
 def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("COLUMNS", "132")
     assert open_screen(Terminal()).width == 132
     assert open_screen(io.StringIO()).width is None
@@ -184,10 +219,11 @@ def test_prose_stands_beside_the_other_columns_where_half_a_terminal_is_left() -
         "    why: a reason of many words that does not fit",
         "    beside the others",
     ]
-    assert list(table(Screen(12), ("node", "verdict", "why"), [("n1", "UNFIT", "")])) == [
-        "node",
-        "n1",
-        "    verdict: UNFIT",
+    assert list(table(Screen(24), ("jobs", "phase", "why"), [("40001 40002 40003 40004 40005", "RUNNING", "")])) == [
+        "jobs",
+        "40001 40002 40003 40004",
+        "    40005",
+        "    phase: RUNNING",
     ]
 
 
