@@ -13,7 +13,8 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
-from muster.launcher.output import tables
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.tables import gang_details
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.agent import Rank
 from muster.v1 import api_pb2
@@ -42,8 +43,7 @@ def view(world: Scenario) -> api_pb2.GangView:
 
 
 def shown(world: Scenario) -> str:
-    summary = tables._summary_table(view(world))
-    return " ".join(str(cell) for column in summary.columns for cell in column.cells)
+    return "\n".join(gang_details(view(world), Screen()))
 
 
 def test_the_minority_names_its_node_and_a_spare_takes_the_seat() -> None:

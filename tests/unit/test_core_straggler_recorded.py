@@ -9,7 +9,8 @@ from muster.daemon.coordinator.core.state.events import BlockTimes
 from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.services.views import gang_view
-from muster.launcher.output import tables
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.tables import gang_details
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 from muster.v1 import api_pb2
@@ -86,8 +87,7 @@ def test_status_shows_it_while_it_is_slow() -> None:
 
 
 def _words(shown: api_pb2.GangView) -> list[str]:
-    summary = tables._summary_table(shown)
-    return [str(cell) for column in summary.columns for cell in column.cells]
+    return list(gang_details(shown, Screen()))
 
 
 def test_few_stragglers_of_a_generation_are_recorded() -> None:
