@@ -28,6 +28,7 @@ from muster.launcher.command import Command, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
+from muster.launcher.submission import path_checks
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
@@ -73,6 +74,8 @@ async def _run(options: argparse.Namespace) -> int:
     async with Registration(site) as registration:
         # In a thread: meanwhile the coordinator answers. The classes of job.toml take 60 ms to be imported.
         submission, _ = await asyncio.gather(asyncio.to_thread(prepare, options, site), sbatch.get_ready())
+        for doubt in path_checks.check_paths(submission.spec, path_checks.MOUNTS.read_text()):
+            print_note(f"muster: {doubt}")
         submission = await _shaped(submission, options)
         if shutil.which("sbatch") is None:
             raise _no_sbatch()

@@ -26,6 +26,7 @@ from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen
+from muster.launcher.submission import path_checks
 from muster.launcher.submission.registration import Registration
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import SlurmRefused
@@ -129,6 +130,9 @@ async def test_the_whole_command_calls_sbatch_once_and_registers(
     sbatch.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\necho {waiting}\n')
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nfiler:/home {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(path_checks, "MOUNTS", mounts)
     job = job_file(tmp_path)
     job.write_text(job.read_text().replace("nodes = 2\nspares = 1", "nodes = 1"))
     assert await muster(world, "submit", str(job)) == 0

@@ -1,0 +1,76 @@
+"""Paths of a job that a login node can judge, and those that it leaves to the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.submission.path_checks import check_paths
+from muster.v1.common_pb2 import JobSpec
+
+
+def spec(folder: Path, *command: str, run_dir: str = "", work_dir: str = "") -> JobSpec:
+    """A job of `folder`, which is a file system of its own."""
+    return JobSpec(command=command, run_dir=run_dir or str(folder / "run"), work_dir=work_dir or str(folder))
+
+
+def shared(folder: Path, kind: str = "nfs4") -> str:
+    return f"/dev/sda1 / ext4 rw 0 0\nfiler:/x {folder} {kind} rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python3", "train.py"], "the script {}/train.py does not exist"),
+        (["python3", "-u", "{}/none.py", "--lr", "1"], "the script {}/none.py does not exist"),
+        (["bash", "go.sh"], "the script {}/go.sh does not exist"),
+        (["{}/venv/bin/python", "-m", "x"], "the program {}/venv/bin/python does not exist"),
+        (["./file"], "the program {}/file can't be run by you"),
+        (["python3", "."], "the script {} is a folder"),
+    ],
+)
+def test_what_is_missing_on_shared_storage_is_refused(command: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o644)
+    job = spec(tmp_path, *(word.format(tmp_path) for word in command))
+    with pytest.raises(WrongInput) as refused:
+        check_paths(job, shared(tmp_path))
+    assert words.format(tmp_path) in refused.value.message
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    job = spec(tmp_path, "python3", "train.py", work_dir=f"{tmp_path}/none", run_dir="/sahred/run")
+    with pytest.raises(WrongInput) as refused:
+        check_paths(job, shared(tmp_path))
+    for words in (
+        "/sahred does not exist: is it misspelt?",
+        f"work_dir = '{tmp_path}/none' does not exist",
+        f"the script {tmp_path}/none/train.py does not exist",
+    ):
+        assert words in refused.value.message
+
+
+@pytest.mark.parametrize(("kind", "is_local"), [("tmpfs", True), ("ext4", True), ("nfs4", False), ("lustre", False)])
+def test_a_run_dir_that_is_local_to_the_host_is_refused(kind: str, is_local: bool, tmp_path: Path) -> None:
+    mounts = f"/dev/sda1 / ext4 rw 0 0\nx /tmp {kind} rw 0 0\n"
+    job = spec(tmp_path, "true", run_dir="/tmp/run")
+    if is_local:
+        with pytest.raises(WrongInput, match=f"run_dir = '/tmp/run' is local to each host .{kind}.: name a folder"):
+            check_paths(job, mounts)
+    else:
+        assert check_paths(job, mounts) == []
+
+
+def test_what_only_compute_nodes_may_have_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (doubt,) = check_paths(spec(tmp_path, "/opt/of-nodes/python", "train.py"), shared(tmp_path))
+    assert doubt == "command: the program /opt/of-nodes/python does not exist on this host: the nodes must have it"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["train"], ["python3", "-m", "x"], ["python3", "-c", "x"], ["python3", "-W", "x", "y"], ["torchrun", "x"]],
+)
+def test_what_nobody_can_judge_is_left_alone(command: list[str], tmp_path: Path) -> None:
+    assert check_paths(spec(tmp_path, *command), shared(tmp_path)) == []
