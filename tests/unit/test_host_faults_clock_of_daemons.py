@@ -81,7 +81,7 @@ async def test_a_stepped_coordinator_recovers_jobs_and_blames_nobody(
     await world.wait_for_duty("RUN 2", ["n1", "n3"])
     assert [record.node for record in await world.wait_for_facts(facts.MemberRemoved)] == ["n2"]
     caller = "behind" if step_s > 0 else "ahead of"
-    words = f"caller's clock is {caller} the clock of {HOST}: set the clocks of both hosts"
+    words = f"caller's clock is {caller} the server's: set the clocks of both hosts"
     with pytest.raises(grpc.aio.AioRpcError, match=words):
         await list_jobs(world)
     await until_said(caplog, f"the wall clock of {HOST} was set by {step_s:+.0f} s")
