@@ -1,16 +1,23 @@
 """`make bench-stragglers`: how soon a rank that becomes slower is named, whom a clean run names, and the cost of it.
 
-    python -m benchmarks.bench_stragglers [--clean-steps N]
+    python -m benchmarks.bench_stragglers [--clean-steps N] [--virtual-steps N]
 
-Eight gloo ranks train on this machine with steps of 50 ms, by its real clock. After the clean steps, one is 30 %
-slower. The step times go through the agent's blocks and the coordinator's judgement, as in a job. The cost is that of
-all calls and hooks in a step of 300 parameters. Needs PyTorch. The last line is a JSON object; names contain the units.
+- Virtual gangs (`noisy_steps`): within how many steps a rank that is 30 % slower is named, at three strengths of noise,
+  as median and 95th percentile; and how many false names there are in a million steps with heavy tails, drift, and
+  nodes that are slow in turn. A million of such steps takes about five minutes.
+- Eight gloo ranks train on this machine with steps of 50 ms, by its real clock. After the clean steps, one is 30 %
+  slower. The step times go through the agent's blocks and the coordinator's judgement, as in a job.
+- The cost is that of all calls and hooks in a step of 300 parameters, and that of a block of 10,000 ranks in the
+  coordinator.
+
+Needs PyTorch. The last line is a JSON object; names contain the units.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import sys
@@ -27,12 +34,21 @@ from benchmarks.straggler_ranks import STEP_S
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
 from muster.checkpoint.testing.rank_processes import start_ranks
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
-from muster.daemon.coordinator.core.detection.straggler_detector import follow
+from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
 from muster.daemon.coordinator.core.state.block_times import BlockTime, RankPaces
+from muster.simulator.world.noisy_steps import VirtualGang
 from muster.v1.rank_pb2 import StepTime
 
 RANKS, SLOW_RANK = 8, 5
-SLOW_STEPS = 40
+SLOW_STEPS = 120
+NOISES = (0.1, 0.3, 0.6)
+GANGS = ((2, 1), (4, 4), (8, 4), (64, 8))
+"""Ranks, and ranks of each node, of the gangs in which one rank is slow."""
+TROUBLED_GANGS = ((2, 1), (4, 1), (8, 4), (64, 8))
+"""The same of the gangs in which nobody is: nodes in turn need two nodes."""
+TRIALS, MOST_STEPS, SLOW_FROM = 100, 2000, 400
+STEPS_OF_RUN = 10_000
+MANY_RANKS = 10_000
 PAIRS = 9
 """Runs with and without the timer, in turn."""
 STEPS_OF_COST = 200
@@ -73,13 +89,48 @@ def judge(ranks: list[list[StepTime]], clean_steps: int) -> dict[str, int | None
     paces, named_clean = RankPaces(), set()
     for number, block in whole_blocks(ranks):
         last_step = STEPS_PER_BLOCK * (number + 1)
-        follow(paces, block, last_step * STEP_S)
-        named = {rank for rank, slow in paces.slow_ranks.items() if slow.named}
+        follow(paces, block, RANKS, last_step * STEP_S)
+        named = set(paces.stragglers)
         if last_step <= clean_steps:
             named_clean |= named
         elif SLOW_RANK in named:
             return {"named_after_steps": last_step - clean_steps, "named_in_clean_steps": len(named_clean)}
     return {"named_after_steps": None, "named_in_clean_steps": len(named_clean)}
+
+
+def delays() -> dict[str, str]:
+    """In how many steps a slow rank is named: median and 95th percentile."""
+    found = {}
+    for (ranks, on_node), noise in itertools.product(GANGS, NOISES):
+        gang = VirtualGang(ranks, on_node, noise, slow_ranks=(ranks - 1,), slow_from=SLOW_FROM)
+        trials = TRIALS if ranks < 64 else TRIALS // 5
+        steps = sorted(gang.steps_until_named(seed, MOST_STEPS) for seed in range(trials))
+        found[f"named_steps_of_{ranks}_ranks_noise_{noise:.0%}"] = f"{steps[trials // 2]}, {steps[trials * 95 // 100]}"
+    return found
+
+
+def false_names(steps: int) -> dict[str, int]:
+    """How many false names there are in so many steps, a share of them at each size and noise."""
+    runs = max(1, steps // (STEPS_OF_RUN * len(TROUBLED_GANGS) * len(NOISES)))
+    return {
+        f"false_names_noise_{noise:.0%}": sum(
+            VirtualGang(ranks, on_node, noise, troubled=True).false_names(seed, STEPS_OF_RUN)
+            for ranks, on_node in TROUBLED_GANGS
+            for seed in range(runs)
+        )
+        for noise in NOISES
+    }
+
+
+def block_ms() -> float:
+    """Milliseconds of the coordinator for a block of many ranks: the median."""
+    paces, spent = RankPaces(), []
+    for number in range(PAIRS):
+        block = {rank: BlockTime(50_000 + 97 * (rank * (number + 7) % 101), 1000) for rank in range(MANY_RANKS)}
+        begin = time.perf_counter()
+        follow(paces, block, RANKS, float(number))
+        spent.append(time.perf_counter() - begin)
+    return statistics.median(spent) * 1e3
 
 
 def cost_us() -> tuple[float, float]:
@@ -116,13 +167,19 @@ def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clean-steps", type=int, default=2000)
-    clean_steps = parser.parse_args().clean_steps
+    parser.add_argument("--virtual-steps", type=int, default=1_000_000)
+    options = parser.parse_args()
+    clean_steps = options.clean_steps
     plain_us, timed_us = cost_us()
     ranks = asyncio.run(measure_ranks(clean_steps))
     percent = 100 * (timed_us - plain_us) / (STEP_S * 1e6)
     figures = {
         **judge(ranks, clean_steps),
         "clean_steps": clean_steps,
+        **delays(),
+        "virtual_steps": options.virtual_steps,
+        **false_names(options.virtual_steps),
+        "block_of_10000_ranks_ms": round(block_ms(), 1),
         "step_us": round(plain_us, 1),
         "timed_step_us": round(timed_us, 1),
         "percent_of_50_ms": round(percent, 3),

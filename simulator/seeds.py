@@ -33,7 +33,7 @@ TIGHT_LIMITS = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps
 """Limits that some runs reach soon."""
 SMALL_JOURNAL = replace(NO_LIMITS, journal_mib_per_job=0.1)
 """A part of the journal that a gang uses up with its start and some recoveries."""
-STRAGGLER_RULE = StragglerRule(share=0.9, window_s=8.0, response=Response.SWAP)
+STRAGGLER_RULE = StragglerRule(share=0.9, window_s=20.0, response=Response.SWAP)
 """Shorter than any site's: a run lasts a minute or two."""
 CALM_EVERY = 15
 """Every so many seeds one is calm. A gang without a spare loses a node that is repaired soon, and little else happens:

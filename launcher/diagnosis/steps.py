@@ -22,7 +22,8 @@ WAIT_OF_NOTE = 0.1
 EXPLAINED = 2.0
 """A wait that is longer than that many times the longest prediction is explained by no tier."""
 SLOWER_RANK = 0.15
-"""By which share more than the median a rank computes to be named, as in the straggler detector."""
+"""By which share more than the median a rank computes to be named: somewhat more than the straggler detector asks
+for, because these are its newest blocks alone."""
 SUMMED = (GroupKind.DATA, GroupKind.EXPERT_DATA)
 """The groups whose sums the library times as the wait."""
 

@@ -19,7 +19,7 @@ _RECENT_S = 86400.0
 """Seconds for which the list shows a job that has ended, unless all are asked for."""
 
 STRAGGLERS_SHOWN = 8
-"""The slowest stragglers that the summary of a gang names."""
+"""Nodes with stragglers that the summary of a gang names: those with the slowest ones."""
 
 
 @dataclass(slots=True)
@@ -108,16 +108,32 @@ def _conditions(view: GangView) -> Iterator[tuple[str, str]]:
     """What is unusual."""
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
         yield "declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected"
-    for rank in sorted(view.ranks, key=lambda rank: -rank.slower_by)[:STRAGGLERS_SHOWN]:
-        if rank.slower_by:
-            pace = f"computes {rank.slower_by:.0%} longer than the median rank in each step"
-            yield "straggler", f"rank {rank.rank} on {rank.node} {pace}, and the others wait for it"
+    for words in _stragglers(view.ranks)[:STRAGGLERS_SHOWN]:
+        yield "straggler", words
     if view.replicas_disagree:
         yield "corruption", view.replicas_disagree
     if view.wider_groups and not view.final:
         yield "placement", f"wider than asked: {view.wider_groups}"
     if view.not_finite:
         yield "not finite", view.not_finite
+
+
+def _stragglers(ranks: Iterable[RankView]) -> list[str]:
+    """One line for each node with stragglers, the slowest first."""
+    by_node: dict[str, list[RankView]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank.node, []).append(rank)
+    lines = []
+    for node, own in by_node.items():
+        slow = [rank for rank in own if rank.slower_by]
+        by = max((rank.slower_by for rank in slow), default=0.0)
+        pace = f"{by:.0%} longer than the median rank in each step, and the others wait for"
+        listed = ", ".join(str(rank.rank) for rank in slow)
+        if len(slow) == 1:
+            lines.append((by, f"rank {listed} on {node} computes {pace} it"))
+        elif slow:
+            lines.append((by, f"{len(slow)} of {len(own)} ranks on {node} ({listed}) compute up to {pace} them"))
+    return [words for _, words in sorted(lines, key=lambda line: -line[0])]
 
 
 def _role_counts(view: GangView) -> str:

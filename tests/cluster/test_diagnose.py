@@ -93,6 +93,26 @@ def test_a_shaped_link_and_a_faster_generation_are_named(healthy: Cluster) -> No
         training.cancel()
 
 
+@pytest.mark.long  # some hundreds of steps
+def test_a_rank_that_is_stopped_for_most_of_the_time_is_named(healthy: Cluster) -> None:
+    """All ranks share the cores of this host, so the times of steps scatter on each of them."""
+
+    def slow_ranks() -> list[int]:
+        view = json.loads(healthy.exec(LOGIN, "muster", "status", str(job), "--json", user="alice").stdout)
+        return [rank["rank"] for rank in view["ranks"] if rank["slower_by"]]
+
+    with Training(healthy, TrainingSpec("held-up", nodes=4, spares=0, arguments=SLOW_STEPS)) as training:
+        job = training.submit()
+        training.wait_step(40)
+        node = training.node_of(2)
+        healthy.slow_rank(node, 2)
+        wait_until(slow_ranks, 300, "the rank is named")
+        assert slow_ranks() == [2]
+        events = healthy.exec(LOGIN, "muster", "events", str(job), user="alice").stdout
+        assert f"rank 2 on {node} computes" in " ".join(events.split())
+        training.cancel()
+
+
 SHARDED = """
 import time, torch
 import torch.distributed as dist

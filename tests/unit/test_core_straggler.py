@@ -6,10 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
-from muster.daemon.coordinator.core.detection.straggler_detector import follow, lasts
-from muster.daemon.coordinator.core.state.block_times import BLOCKS_JUDGED, BlockTime, GangBlocks, RankPaces, SlowRank
+from muster.daemon.coordinator.core.detection.stragglers import straggler_evidence
+from muster.daemon.coordinator.core.detection.stragglers.straggler_detector import lasts
+from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
+from muster.daemon.coordinator.core.state.block_times import BlockTime, GangBlocks, RankPace, RankPaces
 from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
 from muster.daemon.coordinator.core.state.limits import StragglerRule
+from muster.simulator.world.noisy_steps import VirtualGang
 from muster.v1.rank_pb2 import StepTime
 
 STEP_US, RANKS = 50_000, 8
@@ -50,10 +53,17 @@ class Run:
     """
 
     def __init__(
-        self, seed: int, compute: Compute, ranks: int = RANKS, waits: bool = True, report_steps: int = 1
+        self,
+        seed: int,
+        compute: Compute,
+        ranks: int = RANKS,
+        waits: bool = True,
+        report_steps: int = 1,
+        on_node: int = 1,
     ) -> None:
         self.chance = random.Random(seed)
         self.compute, self.ranks, self.waits, self.report_steps = compute, ranks, waits, report_steps
+        self.ranks_per_node = on_node
         self.reports = [StepBlocks() for _ in range(ranks)]
         self.blocks = GangBlocks()
         self.now = 0.0
@@ -73,7 +83,7 @@ class Run:
     def _report(self) -> None:
         self.blocks.note_status(AgentStatus(ranks=tuple(self.rank(rank) for rank in range(self.ranks))))
         for block in self.blocks.take_whole(self.ranks):
-            follow(self.blocks.paces, block, self.now)
+            follow(self.blocks.paces, block, self.ranks_per_node, self.now)
 
     def rank(self, rank: int) -> RankState:
         times = self.reports[rank].times()
@@ -83,13 +93,13 @@ class Run:
         return RankState(rank, 1, True, block_times=reported)
 
     def named(self) -> list[int]:
-        return [rank for rank, slow in self.blocks.paces.slow_ranks.items() if slow.named]
+        return list(self.blocks.paces.stragglers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("ranks", "spread"), [(2, 0.0), (2, 0.05), (8, 0.0), (8, 0.05), (8, 0.08), (64, 0.08)])
 @pytest.mark.parametrize("first", [101, 102, 103, 104])
-def test_a_rank_that_gets_30_percent_slower_is_named_within_20_steps(
+def test_a_rank_that_gets_30_percent_slower_is_named_within_100_steps(
     seed: int, ranks: int, spread: float, first: int
 ) -> None:
     slow = seed % ranks
@@ -98,11 +108,11 @@ def test_a_rank_that_gets_30_percent_slower_is_named_within_20_steps(
         return STEP_US * noise(chance, spread) * (1.3 if rank == slow and step >= first else 1.0)
 
     run = Run(seed, compute, ranks)
-    while not run.named() and run.steps < first + 19:
+    while not run.named() and run.steps < first + 99:
         run.step()
     assert run.named() == [slow]
     assert run.steps >= first
-    assert 0.15 < run.blocks.paces.slow_ranks[slow].slower_by < 0.5
+    assert 0.15 < run.blocks.paces.ranks[slow].slower_by < 0.5
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -127,22 +137,30 @@ def test_a_job_whose_ranks_are_uneven_has_no_straggler(seed: int) -> None:
 
 def test_a_straggler_that_keeps_pace_again_is_no_longer_named_and_short_recoveries_do_not_end_it() -> None:
     def compute(chance: random.Random, rank: int, step: int) -> float:
-        slow = rank == 3 and step <= 200 and step % 40 > 12
+        slow = rank == 3 and step <= 400 and (step <= 100 or step % 40 > 6)
         return STEP_US * noise(chance, 0.05) * (1.3 if slow else 1.0)
 
     run, named = Run(1, compute), []
-    for _ in range(400):
+    for _ in range(600):
         run.step()
         named.append(run.named())
-    assert named[60:200] == [[3]] * 140
+    assert named[100:400] == [[3]] * 300
     assert named[-1] == []
 
 
-def test_two_slow_ranks_of_one_node_are_both_named() -> None:
-    run = Run(2, lambda chance, rank, step: STEP_US * noise(chance, 0.05) * (1.4 if rank in (2, 3) else 1.0))
-    for _ in range(40):
+def test_all_ranks_of_a_slow_node_are_named_also_where_there_is_only_one_other_node() -> None:
+    slow = range(4, 8)
+    run = Run(2, lambda chance, rank, step: STEP_US * noise(chance, 0.1) * (1.3 if rank in slow else 1.0), on_node=4)
+    for _ in range(120):
         run.step()
-    assert run.named() == [2, 3]
+    assert run.named() == list(slow)
+
+
+def test_half_of_the_ranks_of_a_gang_on_one_node_are_no_stragglers() -> None:
+    run = Run(2, uneven, on_node=RANKS)
+    for _ in range(800):
+        run.step()
+        assert run.named() == []
 
 
 def test_nobody_is_named_where_nobody_waits() -> None:
@@ -165,10 +183,23 @@ def test_times_that_a_rank_invents_break_nothing() -> None:
     block = {0: BlockTime(0, 0), 1: BlockTime(worst, 0), 2: BlockTime(0, worst), 3: BlockTime(0, worst)}
     paces, nothing = RankPaces(), RankPaces()
     for number in range(100):
-        follow(paces, block, number)
-        follow(nothing, {rank: BlockTime(0, 0) for rank in range(4)}, number)
-    assert [rank for rank, slow in paces.slow_ranks.items() if slow.named] == [1]
-    assert nothing.slow_ranks == {}
+        follow(paces, block, 1, number)
+        follow(nothing, {rank: BlockTime(0, 0) for rank in range(4)}, 1, number)
+    assert list(paces.stragglers) == [1]
+    assert nothing.stragglers == {}
+
+
+def test_ranks_that_are_invented_are_kept_no_longer_than_their_block() -> None:
+    paces = RankPaces()
+    for number in range(100):
+        follow(paces, {0: BlockTime(50_000, 0), number: BlockTime(90_000, 0)}, 1, number)
+    assert paces.ranks.keys() == {0, 99}
+
+
+def test_a_gang_of_one_rank_has_no_straggler() -> None:
+    paces = RankPaces()
+    follow(paces, {0: BlockTime(50_000, 0)}, 1, 0.0)
+    assert paces.stragglers == {}
 
 
 def test_a_block_waits_for_the_last_rank_and_is_judged_once() -> None:
@@ -187,10 +218,10 @@ def test_a_new_generation_starts_anew_and_an_old_report_is_ignored() -> None:
     blocks = GangBlocks()
     old = AgentStatus(ranks=(RankState(0, 1, True, block_times=BlockTimes(9, (10,), (1,))),))
     blocks.note_status(old)
-    blocks.paces.slow_ranks[0] = SlowRank()
+    blocks.paces.ranks[0] = RankPace()
     blocks.note_status(AgentStatus(ranks=(RankState(0, 2, True, block_times=BlockTimes(0, (20,), (2,))),)))
     blocks.note_status(old)
-    assert blocks.paces.slow_ranks == {}
+    assert blocks.paces.ranks == {}
     assert list(blocks.take_whole(1)) == [{0: BlockTime(20, 2)}]
 
 
@@ -203,14 +234,41 @@ def test_few_blocks_wait_for_a_rank_that_reports_none() -> None:
 
 
 def test_it_lasts_for_the_share_of_the_window() -> None:
-    rule, slow = StragglerRule(share=0.5, window_s=100.0), SlowRank(named_times=[(0.0, 20.0), (60.0, 90.0)])
+    rule, slow = StragglerRule(share=0.5, window_s=100.0), RankPace(named_times=[(0.0, 20.0), (60.0, 90.0)])
     assert lasts(slow, rule, 90.0)
     assert not lasts(slow, rule, 115.0)
-    assert not lasts(SlowRank(named_times=[(0.0, 40.0)]), rule, 40.0)
+    assert not lasts(RankPace(named_times=[(0.0, 40.0)]), rule, 40.0)
 
 
-def test_names_are_given_by_the_blocks_that_the_agent_makes() -> None:
-    """The constants of agent and detector give at most 20 steps together."""
-    from muster.checkpoint.store import block_times
+def test_a_rank_needs_72_slow_steps_by_the_blocks_that_the_agent_makes() -> None:
+    assert STEPS_PER_BLOCK * straggler_evidence.LEAST_BLOCKS == 72
 
-    assert block_times.STEPS_PER_BLOCK * BLOCKS_JUDGED + block_times.STEPS_PER_BLOCK - 1 < 20
+
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(2, 1), (4, 4), (8, 4)])
+@pytest.mark.parametrize(("spread", "most"), [(0.1, 100), (0.3, 300), (0.6, 500)])
+def test_evidence_adds_up_in_noise(ranks: int, ranks_per_node: int, spread: float, most: int) -> None:
+    """Where step times scatter by 60 %, two gangs in ten may take longer."""
+    gang = VirtualGang(ranks, ranks_per_node, spread, slow_ranks=(ranks - 1,), slow_from=120)
+    late = [seed for seed in SEEDS if gang.steps_until_named(seed, most) > most]
+    assert len(late) <= 2 * (spread == 0.6)
+
+
+def test_ranks_of_a_slow_node_are_named_in_noise() -> None:
+    assert VirtualGang(8, 4, 0.3, slow_ranks=(4, 5, 6, 7), slow_from=120).steps_until_named(1, 300) <= 300
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(2, 1), (4, 1), (8, 4)])
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.6])
+def test_tails_drift_and_nodes_that_are_slow_in_turn_name_nobody(
+    seed: int, ranks: int, ranks_per_node: int, spread: float
+) -> None:
+    assert VirtualGang(ranks, ranks_per_node, spread, troubled=True).false_names(seed, 4000) == 0
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.6])
+def test_a_straggler_keeps_its_name_in_noise(spread: float) -> None:
+    gang = VirtualGang(4, 1, spread, slow_ranks=(2,))
+    was = [2 in named for _, named in gang.named(seed=1, steps=8000)]
+    first = was.index(True)
+    assert all(was[first:])

@@ -262,6 +262,7 @@ ROOMS: dict[str, set[str]] = {
         "fabric/placement/maps",
         "fabric/sources",
     },
+    "daemon/coordinator/core/detection/stragglers": {"daemon/coordinator/core/state"},
     "daemon/coordinator/core/detection": {
         "daemon/transport",
         "fabric/cost",
@@ -277,6 +278,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/format",
         "daemon/coordinator/core/state",
         "daemon/coordinator/core/detection",
+        "daemon/coordinator/core/detection/stragglers",
         "daemon/coordinator/core/recovery/growth",
         "daemon/coordinator/core/recovery/parity",
     },
@@ -400,6 +402,7 @@ ROOMS: dict[str, set[str]] = {
         "slurm/client/fake",
     },
     "simulator/world": {
+        "daemon/coordinator/core/detection/stragglers",
         "daemon/transport",
         "checkpoint/format",
         "checkpoint/store",

@@ -334,8 +334,8 @@ def _ranks(gang: Gang, seen: ObservedGang) -> list[api_pb2.RankView]:
         pipeline=gang.spec.pipeline,
         order=gang.spec.axis_order,
     )
-    slow_ranks = seen.blocks.paces.slow_ranks if seen.blocks.generation == gang.generation else {}
-    stragglers = {rank: slow.slower_by for rank, slow in slow_ranks.items() if slow.named}
+    paces = seen.blocks.paces.stragglers if seen.blocks.generation == gang.generation else {}
+    stragglers = {rank: pace.slower_by for rank, pace in paces.items()}
     for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
         states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.generation}
         first = seat.group_rank * gang.spec.ranks_per_node

@@ -17,9 +17,9 @@ from muster.daemon.coordinator.core.detection import (
     hang_detector,
     node_checks,
     progress_timeouts,
-    straggler_detector,
     time_fencing,
 )
+from muster.daemon.coordinator.core.detection.stragglers import straggler_detector
 from muster.daemon.coordinator.core.recovery import (
     completion,
     flushing,

@@ -4,7 +4,7 @@ A block has the same steps on every rank (BlockTimes in agent.proto). It is whol
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
@@ -12,12 +12,8 @@ from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes,
 BLOCKS_KEPT = 16
 """Newest blocks that may wait for further ranks. Agents report the newest 8."""
 
-BLOCKS_JUDGED = 3
-"""Newest blocks that are judged together."""
-BLOCKS_OF_MEAN = 8
-"""Newest slow blocks of which a rank's times are the mean."""
-USUAL_DEVIATION = 0.05
-"""The deviation of equal ranks in a block, as a share, before any is measured."""
+BLOCKS_OF_DEVIATION = 64
+"""Newest blocks from which it is known how much a rank's times differ from block to block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,57 +24,45 @@ class BlockTime:
     wait_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedBlock:
-    """A whole block: the times of each rank, the median of the compute times and of the waits (microseconds), and by
-    how much longer than the median each rank computed (a share)."""
-
-    times: Mapping[int, BlockTime]
-    median_us: float
-    median_wait_us: float
-    excess: Mapping[int, float]
-
-
 @dataclass(slots=True)
-class SlowRank:
-    """A rank that is slower than the others, or was.
+class RankPace:
+    """What the blocks of one rank say (the module straggler_evidence).
 
-    `compute_us`, `median_us`: its compute time and that of the median rank, as means over the newest blocks in which it
-    was slow. `calm_blocks`: in how many of the newest blocks it kept pace, without a break. `named`: it is a straggler
-    now. `named_times`: the newest times (seconds) in which it was one, up to the newest block.
+    `evidence`: that the rank is slow; 0: none. `blocks`: since when there is some, in blocks. `compute_us`, `usual_us`,
+    `waited_us`: means over these blocks, of the newest 32 of them: of its compute time, of the median compute time
+    elsewhere, and of how much longer than this rank the median rank waited. `last_excess`: the logarithm of the first
+    over the second in the newest block. `named`: it is a straggler now. `named_times`: the newest times (seconds) in
+    which it was one, up to the newest block.
     """
 
+    evidence: float = 0.0
+    blocks: int = 0
     compute_us: float = 0.0
-    median_us: float = 0.0
-    calm_blocks: int = 0
+    usual_us: float = 0.0
+    waited_us: float = 0.0
+    last_excess: float | None = None
     named: bool = False
     named_times: list[tuple[float, float]] = field(default_factory=list)
-    _slow_blocks: int = 0
 
     @property
     def slower_by(self) -> float:
         """By how much longer than the median rank it computes, as a share."""
-        return (self.compute_us - self.median_us) / max(self.median_us, 1.0)
-
-    def note_slow(self, compute_us: float, median_us: float) -> None:
-        """It was slow in one more block."""
-        self._slow_blocks += 1
-        weight = 1 / min(self._slow_blocks, BLOCKS_OF_MEAN)
-        self.compute_us += weight * (compute_us - self.compute_us)
-        self.median_us += weight * (median_us - self.median_us)
+        return (self.compute_us - self.usual_us) / max(self.usual_us, 1.0)
 
 
 @dataclass(slots=True)
 class RankPaces:
     """What the straggler detector knows of a generation.
 
-    `recent`: the blocks that were judged last. `deviation`: how much equal ranks differ in a block, as a share.
-    `slow_ranks`: by number.
+    `ranks`: by number. `stragglers`: those of them that are stragglers now. `suspected`: the nodes (the ranks, if there
+    is one node) with a rank that was near to it lately, by number, and how many blocks ago. `changes`: of each of the
+    newest blocks, the median rank's change of `last_excess` since the block before.
     """
 
-    recent: deque[JudgedBlock] = field(default_factory=lambda: deque(maxlen=BLOCKS_JUDGED))
-    deviation: float = USUAL_DEVIATION
-    slow_ranks: dict[int, SlowRank] = field(default_factory=dict)
+    ranks: dict[int, RankPace] = field(default_factory=dict)
+    stragglers: dict[int, RankPace] = field(default_factory=dict)
+    suspected: dict[int, int] = field(default_factory=dict)
+    changes: deque[float] = field(default_factory=lambda: deque(maxlen=BLOCKS_OF_DEVIATION))
 
 
 @dataclass(slots=True)
