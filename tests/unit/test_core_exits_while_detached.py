@@ -48,6 +48,25 @@ def test_the_first_to_fail_is_named_whoever_attaches_first(order: tuple[str, str
     assert not fenced.hardware
 
 
+def test_a_crash_counts_although_its_agent_was_cut_off_later() -> None:
+    """The agent of the culprit ends its other rank by itself, which says nothing of why the first one had ended."""
+    world = Scenario(3, 0, ranks_per_node=2)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 2)
+    world.world.coordinator_restart_s = 8.0
+    world.world.crash_coordinator("as the script says")
+    culprit = world.agent(CULPRIT)
+    culprit.rank_exited(next(iter(culprit.ranks.values())), -11, "")
+    world.run_for(0.2)
+    world.kill_rank(VICTIM, 1)
+    pairs = [pair for peer in ("coordinator", VICTIM, "n2") for pair in ((CULPRIT, peer), (peer, CULPRIT))]
+    world.cut(*pairs)
+    world.run_for(5.0)
+    world.heal(*pairs)
+    world.run_until(lambda: world.gang.fenced_generation == 1)
+    fenced = world.facts(facts.GenerationFenced)[-1]
+    assert (fenced.crashed_on, fenced.hardware) == (CULPRIT, False)
+
+
 def test_an_agent_that_does_not_come_is_not_awaited_for_longer_than_a_silent_one() -> None:
     world = failed_while_detached(1)
     world.power_off(CULPRIT)

@@ -47,6 +47,12 @@ class RankExit:
         none."""
         return (self.rank.exit_code or 0) < 0 and self.rank.exit_code not in EXITS_WITHOUT_FAULT - {EXIT_BY_SIGKILL}
 
+    @property
+    def counts_when_cut_off(self) -> bool:
+        """The rank did not end because its agent was cut off: the agent ends ranks by SIGKILL, and ranks that lose
+        their peers end themselves."""
+        return self.by_fault and self.rank.exit_code != EXIT_BY_SIGKILL
+
 
 def exit_of(gang_turn: GangTurn, node: str, rank: RankState) -> RankExit:
     """The exit of `rank` on `node`. An agent of an earlier version does not say when it was."""

@@ -483,9 +483,12 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
     failed = [one for one in exits if one.failed]
     if attribution.may_have_failed_earlier_elsewhere(gang_turn, failed):
         return True  # `failure_detector.examine` suspects the agents that do not come
-    # An agent that has fenced the running generation by itself was cut off: not a fault of the software.
+    # An agent that has fenced the running generation by itself was cut off: not a fault of the software, unless a rank
+    # of it had crashed.
     crashed = [
-        one for one in failed if gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.generation
+        one
+        for one in failed
+        if one.counts_when_cut_off or gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.generation
     ]
     if crashed:
         # A script that fails during a planned stop is not at fault.
