@@ -33,13 +33,13 @@ from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.registration import Registration
-from muster.launcher.submission.script import Submission, node_options, render
+from muster.launcher.submission.script import Submission, node_options, render, sbatch_options
 from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client import submit_environment
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.parsing.sbatch_request import read_request
-from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_words
+from muster.slurm.client.parsing.sbatch_request import time_limit_s
+from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_words, value_of
 from muster.v1.common_pb2 import JobSpec
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ async def submit(
     """
     render(submission)  # what is wrong with it is said before anybody is asked
     coordinator = await registration.wait_for_answer(force=options.force)
+    _check_durable(submission.spec.durable_dir)
     asked = Asked(options.resume, options.fresh)
     submission.spec.resume_from = await choose_origin(submission.spec, asked, coordinator)
     text = render(submission)
@@ -236,13 +237,13 @@ async def submit(
         raise
     registered = await registration.register(submission.gang, job, submission.spec)
     _report(submission, job, path, registered, as_json=options.json)
-    for note in notes(submission.spec, read_request(text, (), "").time_limit_s):
+    limit = value_of(list(sbatch_options(submission)), "time")
+    for note in notes(submission.spec, time_limit_s(limit or "")):
         print_note(f"muster: {note}")
     return job
 
 
 def _write(submission: Submission, text: str) -> Path:
-    _check_durable(submission.spec.durable_dir)
     folder = Path(submission.spec.run_dir)
     path = folder / f"{submission.gang}.sbatch"
     try:

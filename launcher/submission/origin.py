@@ -77,13 +77,17 @@ async def choose_origin(spec: JobSpec, asked: Asked, coordinator: KnowsGangs | N
             f"wait for its end, or cancel it: muster cancel {_number(last)}. A run beside it needs another name or "
             f"durable_dir. {_NOTHING}",
         )
-    if asked.resume:
-        return await _named(spec, asked.resume, coordinator)
-    if asked.fresh:
-        return ""
-    if last is not None:
-        return _after(last)
-    return _beside_unknown_runs(spec)
+    try:
+        if asked.resume:
+            return await _named(spec, asked.resume, coordinator)
+        if asked.fresh or not spec.memory_checkpoint:  # otherwise the script loads what it wants
+            return ""
+        return _after(last) if last is not None else _beside_unknown_runs(spec)
+    except OSError as error:
+        raise WrongInput(
+            f"{error.filename or spec.durable_dir}, where a checkpoint is looked for, can't be read: {error.strerror}",
+            f"ask its owner, or start at step 0 with --fresh. {_NOTHING}",
+        ) from None
 
 
 def _after(last: GangView) -> str:

@@ -188,6 +188,25 @@ async def test_a_job_whose_checkpoints_muster_does_not_load_has_none_to_resume(s
         await choose_origin(spec, Asked(resume=left(spec)), None)
 
 
+async def test_a_job_whose_checkpoints_muster_does_not_load_inherits_none(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = left(spec, job=job_identity(spec))
+    spec.memory_checkpoint = False
+    for coordinator in (Known(ended(path)), Known(None)):
+        assert await choose_origin(spec, Asked(), coordinator) == ""
+    assert capsys.readouterr().err == ""
+    with pytest.raises(WrongInput, match="is the same job"):
+        await choose_origin(spec, Asked(), Known(GangView(slurm_job_ids=[7], phase="RUNNING")))
+
+
+async def test_a_place_that_cannot_be_looked_at_is_named(spec: JobSpec, tmp_path: Path) -> None:
+    path = str(tmp_path / ("step_" + "0" * 300))
+    with pytest.raises(WrongInput, match=f"{path}.* can't be read: File name too long") as refused:
+        await choose_origin(spec, Asked(resume=path), None)
+    assert "Nothing was queued" in refused.value.hint
+
+
 def test_spares_cost_node_hours() -> None:
     spec = JobSpec(nodes=4, spares=1, durable_dir="/durable", memory_checkpoint=True)
     assert list(notes(spec, 86400)) == [
@@ -213,8 +232,8 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     await made.close()
 
 
-async def queue(world: ScriptedWorld, folder: Path, *more: str) -> int:
-    """Runs `muster submit` with the Slurm of `world`."""
+async def queue(world: ScriptedWorld, folder: Path, *more: str, sbatch: tuple[str, ...] = ()) -> int:
+    """Runs `muster submit` with the Slurm of `world`. `sbatch`: options after the --."""
     job = folder / "job.toml"
     job.write_text(
         f'name = "tiny"\nnodes = 2\nspares = 1\ncommand = ["python3", "train.py"]\nrun_dir = "{folder}/run"\n'
@@ -228,6 +247,8 @@ async def queue(world: ScriptedWorld, folder: Path, *more: str) -> int:
         f"secret:{world.folder.parent}/secret",
         *more,
         str(job),
+        "--",
+        *sbatch,
     ]
     options = parser().parse_args(words)
     site = Site.load(coordinator=options.coordinator, auth=options.auth)
@@ -260,3 +281,20 @@ async def test_the_coordinator_finds_the_run_before_and_the_next_one_starts_from
     assert f"--resume {first} goes on at step 176" in capsys.readouterr().err
     (gang,) = (gang for gang in gangs.values() if gang.job == second)
     assert gang.durable_path == ""
+
+
+async def test_a_start_later_on_is_no_obstacle_to_the_notes(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await queue(world, tmp_path, sbatch=("--begin=now+1hour", "--time=2:00:00"))
+    assert "2 of 6 node hours at the time limit" in capsys.readouterr().err
+
+
+async def test_a_durable_folder_that_others_can_write_to_is_refused_before_it_is_searched(
+    world: ScriptedWorld, tmp_path: Path
+) -> None:
+    spec = JobSpec(name="tiny", command=["python3", "train.py"], durable_dir=str(tmp_path / "durable"))
+    left(spec, job=job_identity(spec), generation=2)
+    Path(spec.durable_dir).chmod(0o777)
+    with pytest.raises(WrongInput, match="all users can write to"):
+        await queue(world, tmp_path)

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from muster.slurm.client import sbatch_options
 from muster.slurm.client.parsing.hostlist import expand
 
+_TIME_LIMIT = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_DELAY = re.compile(rf"now\+(\d+)(?:({'|'.join(_UNIT_S)})s?)?")
+
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
@@ -40,8 +44,6 @@ def read_request(script: str, options: Sequence[str], work_dir: str) -> JobReque
     """
     given = [*sbatch_options.read_script(script), *sbatch_options.read_words(options)]
     found = {option.name: option.value or "" for option in given}
-    days, hours, minutes, seconds = _time_limit(found.get("time", ""))
-    limit = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return JobRequest(
         nodes=int(found.get("nodes", "1").split("-")[0]),
         name=found.get("job-name", "sbatch"),
@@ -51,23 +53,28 @@ def read_request(script: str, options: Sequence[str], work_dir: str) -> JobReque
         required_nodes=expand(found.get("nodelist", "")),
         dependency=found.get("dependency", ""),
         comment=found.get("comment", ""),
-        time_limit_s=limit or None,
-        begin_delay_s=int(found.get("begin", "now+0").partition("now+")[2] or 0),
+        time_limit_s=time_limit_s(found.get("time", "")),
+        begin_delay_s=_delay_s(found.get("begin", "")),
         work_dir=work_dir,
         switches=int(found["switches"].partition("@")[0]) if "switches" in found else None,
     )
 
 
-def _time_limit(text: str) -> tuple[int, int, int, int]:
-    """Reads sbatch's time forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s. Words such as UNLIMITED are no limit."""
-    if not re.fullmatch(r"[\d:-]*", text):
-        return 0, 0, 0, 0
+def time_limit_s(text: str) -> int | None:
+    """The seconds of a time limit: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s. None for any other text, such as
+    UNLIMITED."""
+    if not _TIME_LIMIT.fullmatch(text):
+        return None
     days, dash, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":") if part]
-    if dash:
-        hours, minutes, seconds = (*parts, 0, 0, 0)[:3]
-        return int(days), hours, minutes, seconds
-    if len(parts) == 3:
-        return 0, parts[0], parts[1], parts[2]
-    minutes, seconds = (*parts, 0, 0)[:2]
-    return 0, 0, minutes, seconds
+    parts = [int(part) for part in clock.split(":")]
+    if dash or len(parts) == 3:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = 0, *(*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
+
+
+def _delay_s(begin: str) -> int:
+    """The seconds of `now+90` and `now+2hours`; 0 for any other text."""
+    found = _DELAY.fullmatch(begin)
+    return int(found[1]) * _UNIT_S[found[2] or "second"] if found else 0
