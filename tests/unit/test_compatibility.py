@@ -222,6 +222,28 @@ async def test_both_agents_of_a_pair_that_does_not_fit_know_it(tmp_path: Path, t
     assert all("the agent on n0" in why and "the agent on n1" in why for why in found.values())
 
 
+@pytest.mark.parametrize(("coordinator", "peer"), [(to_wire(MINE), OTHER_TIMES), (BEFORE, FAR)])
+def test_an_agent_that_fits_the_coordinator_is_not_ended_by_one_that_does_not(
+    coordinator: Release, peer: Release
+) -> None:
+    found: list[str] = []
+    check = VersionCheck("n0", found.append)
+    check.meet_coordinator(coordinator)
+    check.meet_agent("n1", peer)
+    assert not found
+
+
+def test_of_two_agents_that_both_fit_the_coordinator_and_not_each_other_each_says_so() -> None:
+    found: list[str] = []
+    check = VersionCheck("n0", found.append)
+    between = Release(version="x", protocol=PROTOCOL + 1, oldest_protocol=PROTOCOL)
+    newer = Release(version="y", protocol=PROTOCOL + 2, oldest_protocol=PROTOCOL + 1)
+    check.meet_coordinator(between)
+    assert not found
+    check.meet_agent("n1", newer)
+    assert len(found) == 1
+
+
 # --- a rank and its agent ---
 
 
