@@ -191,7 +191,8 @@ AGENT_CALLS = CallShare(
     # Hello and the first status. Only then Slurm is asked about the job.
     first_messages=2,
 )
-"""AgentService/Attach. Agents of jobs in Slurm's hands are admitted, and count for their user no more."""
+"""AgentService/Attach. Agents of jobs in Slurm's hands are admitted, and count for their user no more. Each may have a
+few streams: links that were cut leave streams open until they are found out."""
 
 NODE_DAEMON_CALLS = CallShare("node daemons", calls=17_000, user_calls=17_000, reading=64, all_reading=64)
 """NodeService/Attach. Only root gets so far: all nodes are one user, and come at once after a restart."""
@@ -215,7 +216,8 @@ COORDINATOR = ServerLimits(
     waiting_s=60.0,
     # munged checks thousands of credentials a second. A node that finds no place connects again, which costs more.
     credential_checks=16_384,
-    public_calls=CallShare("public", calls=64, user_calls=64, reading=4, all_reading=4),
+    # Reflection is a stream, whose later messages could be half there for ever.
+    public_calls=CallShare("public", calls=64, user_calls=64, reading=4, all_reading=4, first_messages=0),
     keepalive=True,
     # A client that follows an idle job sends nothing. If its host vanishes, only a ping shows that.
     ping_s=30.0,

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
+from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.transport import authority_table, call_binding
@@ -42,6 +42,7 @@ from muster.daemon.transport.server_limits import (
 )
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.daemon.transport.testing.half_calls import HalfCaller
+from muster.v1 import agent_pb2 as pb
 from muster.v1 import common_pb2, peer_pb2, peer_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,7 +309,7 @@ async def test_an_admitted_call_counts_for_its_user_no_more(admitted: bool) -> N
     async def second_is_refused() -> bool:
         calls.take(STRANGER)
         if admitted:
-            admit_call()
+            admit_call("n1")
         try:
             calls.take(STRANGER)
         except CallRefused:
@@ -317,6 +318,41 @@ async def test_an_admitted_call_counts_for_its_user_no_more(admitted: bool) -> N
 
     assert await asyncio.create_task(second_is_refused()) is not admitted
     assert await asyncio.create_task(second_is_refused()) is not admitted
+
+
+def _behind(first: bytes, *others: bytes) -> bytes:
+    """The messages of one call, of which HalfCaller counts the first one only."""
+    return first + b"".join(b"\x00" + len(other).to_bytes(4, "big") + other for other in others)
+
+
+async def test_one_agent_has_few_streams_that_have_not_ended(tmp_path: Path) -> None:
+    """The attack: a user with a job of one node attaches its agent again and again, and reads no answer. Each stream is
+    replaced, but can't end. Once admitted, none counted for anybody: they took the places of all agents of the site."""
+
+    def few(share: CallShare) -> CallShare:
+        return replace(share, admitted_calls=2)
+
+    async with attacked(coordinator, tmp_path, few) as (served, connect):
+        caller = await connect(reads=False)
+        hello = pb.AgentHello(
+            gang_id="g1", slurm_job_id=1, node="n1", incarnation="a", spec=spec(), peer_address="127.0.0.1:1"
+        )
+        first = pb.AgentMessage(hello=hello).SerializeToString()
+        whole = _behind(first, pb.AgentMessage(status=pb.AgentStatus()).SerializeToString())
+        for _ in range(2):
+            call = caller.call(ATTACH, served.token(OWNER, ATTACH, first), whole, size=len(first))
+            await caller.answered(call)
+        further = [caller.call(ATTACH, served.token(OWNER, ATTACH, first), whole, size=len(first)) for _ in range(3)]
+        assert await caller.ended(further) == [BUSY] * 3
+
+
+async def test_a_later_message_of_a_public_stream_must_come_soon(tmp_path: Path) -> None:
+    """The attack: without a credential, 64 streams of reflection each hold a large half message for ever."""
+    method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    async with attacked(coordinator, tmp_path) as (_, connect):
+        caller = await connect()
+        call = caller.call(method, "", b"\x00" + (4 * MIB).to_bytes(4, "big") + b"half", size=0)
+        assert await caller.ended([call]) == [LATE]
 
 
 SERVERS = ("daemon", "checkpoint")
@@ -331,7 +367,7 @@ def test_no_server_writes_without_a_bound() -> None:
 
 def _cells(share: CallShare, message_bytes: int) -> tuple[str, ...]:
     size = f"{message_bytes // MIB} MiB" if message_bytes >= MIB else f"{message_bytes // KIB} KiB"
-    seconds = (share.reading_wait_s + share.first_message_s) * share.first_messages
+    seconds = (share.reading_wait_s + share.first_message_s) * (share.first_messages or 1)
     return f"{share.user_calls:,} of {share.calls:,}", f"{share.reading} × {size}", f"{seconds:g}"
 
 

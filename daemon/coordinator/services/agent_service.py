@@ -110,6 +110,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await self._wait_for_earlier_agent(hello)
             self._limit_new_agents(hello)
             certificate = self._certificate(hello)
+            admit_call((hello.gang_id, hello.node))
         except RpcAbort as error:
             _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, error)
             await error.end_call(context)
@@ -117,7 +118,6 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
             await write_message(context, self._message(dismissed=str(reason)), self._stream_limits.unread_s)
             return
-        admit_call()
         try:
             if certificate:
                 await write_message(context, self._message(certificate=certificate), self._stream_limits.unread_s)

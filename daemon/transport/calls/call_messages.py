@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import grpc
@@ -128,7 +129,8 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
 
 async def _requests(context: _Context, place: CallPlace) -> AsyncIterator[Any]:
     """The messages of a call. Raises CallRefused: one can't be taken, or one of the first ones is late."""
-    for _ in range(place.share.first_messages):
+    first = place.share.first_messages
+    for _ in range(first) if first else repeat(None):
         async with place.reading():
             message = await _read_within(context, place.share.first_message_s)
         if message is EOF:

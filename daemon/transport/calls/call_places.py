@@ -11,7 +11,8 @@ All counts change at once, between two steps of the event loop: no call passes w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -66,15 +67,28 @@ class CallPlace:
         self.uid = uid
         self._calls = calls
         self._user = user
-        self._counts_for_user = True
+        self._admitted: Hashable = None
         self._begun = False
         self._unread = 0
 
-    def admit(self) -> None:
-        """The call counts for its user no longer: the service has found that it may stay as long as it likes."""
-        if self._counts_for_user:
-            self._counts_for_user = False
+    def admit(self, who: Hashable) -> None:
+        """The call counts for `who`, and for its user no longer: the service has found that `who` may stay. Such calls
+        count until they end, too: one that is given up stays while its client reads nothing.
+
+        Raises:
+            CallRefused: `who` has too many calls.
+        """
+        self._calls.take_admitted(who)
+        self._calls.leave_user(self.uid, self._user)
+        self._admitted = who
+
+    def end(self) -> None:
+        """Give back all that the call holds."""
+        if self._admitted is None:
             self._calls.leave_user(self.uid, self._user)
+        else:
+            self._calls.leave_admitted(self._admitted)
+        self.give_back_unread()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -125,6 +139,7 @@ class ShareCalls:
         self.reading = asyncio.Semaphore(share.all_reading)
         self._places = Places(share.calls, "calls under way")
         self._users: dict[int | None, _User] = {}
+        self._admitted: Counter[Hashable] = Counter()
 
     def take(self, uid: int | None, more: Callable[[], int] = lambda: 0) -> CallPlace:
         """Take a place until this task, which handles one call, is done. `more`: calls that this user may have beyond
@@ -147,6 +162,18 @@ class ShareCalls:
         if not user.calls:
             del self._users[uid]
 
+    def take_admitted(self, who: Hashable) -> None:
+        """Count a call of one who is admitted. Raises CallRefused: there are too many."""
+        if self._admitted[who] >= self.share.admitted_calls:
+            raise busy(f"{self.share.admitted_calls} calls of this sender have not ended, the most here")
+        self._admitted[who] += 1
+
+    def leave_admitted(self, who: Hashable) -> None:
+        """A call of one who is admitted has ended."""
+        self._admitted[who] -= 1
+        if not self._admitted[who]:
+            del self._admitted[who]
+
     def _until_the_task_ends(self, place: CallPlace) -> None:
         task = asyncio.current_task()
         assert task is not None, "gRPC handles each call in a task of its own"
@@ -154,8 +181,7 @@ class ShareCalls:
         def end(ended: asyncio.Task[Any]) -> None:
             self.tasks.discard(ended)
             self._places.give_back()
-            place.admit()
-            place.give_back_unread()
+            place.end()
 
         self.tasks.add(task)
         task.add_done_callback(end)
@@ -169,7 +195,7 @@ def current_place() -> CallPlace | None:
     return _place.get()
 
 
-def admit_call() -> None:
+def admit_call(who: Hashable) -> None:
     """See `CallPlace.admit`."""
     if place := _place.get():
-        place.admit()
+        place.admit(who)

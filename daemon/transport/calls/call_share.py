@@ -13,10 +13,11 @@ class CallShare:
         name: for a reader.
         calls: calls at the same time, of all users; streams count while they are open.
         user_calls: those of one user. A call counts until it ends, or its service calls `call_places.admit_call`.
+        admitted_calls: those that one whom the service has admitted has under way, instead.
         reading: calls of one user that wait for their first messages at the same time. Each may hold a message of the
             largest size. Of a further one no more than `ServerLimits.unread_bytes` is taken.
         all_reading: the same, of all users.
-        first_messages: messages that are read so.
+        first_messages: messages that are read so; 0: all. Between later ones a call may be silent.
         reading_wait_s: seconds in which a call must get such a place. To be refused is an answer to a probe. A probe
             lasts 0.4 s at least, so it waits less.
         first_message_s: seconds in which each of these messages must then come.
@@ -30,6 +31,7 @@ class CallShare:
     reading: int
     all_reading: int
     first_messages: int = 1
+    admitted_calls: int = 8
     reading_wait_s: float = 5.0
     first_message_s: float = 5.0
     unread_s: float = 60.0
