@@ -5,7 +5,8 @@ A folder is written under a temporary name, and gets its final name in one renam
 Several users may share the place, and members of a group may write to it. All that is written goes into folders that
 this user has made, and that nobody else can write to. Each of them is opened as held_folder.py says, so neither a link
 nor another user's folder in its place is used. Who may write to the place can rename these folders. So a folder is
-removed only with files that a flush writes: another one of this user, which others have given its name, stays.
+removed only if it holds what a flush writes, and nothing else: another one of this user, which others have given its
+name, stays.
 """
 
 import ctypes
@@ -122,14 +123,17 @@ class PosixFolder:
                     folder.remove(_unfinished(file))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all that a flush has written there. It stays if it holds anything else, or is a complete
-        checkpoint of another name."""
+        """Remove a folder that a flush has written. It stays, with all its files, if it holds anything else, or is a
+        complete checkpoint of another name."""
         with suppress(OSError):
             with self._hold(name) as folder:
                 if _is_another_checkpoint(folder, name):
                     return
+                sizes = {file: status.st_size for file, status in folder.statuses()}
+                if not all(map(durable_folders.is_written_by_a_flush, sizes.keys(), sizes.values())):
+                    return
                 # The metadata is the first: without it, the rest is no checkpoint.
-                for file in sorted(filter(durable_folders.is_written_by_a_flush, folder.names())):
+                for file in sorted(sizes):
                     folder.remove(file)
             self.remove_empty_folder(name)
 

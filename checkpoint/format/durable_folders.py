@@ -35,8 +35,11 @@ MOST_MANIFEST_BYTES = 64 << 20
 """Far more than the manifest of 100,000 ranks has."""
 
 _WRITTEN = re.compile(
-    r"(?:\.metadata|manifest\.json|__\d+_0\.distcp|__\d+\.part|\.failed|\d+-\d+-.+)(?:\.new)?"  # the last: declarations
+    r"(?:\.metadata|manifest\.json|__\d+_0\.distcp|__\d+\.part|\.failed)(?:\.new)?"
+    r"|\.nfs.+"  # what a file server leaves of a removed file that a process has open
 )
+_DECLARED = re.compile(r"\d+-\d+-.+")
+"""A declaration (flush_version.py) is empty. Files with dates in their names have such names, too."""
 _ASIDE = re.compile(r"\.(step_.+)\.(\d+)\.tmp")
 
 
@@ -75,9 +78,9 @@ def parse_folder_name(name: str) -> ParsedFolderName | None:
     return ParsedFolderName(Version(found.generation, found.step), found.gang, found.serial) if found else None
 
 
-def is_written_by_a_flush(name: str) -> bool:
-    """Whether a flush gives its files such a name."""
-    return _WRITTEN.fullmatch(name) is not None
+def is_written_by_a_flush(name: str, size: int) -> bool:
+    """Whether a flush writes files of such a name and size."""
+    return _WRITTEN.fullmatch(name) is not None or (size == 0 and _DECLARED.fullmatch(name) is not None)
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:

@@ -258,6 +258,20 @@ async def test_what_a_member_of_the_group_gives_the_name_of_a_flush_is_neither_w
     assert notes == ["of the job's user"] * 3
 
 
+@pytest.mark.parametrize("files", [("2024-01-15-loss.csv",), ("manifest.json", "__0.part", "notes.txt")])
+async def test_a_folder_of_the_user_that_gets_the_name_of_an_earlier_flush_keeps_all_its_files(
+    gang: InProcessGang, project: Path, files: tuple[str, ...]
+) -> None:
+    """Some of them have names that a flush gives its files, too."""
+    for name in (durable_folders.temporary_folder_name(KEPT, "g1", 0), flush_version.declarations_folder("g1", 0)):
+        (project / name).mkdir()
+        for file in files:
+            (project / name / file).write_text("of the job's user")
+    assert await flush(gang, project) == [KEPT.to_wire(), None]
+    kept = [path.name for path in project.rglob("*") if path.is_file() and path.read_bytes() == b"of the job's user"]
+    assert sorted(kept) == sorted(2 * files)
+
+
 async def test_no_flush_writes_into_a_checkpoint_that_was_given_its_name(gang: InProcessGang, project: Path) -> None:
     older = with_manifest(checkpoint(project, "step_00000050_g1_b", 10))
     (older / durable_folders.rank_file_name(0)).write_text("another model")
