@@ -80,9 +80,14 @@ class PosixFolder:
                 yield FoundFolder(name, label, completed_ns, uid, may_be_renamed)
 
     def make_folder(self, name: str) -> None:
-        """Make a folder of this user."""
-        with HeldFolder.open(self.path) as place, place.make_own_folder(name, durable_folders.FOLDER_MODE):
-            pass
+        """Make a folder of this user. One that others have given the name of a flush is refused."""
+        with (
+            HeldFolder.open(self.path) as place,
+            place.make_own_folder(name, durable_folders.FOLDER_MODE) as made,
+        ):
+            if foreign := _not_of_a_flush(made):
+                words = f"it holds {foreign[0]}, which no flush has written: give it another name"
+                raise FileExistsError(errno.EEXIST, words, str(made.path))
 
     def create(self, name: str) -> "PosixFile":
         """Begin a file."""
@@ -129,11 +134,10 @@ class PosixFolder:
             with self._hold(name) as folder:
                 if _is_another_checkpoint(folder, name):
                     return
-                sizes = {file: status.st_size for file, status in folder.statuses()}
-                if not all(map(durable_folders.is_written_by_a_flush, sizes.keys(), sizes.values())):
+                if _not_of_a_flush(folder):
                     return
                 # The metadata is the first: without it, the rest is no checkpoint.
-                for file in sorted(sizes):
+                for file in sorted(folder.names()):
                     folder.remove(file)
             self.remove_empty_folder(name)
 
@@ -266,6 +270,12 @@ def _completed_ns(folder: HeldFolder) -> int | None:
     except FileNotFoundError:
         return None
     return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
+
+
+def _not_of_a_flush(folder: HeldFolder) -> list[str]:
+    """What a folder holds that no flush writes."""
+    found = folder.statuses()
+    return sorted(name for name, one in found if not durable_folders.is_written_by_a_flush(name, one.st_size))
 
 
 def _is_another_checkpoint(folder: HeldFolder, name: str) -> bool:

@@ -272,6 +272,20 @@ async def test_a_folder_of_the_user_that_gets_the_name_of_an_earlier_flush_keeps
     assert sorted(kept) == sorted(2 * files)
 
 
+async def test_no_flush_writes_into_a_folder_of_the_user_that_was_given_its_name(
+    gang: InProcessGang, project: Path
+) -> None:
+    other = project / durable_folders.temporary_folder_name(KEPT, "g1", 1)
+    other.mkdir()
+    for file in ("manifest.json", "notes.txt"):
+        (other / file).write_text("of the job's user")
+    failed = await flush(gang, project)
+    assert any("notes.txt, which no flush has written" in str(error) for error in failed)
+    assert {file.name: file.read_text() for file in other.iterdir()} == dict.fromkeys(
+        ("manifest.json", "notes.txt"), "of the job's user"
+    )
+
+
 async def test_no_flush_writes_into_a_checkpoint_that_was_given_its_name(gang: InProcessGang, project: Path) -> None:
     older = with_manifest(checkpoint(project, "step_00000050_g1_b", 10))
     (older / durable_folders.rank_file_name(0)).write_text("another model")
