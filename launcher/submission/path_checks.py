@@ -58,21 +58,32 @@ def _problems_of_run_dir(folder: Path, mount: _Mount) -> Iterator[str]:
     temporary = any(folder.is_relative_to(place) for place in _TEMPORARY) and mount.kind not in _NETWORK
     if temporary:
         yield f"run_dir = {str(folder)!r} is local to each host ({mount.kind}): name a folder that all nodes share"
-    elif not (top := Path(*folder.parts[:2])).exists():
+    elif not os.path.exists(top := Path(*folder.parts[:2])):
         yield f"run_dir = {str(folder)!r}: {top} does not exist: is it misspelt?"
 
 
 def _missing(spec: JobSpec) -> Iterator[tuple[str, Path, str]]:
     """What is named, its path, and what is wrong with it on this host."""
     folder = Path(spec.work_dir)
-    if not folder.is_dir():
-        yield f"work_dir = {spec.work_dir!r}", folder, "is not a folder" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        yield f"work_dir = {spec.work_dir!r}", folder, _why_absent(folder) or "is not a folder"
     for what, word, right, verb in _files(spec.command):
         path = folder / word
-        if not path.exists():
-            yield f"command: the {what} {path}", path, "does not exist"
+        if absent := _why_absent(path):
+            yield f"command: the {what} {path}", path, absent
         elif path.is_dir() or not os.access(path, right):
             yield f"command: the {what} {path}", path, "is a folder" if path.is_dir() else f"can't be {verb} by you"
+
+
+def _why_absent(path: Path) -> str:
+    """Why a path leads to nothing; empty: it leads to something. A folder above may be closed to this user."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return "does not exist"
+    except OSError as error:
+        return f"can't be reached: {error.strerror}"
+    return ""
 
 
 def _files(command: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:

@@ -29,6 +29,7 @@ def shared(folder: Path, kind: str = "nfs4") -> str:
         (["{}/venv/bin/python", "-m", "x"], "the program {}/venv/bin/python does not exist"),
         (["./file"], "the program {}/file can't be run by you"),
         (["python3", "."], "the script {} is a folder"),
+        (["python3", 300 * "x"], "xxx can't be reached: File name too long"),
     ],
 )
 def test_what_is_missing_on_shared_storage_is_refused(command: list[str], words: str, tmp_path: Path) -> None:
