@@ -24,7 +24,7 @@ async def _run(options: argparse.Namespace) -> int:
     elif reply.nodes:
         show(node_lines(reply.nodes, screen(options), verbose=options.verbose))
     else:
-        say("no node daemon has attached yet")
+        say("no nodes to show: no node daemon has attached yet, or jobs are private here and you have none")
     if reply.slurm_unknown:
         print_note(f"nodes without musterd are not listed: {reply.slurm_unknown}")
     return 0
