@@ -313,6 +313,7 @@ async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: Scripte
     await agent.attach(world.address)
     await agent.die()
     assert "the run of this process has ended" in agent.dismissed
+    assert agent.release.protocol, "otherwise the agent takes this coordinator for one of the oldest version"
 
 
 async def test_agents_attach_to_a_restarted_coordinator_while_slurm_is_silent(world: ScriptedWorld) -> None:

@@ -116,7 +116,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await error.end_call(context)
         except AgentDismissed as reason:
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
-            await write_message(context, self._message(dismissed=str(reason)), self._stream_limits.unread_s)
+            await write_message(
+                context, self._message(dismissed=str(reason), release=self._release), self._stream_limits.unread_s
+            )
             return
         try:
             if certificate:

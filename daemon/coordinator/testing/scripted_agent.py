@@ -33,7 +33,7 @@ class ScriptedAgent:
     """The agent of `gang` on `node`.
 
     `hello`, `status`: what it says and reports. `orders`: all orders that it received. `certificate`: the newest
-    that it received.
+    that it received. `release`: what the coordinator that dismissed it said of its version.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ScriptedAgent:
         self.terms: list[int] = []
         self.pongs: list[int] = []
         self.dismissed = ""
+        self.release = common_pb2.Release()
         self.ignored_probes: set[str] = set()
         self.unreachable: dict[str, pb.Silence.ValueType] = {}
         self.measured: list[pb.MeasureOrder] = []
@@ -210,7 +211,7 @@ class ScriptedAgent:
             case "pong":
                 self.pongs.append(message.pong.seq)
             case "dismissed":
-                self.dismissed = message.dismissed
+                self.dismissed, self.release = message.dismissed, message.release
 
     async def _obey(self, order: pb.Order) -> None:
         before = self.status.SerializeToString(deterministic=True)
