@@ -8,7 +8,8 @@ from typing import NamedTuple
 JOB_IS_DONE = "the job is done"
 """The reason of the last flush of a job that has finished, as the manifest has it."""
 
-_FOLDER = re.compile(r"step_(\d+)_g(\d+)(?:_(.+?)(?:\.flush(\d+))?)?")
+_FOLDER = re.compile(r"step_(\d{1,18})_g(\d{1,9})(?:_(.+?)(?:\.flush(\d{1,18}))?)?")
+"""A user may name any path. No number may be larger than what a message holds."""
 
 
 class FolderName(NamedTuple):

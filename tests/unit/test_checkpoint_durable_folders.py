@@ -40,6 +40,12 @@ def test_a_folder_name_holds_version_and_gang(gang: str) -> None:
     assert parse_temporary_folder_name(durable_folders.folder_name(*label)) is None
 
 
+def test_a_name_with_a_number_that_no_message_holds_is_none() -> None:
+    assert parse_folder_name(f"step_{'9' * 18}_g1_a") is not None
+    for name in (f"step_{'9' * 19}_g1_a", f"step_1_g{'9' * 10}_a", f"step_{'9' * 5000}_g1_a"):
+        assert parse_folder_name(name) is None
+
+
 def test_folder_names_without_a_gang_are_read() -> None:
     assert parse_folder_name("step_00000123_g4") == ParsedFolderName(Version(4, 123), "")
     assert parse_temporary_folder_name(".step_00000123_g4.tmp") is None, (
