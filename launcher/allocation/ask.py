@@ -15,7 +15,7 @@ from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation import free_nodes
 from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
-from muster.launcher.allocation.plan import Plan, Request, check_spread, doubts
+from muster.launcher.allocation.plan import Plan, Request, check_count, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
@@ -90,6 +90,7 @@ async def allocate(
         reason = f"groups are not packed: Slurm does not answer: {topologies.reason}" if clusters else ""
         return Allocation(job, job.spares, reason=reason)
     partition = value_of(all_options(job, options), "partition")
+    await _check_flat(job, slurm, topology_of(topologies, partition), partition)
     site = await _site(slurm, topologies)
     needs_nvlink = any(cluster.required and cluster.asked == "nvlink" for cluster in clusters)
     if reported and needs_nvlink and not site.names_nvlink:
@@ -108,6 +109,19 @@ async def allocate(
     if found.later:
         unknown += await question.free_nodes()
     return replace(found, warnings=tuple(filter(None, (*found.warnings, *unknown, site.problem))))
+
+
+async def _check_flat(job: Job, slurm: Slurm, topology: SlurmTopology, partition: str | None) -> None:
+    """Raises WrongInput if Slurm has too few nodes. Other networks name their nodes (`plan.check_size`)."""
+    if topology.units or topology.members:
+        return
+    nodes = await slurm.nodes(timeout_s=QUESTION_TIMEOUT_S)
+    if isinstance(nodes, Unknown):
+        return
+    of_partition = [
+        node for node in nodes.values() if isinstance(node, Node) and (not partition or partition in node.partitions)
+    ]
+    check_count(job.nodes, job.spares, len(of_partition))
 
 
 async def _site(slurm: Slurm, topologies: Sequence[SlurmTopology]) -> SiteDomains:

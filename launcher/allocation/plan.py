@@ -74,10 +74,16 @@ class Wanted:
 def check_size(wanted: Wanted) -> None:
     """Raises WrongInput if the network has too few nodes for the job, whatever their state."""
     units, members = wanted.topology.units, wanted.topology.members
-    have = len(members) or len({name for unit in units for name in unit.nodes if name})
-    if 0 < have < wanted.total:
+    check_count(
+        wanted.nodes, wanted.spares, len(members) or len({name for unit in units for name in unit.nodes if name})
+    )
+
+
+def check_count(nodes: int, spares: int, have: int) -> None:
+    """Raises WrongInput if Slurm has too few nodes. `have`: how many it has; 0: not known."""
+    if 0 < have < nodes + spares:
         raise WrongInput(
-            f"nodes + spares = {wanted.nodes} + {wanted.spares} = {wanted.total}: Slurm's network has {have} nodes",
+            f"nodes + spares = {nodes} + {spares} = {nodes + spares}: Slurm's network has {have} nodes",
             f"choose {have} or less in all. Nothing was queued",
         )
 

@@ -172,9 +172,9 @@ async def with_shape(
     Raises:
         WrongInput: Slurm's network has no such place.
     """
-    if submission.job.nodes == 1:
+    if submission.job.nodes + submission.job.spares == 1:
         return submission
-    # A job of one node does not need them.
+    # A job of one node in all does not need them.
     from muster.launcher.allocation import ask
     from muster.slurm.client.backends.commands import CliSlurm
 

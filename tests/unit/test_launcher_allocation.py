@@ -348,6 +348,21 @@ async def test_added_spares_are_spares_of_the_gang(tmp_path: Path) -> None:
     assert "#SBATCH --segment=2\n" in render(found)
 
 
+@pytest.mark.parametrize("topologies", [(TREE,), (SlurmTopology(Kind.FLAT, ()),)], ids=["tree", "flat"])
+async def test_more_nodes_than_slurm_has_are_refused_for_one_node_with_spares_too(
+    tmp_path: Path, topologies: tuple[SlurmTopology, ...]
+) -> None:
+    class Sixteen(FakeSlurm):
+        async def topologies(self, *, timeout_s: float = 5.0) -> tuple[SlurmTopology, ...]:
+            return topologies
+
+    path = tmp_path / "job.toml"
+    path.write_text(f"{PLAIN}nodes = 1\nspares = 16\n")
+    submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+    with pytest.raises(WrongInput, match=r"1 \+ 16 = 17: Slurm's network has 16 nodes"):
+        await with_shape(submission, Sixteen(cluster().cluster))
+
+
 async def test_a_job_shrinks_to_the_copies_that_start_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.toml"
     path.write_text(f"{PLAIN}nodes = 16\n[parallelism]\ntensor = 16\n[placement]\nif_not_available = 'shrink'\n")
