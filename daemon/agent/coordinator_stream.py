@@ -54,6 +54,8 @@ _IDLE_PING_S = 5.0
 # Seconds without an answer after which the agent dials again: three idle pings. With a standby the agent dials sooner,
 # because the other coordinator may have taken over.
 _ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_WITH_STANDBY_S = 16.0, 7.0
+_HELLO_TIMEOUT_S = 60.0
+"""A coordinator reads the first messages of many agents in turn."""
 _BACKOFF_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
 _ATTACH = "/muster.v1.AgentService/Attach"
@@ -97,12 +99,18 @@ class AgentStream:
     """
 
     def __init__(
-        self, address: str, credentials: Credentials, handlers: StreamHandlers, trust: Trust | None = None
+        self,
+        address: str,
+        credentials: Credentials,
+        handlers: StreamHandlers,
+        trust: Trust | None = None,
+        answer_timeout_s: float | None = None,
     ) -> None:
-        """`trust`: whom to take for a coordinator; None: plain text."""
+        """`trust`: whom to take for a coordinator; None: plain text. `answer_timeout_s`: seconds without an answer, or
+        without a read, after which the stream ends; None: as many as the number of coordinators asks for."""
         self.last_contact = float("-inf")
         self._address = address
-        self._answer_timeout_s = (
+        self._answer_timeout_s = answer_timeout_s or (
             _ANSWER_TIMEOUT_WITH_STANDBY_S if len(split_addresses(address)) > 1 else _ANSWER_TIMEOUT_S
         )
         self._credentials = credentials
@@ -208,8 +216,8 @@ class AgentStream:
         self._pings_sent.clear()
         started = clock.monotonic()
         pinged = float("-inf")
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            await call.write(hello)
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, TimeoutError):
+            await self._send(call, hello, _HELLO_TIMEOUT_S)
             self._outbox.clear()
             self._handlers.attached()
             self._status_due = started
@@ -218,7 +226,7 @@ class AgentStream:
                 now = clock.monotonic()
                 if now - pinged >= self._period:
                     pinged = now
-                    await call.write(self._ping(now))
+                    await self._send(call, self._ping(now), self._answer_timeout_s)
                 if self._pings_sent and now - max(started, self.last_contact) > self._answer_timeout_s:
                     self._close(call, f"no answer for {self._answer_timeout_s:g} s")
                     return
@@ -232,10 +240,23 @@ class AgentStream:
         # Send the status first: the coordinator judges an accusation by the newest status.
         if clock.monotonic() >= self._status_due:
             self._status_due = float("inf")
-            await call.write(AgentMessage(status=self._handlers.status()))
+            await self._send(call, AgentMessage(status=self._handlers.status()), self._answer_timeout_s)
         while self._outbox:
-            await call.write(self._outbox[0])
+            await self._send(call, self._outbox[0], self._answer_timeout_s)
             self._outbox.popleft()
+
+    async def _send(self, call: Any, message: AgentMessage, timeout_s: float) -> None:
+        """Send a message. A coordinator that is suspended reads nothing: a write waits for it once its window is full.
+
+        Raises:
+            TimeoutError: nobody has read for so many seconds; the stream is closed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await call.write(message)
+        except TimeoutError:
+            self._close(call, f"no message was read for {timeout_s:g} s")
+            raise
 
     async def _sleep_until(self, moment: float) -> None:
         with suppress(TimeoutError):

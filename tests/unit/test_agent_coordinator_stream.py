@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
 from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
-from muster.v1.agent_pb2 import AgentHello, AgentStatus, RankStatus
+from muster.v1.agent_pb2 import AgentHello, AgentStatus, CoordinatorMessage, RankStatus
 
 
 class Statuses:
@@ -27,14 +29,30 @@ class Statuses:
         return AgentStatus(fenced_generation=7)
 
 
-def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -> AgentStream:
+class Suspended(ScriptedCoordinator):
+    """Reads the hello of each stream and nothing more, as a process that is stopped then."""
+
+    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[CoordinatorMessage]:
+        await anext(aiter(request_iterator))
+        self.attached += 1
+        await self._tell()
+        await asyncio.Event().wait()
+        yield CoordinatorMessage()
+
+
+def _attachment(
+    address: str,
+    credentials: SecretCredentials,
+    status: Callable[[], AgentStatus] = AgentStatus,
+    answer_timeout_s: float | None = None,
+) -> AgentStream:
     def nothing(*_: object) -> None:
         pass
 
     hello = AgentHello(gang_id="g", node="n0", incarnation="a", peer_address="127.0.0.1:1")
     handlers = StreamHandlers(
         hello=lambda: hello,
-        status=Statuses(faults),
+        status=status,
         met=nothing,
         attached=nothing,
         certificate_due=lambda: False,
@@ -44,7 +62,7 @@ def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -
         measure=nothing,
         dismissed=nothing,
     )
-    return AgentStream(address, credentials, handlers)
+    return AgentStream(address, credentials, handlers, answer_timeout_s=answer_timeout_s)
 
 
 async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
@@ -52,7 +70,7 @@ async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
 ) -> None:
     credentials = SecretCredentials.create(tmp_path / "secret")
     coordinator = ScriptedCoordinator(credentials)
-    attaching = asyncio.create_task(_attachment(await coordinator.start(), credentials, faults=2).run())
+    attaching = asyncio.create_task(_attachment(await coordinator.start(), credentials, Statuses(faults=2)).run())
     await coordinator.until(lambda: coordinator.status("n0").fenced_generation == 7)
     told = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
     bug = "ZeroDivisionError('nobody has thought of it')"
@@ -60,6 +78,19 @@ async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
     attaching.cancel()
     await asyncio.wait({attaching}, timeout=5)
     assert attaching.cancelled()
+    await coordinator.stop()
+
+
+async def test_a_coordinator_that_reads_nothing_is_left_though_a_write_waits_for_it(tmp_path: Path) -> None:
+    credentials = SecretCredentials.create(tmp_path / "secret")
+    coordinator = Suspended(credentials)
+    address = await coordinator.start()
+    larger_than_a_window = AgentStatus(failure="x" * 2**21)
+    stream = _attachment(address, credentials, lambda: larger_than_a_window, answer_timeout_s=0.5)
+    attaching = asyncio.create_task(stream.run())
+    await coordinator.until(lambda: coordinator.attached == 2)
+    attaching.cancel()
+    await asyncio.wait({attaching}, timeout=5)
     await coordinator.stop()
 
 
