@@ -14,6 +14,8 @@ EVENTS, FAULTS = 400, 3
 """On average, a seed."""
 MIN_COUNT = 50
 """Every transition of the state tables and every kind of recovery occurs at least this often."""
+RARE = {"straggler found": 20, "straggler lasts": 5}
+"""What occurs less often: a rank must be slow for 72 steps to be named, and most runs last no longer."""
 
 
 def test_no_invariant_is_violated_and_everything_happens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +25,7 @@ def test_no_invariant_is_violated_and_everything_happens(capsys: pytest.CaptureF
     assert not outcome.failures
     assert outcome.coverage.total("event") >= EVENTS * SEEDS
     assert outcome.coverage.total("fault") >= FAULTS * SEEDS
-    too_rare = {name: number for _, name, number in outcome.coverage.required() if number < MIN_COUNT}
+    too_rare = {name: number for _, name, number in outcome.coverage.required() if number < RARE.get(name, MIN_COUNT)}
     assert too_rare == {}
 
 
