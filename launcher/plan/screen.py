@@ -21,6 +21,7 @@ from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
 from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
+from muster.launcher.spec.spec import Job
 
 WHERE = {
     Level.NODE: "in a node",
@@ -45,7 +46,8 @@ _LABEL = len("misplaced")
 
 def lines(prepared: PreparedPlan, screen: Screen) -> Iterator[str]:
     """The screen."""
-    yield from screen.sentence(plain(_title(prepared)))
+    accelerators = f"{prepared.plan.axes.world_size:,} {prepared.accelerator}"
+    yield from screen.sentence(plain(f"{title(prepared.job, accelerators)}; an estimate, nothing is queued"))
     yield from labelled(screen, _job(prepared), _LABEL)
     yield ""
     yield from _traffic(prepared, screen)
@@ -69,11 +71,10 @@ def _figures(prepared: PreparedPlan) -> Iterator[tuple[str, str]]:
         yield from ((label, text) for text in texts(prepared))
 
 
-def _title(prepared: PreparedPlan) -> str:
-    job, axes = prepared.job, prepared.plan.axes
+def title(job: Job, ranks: str) -> str:
+    """The begin of the first line. `ranks`: how many ranks, in words."""
     spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
-    hardware = f"{axes.world_size:,} {prepared.accelerator} on {job.nodes:,} node{'s' * (job.nodes > 1)}"
-    return f"{job.name}: {hardware}{spares}; an estimate, nothing is queued"
+    return f"{job.name}: {ranks} on {job.nodes:,} node{'s' * (job.nodes > 1)}{spares}"
 
 
 def _job(prepared: PreparedPlan) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import TYPED_GRES, load_table
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
-from muster.launcher.plan.screen import WHERE, lines
+from muster.launcher.plan.screen import lines
 from muster.launcher.plan.unpriced import is_priced
 from muster.launcher.spec import spec
 from muster.launcher.spec.spec import Job
@@ -66,7 +66,7 @@ async def run(options: argparse.Namespace) -> int:
         _print(options, to_dict(prepared), lines(prepared, screen()))
     else:
         places = unpriced.unpriced(job, given, load_table(), network, why)
-        _print(options, unpriced.to_dict(places), unpriced.lines(places, WHERE, screen()))
+        _print(options, unpriced.to_dict(places), unpriced.lines(places, screen()))
     return 0
 
 

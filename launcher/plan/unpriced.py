@@ -22,6 +22,7 @@ from muster.launcher.plan.defaults import Defaults
 from muster.launcher.plan.hardware import accelerator_of
 from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, seats_of
+from muster.launcher.plan.screen import WHERE, title
 from muster.launcher.spec.spec import Job
 
 WHY = (
@@ -67,15 +68,13 @@ def unpriced(
     return UnpricedPlan(job, seats, network, levels)
 
 
-def lines(plan: UnpricedPlan, where: Mapping[Level, str], screen: Screen) -> Iterator[str]:
-    """The screen. `where`: each tier in words."""
+def lines(plan: UnpricedPlan, screen: Screen) -> Iterator[str]:
+    """The screen."""
     job = plan.job
-    spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
     ranks = f"{job.axes.world_size:,} rank{'s' * (job.axes.world_size > 1)}"
-    title = f"{job.name}: {ranks} on {job.nodes:,} node{'s' * (job.nodes > 1)}{spares}; nothing is queued"
-    yield from screen.sentence(plain(title))
+    yield from screen.sentence(plain(f"{title(job, ranks)}; nothing is queued"))
     groups = [
-        (f"{kind} group", f"{len(rank_groups(job.axes, kind)[0]):,} ranks {where[level]}")
+        (f"{kind} group", f"{len(rank_groups(job.axes, kind)[0]):,} ranks {WHERE[level]}")
         for kind, level in plan.levels.items()
     ]
     rows = [("network", plan.network), ("order", write_order(job.axes.order)), *groups, ("no price", WHY)]

@@ -168,7 +168,7 @@ def unpriced_plan(screen: Screen) -> Iterable[str]:
     """The places of a job whose model is not known."""
     job = spec.parse(JOB.partition("[model]")[0], "job.toml")
     places = unpriced.unpriced(job, PlanOptions(accelerator="H100-SXM"), load_table(), None, "--no-slurm")
-    return unpriced.lines(places, plan_screen.WHERE, screen)
+    return unpriced.lines(places, screen)
 
 
 def diagnosis(screen: Screen) -> Iterable[str]:
