@@ -11,40 +11,22 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from benchmarks import site
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
+from muster.daemon.agent.testing.no_shards import NoShards
 from muster.daemon.host import private_file
 from muster.daemon.host.garbage_collection import collect_seldom
 from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.channel import bind, stop_server
 from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.tls import certificate_name
-from muster.v1 import peer_pb2
 
 GANG, NODE = "attacked", "n1"
 NAME = call_binding.name_of_agent(GANG, NODE)
-
-
-class NoShards:
-    """The part of PeerService that serves shards, of which the measurement uses nothing."""
-
-    async def Offer(self, request: Any, context: Any) -> peer_pb2.ShardStored:
-        return peer_pb2.ShardStored()
-
-    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
-        yield peer_pb2.ShardOffer()
-
-    async def Stored(self, request: Any, context: Any) -> peer_pb2.PeerAck:
-        return peer_pb2.PeerAck()
-
-    async def Committed(self, request: Any, context: Any) -> peer_pb2.PeerAck:
-        return peer_pb2.PeerAck()
 
 
 def _certificate(folder: Path) -> grpc.ServerCredentials:

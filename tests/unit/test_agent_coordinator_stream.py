@@ -30,7 +30,7 @@ class Statuses:
 
 
 class Suspended(ScriptedCoordinator):
-    """Reads the hello of each stream and nothing more, as a process that is stopped then."""
+    """Reads the hello of each stream and nothing more, as if its process was suspended after that."""
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[CoordinatorMessage]:
         await anext(aiter(request_iterator))

@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
+from muster.daemon.agent.testing.no_shards import NoShards
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.node.probe_service import make_probe_server
@@ -75,22 +76,6 @@ Change = Callable[[CallShare], CallShare]
 
 def soon(share: CallShare) -> CallShare:
     return replace(share, reading_wait_s=SOON_S, first_message_s=SOON_S, unread_s=SOON_S)
-
-
-class NoShards:
-    """The part of PeerService that serves shards, of which these tests use nothing."""
-
-    async def Offer(self, request: Any, context: Any) -> peer_pb2.ShardStored:
-        return peer_pb2.ShardStored()
-
-    async def Fetch(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
-        yield peer_pb2.ShardOffer()
-
-    async def Stored(self, request: Any, context: Any) -> peer_pb2.PeerAck:
-        return peer_pb2.PeerAck()
-
-    async def Committed(self, request: Any, context: Any) -> peer_pb2.PeerAck:
-        return peer_pb2.PeerAck()
 
 
 async def agent(_: Path, stack: AsyncExitStack, change: Change = soon) -> Served:

@@ -18,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
+from muster.daemon.agent.testing.no_shards import NoShards
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
@@ -472,7 +473,7 @@ def test_a_key_of_a_server_proves_nothing_before_it_has_a_certificate(site: Auth
 OFFER = peer_pb2.ShardOffer(gang_id="g1", node="n1", rank=3)
 
 
-class Shards:
+class Shards(NoShards):
     """A node with one shard, and no other part of the service."""
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardStored:
@@ -480,12 +481,6 @@ class Shards:
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardOffer]:
         yield OFFER
-
-    async def Stored(self, request: peer_pb2.StoredReport, context: Any) -> peer_pb2.PeerAck:
-        return peer_pb2.PeerAck()
-
-    async def Committed(self, request: peer_pb2.CommitNotice, context: Any) -> peer_pb2.PeerAck:
-        return peer_pb2.PeerAck()
 
 
 async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
