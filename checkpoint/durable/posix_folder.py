@@ -132,9 +132,7 @@ class PosixFolder:
         complete checkpoint of another name."""
         with suppress(OSError):
             with self._hold(name) as folder:
-                if _is_another_checkpoint(folder, name):
-                    return
-                if _not_of_a_flush(folder):
+                if _is_another_checkpoint(folder, name) or _not_of_a_flush(folder):
                     return
                 # The metadata is the first: without it, the rest is no checkpoint.
                 for file in sorted(folder.names()):

@@ -43,15 +43,14 @@ class RankExit:
 
     @property
     def by_fault(self) -> bool:
-        """A signal has ended the rank that is no answer to the loss of a peer. Of a rank that is not fenced, SIGKILL is
-        none."""
-        return (self.rank.exit_code or 0) < 0 and self.rank.exit_code not in EXITS_WITHOUT_FAULT - {EXIT_BY_SIGKILL}
+        """A signal has ended the rank that does not answer the loss of a peer. SIGKILL is one, unless the rank's agent
+        has sent it."""
+        return self.rank.exit_code == EXIT_BY_SIGKILL or self.by_fault_of_its_own
 
     @property
-    def counts_when_cut_off(self) -> bool:
-        """The rank did not end because its agent was cut off: the agent ends ranks by SIGKILL, and ranks that lose
-        their peers end themselves."""
-        return self.by_fault and self.rank.exit_code != EXIT_BY_SIGKILL
+    def by_fault_of_its_own(self) -> bool:
+        """A signal has ended the rank that neither answers the loss of a peer nor comes from the rank's agent."""
+        return (self.rank.exit_code or 0) < 0 and self.rank.exit_code not in EXITS_WITHOUT_FAULT
 
 
 def exit_of(gang_turn: GangTurn, node: str, rank: RankState) -> RankExit:

@@ -488,7 +488,7 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
     crashed = [
         one
         for one in failed
-        if one.counts_when_cut_off or gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.generation
+        if one.by_fault_of_its_own or gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.generation
     ]
     if crashed:
         # A script that fails during a planned stop is not at fault.
