@@ -72,9 +72,15 @@ async def _run(options: argparse.Namespace) -> int:
         return 0
     sbatch = Sbatch()
     async with Registration(site) as registration:
-        # In a thread: meanwhile the coordinator answers. The classes of job.toml take 60 ms to be imported.
-        submission, _ = await asyncio.gather(asyncio.to_thread(prepare, options, site), sbatch.get_ready())
-        for doubt in path_checks.check_paths(submission.spec, path_checks.MOUNTS.read_text()):
+        ready = asyncio.ensure_future(sbatch.get_ready())
+        try:
+            # In a thread: meanwhile the coordinator answers. The classes of job.toml take 60 ms to be imported.
+            submission = await asyncio.to_thread(prepare, options, site)
+        finally:
+            await ready  # asyncio loses a process whose start is cancelled
+        mounts = path_checks.MOUNTS.read_text()
+        # In a thread, too: storage that hangs must not stop the loop while the coordinator answers.
+        for doubt in await asyncio.to_thread(path_checks.check_paths, submission.spec, mounts):
             print_note(f"muster: {doubt}")
         submission = await _shaped(submission, options)
         if shutil.which("sbatch") is None:
