@@ -2,21 +2,24 @@ r"""Lines of a saved kernel log, in the formats in which tools print it.
 
     3,4711,98765,-;NVRM: words                        /dev/kmsg
     <3>[   98.765432] NVRM: words                     dmesg --raw
-    kern  :err   : [   98.765432] NVRM: words         dmesg --decode
+    kern  :err   : [   98.765432] NVRM: words         dmesg --decode, with any time of dmesg
     [   98.765432] NVRM: words                        dmesg
     [Wed Nov 25 12:00:00 2026] NVRM: words            dmesg --ctime
+    [Nov25 12:00] NVRM: words                         dmesg --human, also [  +0.000005]: without a time
     [   98.765432] node1 kernel: NVRM: words          journalctl -k -o short-monotonic
     2026-11-25T12:00:00+0100 node1 kernel: NVRM: w.   journalctl -k -o short-iso, dmesg --time-format iso, syslog
     Nov 25 12:00:00 node1 kernel: NVRM: words         journalctl -k, syslog
+    {"SYSLOG_FACILITY":"0","MESSAGE":"NVRM: words"}   journalctl -k -o json
     NVRM: words                                       a message alone
 
-Only the first three say who wrote the record. In the others every message counts as the kernel's, although programs
-can write to its log, and a line break that the kernel quotes begins a line of its own. So a saved log may show more
-errors than the daemon sees.
+Only /dev/kmsg, --raw, --decode and JSON say who wrote the record. In the others every message counts as the kernel's,
+although programs can write to its log, and a line break that the kernel quotes begins a line of its own. So a saved log
+may show more errors than the daemon sees.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,13 +31,14 @@ MAX_LINE_BYTES = 8192
 _RAW = re.compile(rb"[0-9]{1,4},[0-9]{1,20},(?P<microseconds>[0-9]{1,18}),[^;\n]*;")
 _SECONDS = rb"\[ *(?P<seconds>[0-9]{1,12}\.[0-9]{1,9})\](?: ?\[ *[TC][0-9]{1,10}\])? "
 _PRIORITY = re.compile(rb"<(?P<priority>[0-9]{1,4})>" + _SECONDS)
-_DECODED = re.compile(rb"(?P<facility>[a-z0-9]{1,8}) *:[a-z]{1,8} *: " + _SECONDS)
+_DECODED = re.compile(rb"(?P<facility>[a-z0-9]{1,8}) *:[a-z]{1,8} *: ")
 _SINCE_BOOT = re.compile(_SECONDS + rb"(?:\S{1,255} kernel: )?")
 _CTIME = re.compile(rb"\[(?P<words>[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [0-9]{4})\] ")
 _ISO = re.compile(
     rb"(?P<words>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)"
-    rb" (?:\S{1,255} kernel: )?"
+    rb" (?:\S{1,255} kernel: (?:\[ *[0-9.]{1,22}\] )?)?"
 )
+_HUMAN = re.compile(rb"\[(?:[A-Z][a-z]{2} ?[0-9 ][0-9] [0-9]{2}:[0-9]{2}| *\+[0-9]{1,12}\.[0-9]{1,9})\] ")
 _SYSLOG = re.compile(
     rb"(?P<words>[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8})(?:\.[0-9]{1,9})? \S{1,255} kernel: (?:\[ *[0-9.]{1,22}\] )?"
 )
@@ -60,14 +64,36 @@ def read_line(line: bytes) -> LogLine:
     if found := _PRIORITY.match(line):
         priority = int(found["priority"])
         return _since_boot(line, found, priority >> 3)
+    if line.startswith(b'{"') and (journal := _journal(line)):
+        return journal
     if found := _DECODED.match(line):
-        return _since_boot(line, found, KERNEL_FACILITY if found["facility"] == b"kern" else KERNEL_FACILITY + 1)
+        facility = KERNEL_FACILITY if found["facility"] == b"kern" else KERNEL_FACILITY + 1
+        return _with_time(line[found.end() :], facility)
+    return _with_time(line, KERNEL_FACILITY)
+
+
+def _with_time(line: bytes, facility: int) -> LogLine:
+    """A line that begins with a time of any format, or with none."""
     if found := _SINCE_BOOT.match(line):
-        return _since_boot(line, found, KERNEL_FACILITY)
+        return _since_boot(line, found, facility)
     for pattern, read in ((_CTIME, _ctime), (_ISO, _iso), (_SYSLOG, _syslog)):
         if (found := pattern.match(line)) and (at := read(found["words"].decode())) is not None:
-            return LogLine(_record(line[found.end() :], KERNEL_FACILITY), at, found["words"].decode())
-    return LogLine(_record(line, KERNEL_FACILITY), None, "")
+            return LogLine(_record(line[found.end() :], facility), at, found["words"].decode())
+    human = _HUMAN.match(line)
+    return LogLine(_record(line[human.end() if human else 0 :], facility), None, "")
+
+
+def _journal(line: bytes) -> LogLine | None:
+    """An entry of the journal. None: the line is none. A message that is no UTF-8 is a list of bytes there."""
+    try:
+        entry = json.loads(line)
+        message, at = entry["MESSAGE"], int(entry["__REALTIME_TIMESTAMP"]) / 1e6
+        text = bytes(message) if isinstance(message, list) else str(message).encode(errors="replace")
+        of_kernel = entry.get("_TRANSPORT", "kernel") == "kernel"
+        facility = int(entry.get("SYSLOG_FACILITY", KERNEL_FACILITY)) if of_kernel else KERNEL_FACILITY + 1
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return LogLine(_record(text, facility), at, f"{at:.6f}")
 
 
 def _since_boot(line: bytes, found: re.Match[bytes], facility: int) -> LogLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 FAULT = "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, Ch 00000008, MMU Fault"
 PENDING = "NVRM: Xid (PCI:0000:3b:00): 63, Row Remapper: New row marked for remapping"
 SHIPPED = Policy.load()
+
+
+def _in_journal(**fields: object) -> str:
+    return json.dumps({"_TRANSPORT": "kernel", "__REALTIME_TIMESTAMP": "1795608000000000", **fields})
 
 
 def _replayed(*lines: str) -> tuple[list[str], Replay]:
@@ -141,6 +146,14 @@ def test_what_means_nothing_is_said_and_is_no_failure(
         (f"2026-11-25T12:00:00+00:00 node1 kernel: {LOST}", 1795608000.0),
         (f"2026-11-25T13:00:00+0100 node1 kernel: {LOST}", 1795608000.0),
         (f"2026-11-25T12:00:00,000000+00:00 {LOST}", 1795608000.0),
+        (f"kern  :err   : 2026-11-25T12:00:00,000000+00:00 {LOST}", 1795608000.0),
+        (f"kern  :err   : [Wed Nov 25 12:00:00 2026] {LOST}", 1795608000.0),
+        (f"kern  :err   : {LOST}", None),
+        (f"[Nov25 12:00] {LOST}", None),
+        (f"[  +0.000005] {LOST}", None),
+        (f"2026-11-25T12:00:00.000000+00:00 node1 kernel: [   12.500000] {LOST}", 1795608000.0),
+        (_in_journal(SYSLOG_FACILITY="0", MESSAGE=LOST), 1795608000.0),
+        (_in_journal(MESSAGE=list(LOST.encode())), 1795608000.0),
         (f"Nov 25 12:00:00 node1 kernel: {LOST}", 975153600.0),
         (f"Nov  5 12:00:00 node1 kernel: [   12.500000] {LOST}", 973425600.0),
         (LOST, None),
@@ -151,7 +164,17 @@ def test_every_format_of_a_log_is_read(line: str, at: float | None) -> None:
     assert (read.record.message, read.record.facility, read.at) == (LOST, 0, at)
 
 
-@pytest.mark.parametrize("line", [f"12,1,2,-;{LOST}", f"<12>[ 1.0] {LOST}", f"user  :notice: [ 1.0] {LOST}"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"12,1,2,-;{LOST}",
+        f"<12>[ 1.0] {LOST}",
+        f"user  :notice: [ 1.0] {LOST}",
+        f"user  :notice: 2026-11-25T12:00:00,000000+00:00 {LOST}",
+        _in_journal(SYSLOG_FACILITY="3", MESSAGE=LOST),
+        _in_journal(_TRANSPORT="stdout", SYSLOG_FACILITY="0", MESSAGE=LOST),
+    ],
+)
 def test_where_a_format_says_that_a_program_wrote_it_the_record_is_ignored(line: str) -> None:
     signals, replay = _replayed(line)
     assert signals == []
@@ -212,7 +235,13 @@ def test_replay_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["policy", "replay", str(tmp_path / "absent"), "--policy", str(tmp_path / "site.toml")]) == 64
 
 
-@given(st.lists(st.one_of(st.binary(), st.sampled_from([b"[Xyz Nov 99 99:99:99 2026] a", b"9999-99-99T99:99:99 b"]))))
+BROKEN = (
+    *(b"[Xyz Nov 99 99:99:99 2026] a", b"9999-99-99T99:99:99 b", b'{"MESSAGE":', b'{"":' + b"[" * 8000),
+    *(b'{"MESSAGE":[999],"__REALTIME_TIMESTAMP":"1"}', b'{"MESSAGE":1,"__REALTIME_TIMESTAMP":1e999}'),
+)
+
+
+@given(st.lists(st.one_of(st.binary(), st.sampled_from(BROKEN))))
 def test_no_garbage_ends_a_replay(lines: list[bytes]) -> None:
     replay = Replay(SHIPPED)
     list(replay.lines(bounded_lines(io.BytesIO(b"\n".join(lines)))))

@@ -34,8 +34,11 @@ MESSAGES = [
     ("mce: Uncorrected hardware memory error in user-access at 1a2b3c000", "machine-check", 2, ""),
     ("[Hardware Error]: Corrected error, no action required.", "machine-check", 1, ""),
     ("[Hardware Error]: Uncorrected, software restartable error.", "machine-check", 2, ""),
-    ("{1}[Hardware Error]: event severity: corrected", "machine-check", 1, ""),
-    ("{17}[Hardware Error]: event severity: recoverable", "machine-check", 2, ""),
+    (
+        "[Hardware Error]: CPU:3 (17:31:0) MC17_STATUS[Over|CE|MiscV|-|SyndV|CECC|Scrub]: 0xdc2041000000011b",
+        *("machine-check", 1, "cpu3"),
+    ),
+    ("[Hardware Error]: CPU:0 (15:2:0) MC4_STATUS[-|UE|MiscV|PCC]: 0xbe00000000080a13", "machine-check", 2, "cpu0"),
     (
         "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1)",
         "edac",
@@ -56,6 +59,15 @@ MESSAGES = [
     (f"ixgbe {BDF} eth0: NETDEV WATCHDOG: CPU: 1: transmit queue 3 timed out 5000 ms", "nic", 1, BDF),
     (f"mlx5_core {BDF} eth0: TX timeout detected", "nic", 1, BDF),
     (f"mlx5_core {BDF}: poll_health:801:(pid 0): device's health compromised - reached miss count", "nic", 2, BDF),
+    (f"mlx5_core {BDF}: poll_health:174: device's health compromised - reached miss count.", "nic", 2, BDF),
+    *(
+        (f"mlx5_core {BDF}: {place}Health issue observed, {what}, severity({severity}) WORD:", "nic", code, BDF)
+        for place in ("", "print_health_info:425:(pid 912): ", "print_health_info:425: ")
+        for what, severity, code in (
+            *(("firmware internal error", 3, 2), ("unrecoverable hardware error", 0, 2)),
+            *(("High temperature", 4, 4), ("unrecoverable hardware error", 5, 4)),
+        )
+    ),
     (
         f"mlx5_core {BDF}: wait_func:1157:(pid 7): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource",
         *("nic", 2, BDF),
@@ -66,7 +78,19 @@ MESSAGES = [
     (AER.replace("PCIe", "AER: PCIe") + "Corrected, type=Physical Layer, id=0018(Receiver ID)", "pcie-aer", 1, BDF),
     (AER + "Uncorrected (Non-Fatal), type=Transaction Layer, (Requester ID)", "pcie-aer", 2, BDF),
     (AER + "Uncorrectable (Fatal), type=Transaction Layer, (Receiver ID)", "pcie-aer", 3, BDF),
-    ("nvme nvme0: I/O 22 QID 4 timeout, aborting", "nvme", 1, "nvme0"),
+    ("pcieport 0000:00:01.4: DPC: containment event, status:0x1f01 source:0x0000", "pcie-aer", 3, "0000:00:01.4"),
+    (
+        f"pci 0000:00:01.0: DPC: containment event, status:0x000d, ERR_FATAL received from {BDF}",
+        *("pcie-aer", 3, BDF),
+    ),
+    ("pcieport 0000:30:03.0: EDR: EDR event received", "pcie-aer", 3, "0000:30:03.0"),
+    ("pcieport 0000:00:01.4: AER: device recovery failed", "pcie-aer", 4, "0000:00:01.4"),
+    ("pcieport 0000:00:01.4: AER: Device recovery failed", "pcie-aer", 4, "0000:00:01.4"),
+    *(
+        (f"nvme nvme0: I/O {command} QID 4 timeout, {end}", "nvme", code, "nvme0")
+        for command in ("22", "258 (I/O Cmd)", "0 (Admin Cmd)", "tag 123 (c07b) opcode 0x2 (Read)", "tag 123 (c07b)")
+        for end, code in (("aborting", 1), ("completion polled", 1), ("reset controller", 2), ("disable controller", 2))
+    ),
     ("nvme nvme0: I/O tag 123 (c07b) opcode 0x2 (I/O Cmd) QID 4 timeout, aborting req_op:READ(0)", "nvme", 1, "nvme0"),
     ("nvme nvme1: I/O 22 QID 0 timeout, reset controller", "nvme", 2, "nvme1"),
     ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "nvme", 2, "nvme0"),
@@ -75,6 +99,10 @@ MESSAGES = [
     ("blk_update_request: I/O error, dev nvme0n1, sector 4711", "nvme", 4, "nvme0n1"),
     ("critical medium error, dev nvme0n1, sector 4711 op 0x0:(READ)", "nvme", 4, "nvme0n1"),
     ("INFO: task python:4711 blocked for more than 120 seconds.", "hung-task", 0, ""),
+    ("INFO: task python:4711 blocked in I/O wait for more than 122 seconds.", "hung-task", 0, ""),
+    ("INFO: task a:4711 is blocked on a mutex likely owned by task trainer:4875.", "hung-task", 1, ""),
+    ("INFO: task a:4711 blocked on a semaphore likely last held by task trainer:4875", "hung-task", 1, ""),
+    ("INFO: task a:1 <reader> blocked on an rw-semaphore likely owned by task b:2 <writer>", "hung-task", 1, ""),
     ("watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:7]", "lockup", 1, "cpu12"),
     ("NMI watchdog: BUG: soft lockup - CPU#2 stuck for 23s! [python:7]", "lockup", 1, "cpu2"),
     ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", "lockup", 2, "cpu3"),
@@ -106,6 +134,9 @@ def test_every_message_has_a_row_with_its_source(message: str, kind: str, code: 
         "EXT4-fs (sda1): re-mounted. Opts: ro",
         "EXT4-fs (sda1): mounted filesystem with ordered data mode",
         "XFS (sda1): User initiated shutdown received.",
+        "[Hardware Error]: event severity: fatal",  # BERT: of an earlier boot
+        "pcieport 0000:00:01.4: AER: device recovery successful",
+        "pcieport 0000:00:01.4: DPC: enabled with IRQ 26",
         "EDAC MC: Ver: 3.0.0",
         "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0 IMC#0",
         "mce: CPU0: Thermal monitoring enabled (TM1)",
@@ -122,6 +153,44 @@ def test_every_message_has_a_row_with_its_source(message: str, kind: str, code: 
 )
 def test_what_is_no_error_of_the_host_is_none(message: str) -> None:
     assert _parsed(message) is None
+
+
+def _of_firmware(*messages: str) -> list[tuple[str, int]]:
+    """The errors of a report of the firmware."""
+    parser = KernelErrorParser()
+    parsed = (parser.parse(KernelRecord(0, 3, 1, False, message)) for message in messages)
+    return [(error.kind, error.code) for error in parsed if error]
+
+
+@pytest.mark.parametrize(
+    ("severity", "section", "error"),
+    [
+        ("corrected", "memory error", ("machine-check", 1)),
+        ("recoverable", "memory error", ("machine-check", 2)),
+        ("fatal", "general processor error", ("machine-check", 2)),
+        ("corrected", "PCIe error", ("pcie-aer", 1)),
+        ("recoverable", "PCIe error", ("pcie-aer", 2)),
+        ("fatal", "PCIe error", ("pcie-aer", 3)),
+    ],
+)
+def test_the_firmware_says_in_which_part_the_error_is(severity: str, section: str, error: tuple[str, int]) -> None:
+    head = "{4}[Hardware Error]: "
+    lines = [f"event severity: {severity}", f" Error 0, type: {severity}", f"  section_type: {section}"]
+    assert _of_firmware(*(head + line for line in lines)) == [error]
+    two = [" Error 0, type: corrected", "  section_type: memory error", *lines[1:]]
+    assert _of_firmware(*(head + line for line in two)) == [("machine-check", 1), error]
+
+
+def test_an_error_of_a_network_card_that_the_firmware_reports_moves_no_ranks() -> None:
+    head = "[1.0] {1}[Hardware Error]: "
+    report = ("event severity: recoverable", " Error 0, type: recoverable", "  section_type: PCIe error")
+    assert _actions(*(head + line for line in report)) == ["degraded, flush"]
+
+
+def test_what_the_firmware_says_in_another_report_is_not_mixed_up() -> None:
+    assert _of_firmware("{1}[Hardware Error]:  Error 0, type: fatal", "{2}[Hardware Error]:   section_type: x") == []
+    assert _of_firmware("[Hardware Error]:  Error 0, type: fatal", "[Hardware Error]:   section_type: x") == []
+    assert _of_firmware("{1}[Hardware Error]:   section_type: memory error") == []
 
 
 def _actions(*lines: str) -> list[str]:

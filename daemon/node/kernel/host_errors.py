@@ -8,20 +8,25 @@ Pure: a message in, an error out. Kinds and codes are those of the coordinator's
     mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400     2 if the bank says "uncorrected"
     mce: Uncorrected hardware memory error in user-access at 1a2b3c000          machine-check 2
     [Hardware Error]: Corrected error, no action required.           machine-check, AMD
-    {1}[Hardware Error]: event severity: recoverable                 machine-check, by the firmware (APEI)
+    [Hardware Error]: CPU:3 (17:31:0) MC17_STATUS[Over|CE|MiscV|-|Scrub]: 0xdc2041000000011b     machine-check, AMD
+    {1}[Hardware Error]:  Error 0, type: recoverable                 by the firmware: see `firmware_errors`
     EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 ...)    edac 1; "UE": 2
     EXT4-fs (sda1): Remounting filesystem read-only                  filesystem 1; "EXT4-fs error (device sda1): ": 2
     XFS (nvme0n1p1): Filesystem has been shut down due to log error (0x2).
     NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out    nic 1
     mlx5_core 0000:3b:00.0 eth0: TX timeout detected                 nic 1
     mlx5_core 0000:3b:00.0: device's health compromised - reached miss count                     nic 2
+    mlx5_core 0000:3b:00.0: Health issue observed, firmware internal error, severity(3) ERROR:   nic 2; from 4 on nic 4
     ixgbe 0000:3b:00.0 eth0: Reset adapter                           nic 3
     pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, ...          pcie-aer 1
     nvme 0000:5e:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, ... 3; "Non-Fatal": 2
+    pci 0000:00:01.0: DPC: containment event, status:0x000d, ERR_FATAL received from 0000:02:00.0   3; also "EDR event"
+    pcieport 0000:00:01.4: AER: device recovery failed               pcie-aer 4
     nvme nvme0: I/O 22 QID 4 timeout, aborting                       nvme 1; "reset controller": 2
     nvme nvme0: Disabling device after reset failure: -19            nvme 3
     critical medium error, dev nvme0n1, sector 4711 op 0x0:(READ)    nvme 4, also "I/O error" and "Buffer I/O error"
-    INFO: task python:4711 blocked for more than 120 seconds.        hung-task 0
+    INFO: task python:4711 blocked for more than 120 seconds.        hung-task 0; "blocked in I/O wait"
+    INFO: task python:4711 is blocked on a mutex likely owned by task trainer:4712.              hung-task 1
     watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:7]    lockup 1; "Watchdog detected hard LOCKUP": 2
 
 As in `xid`, a user must not be able to make the kernel print one of them, except where the policy never acts on the
@@ -43,7 +48,7 @@ OOM_KILL, MACHINE_CHECK, EDAC, FILESYSTEM, NIC, AER, NVME, HUNG_TASK, LOCKUP = (
 """The kinds of signals."""
 _BDF = r"(?P<device>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 _DISK = r"(?P<device>(?:nvme\d{1,3}n\d{1,3}|(?:sd|vd|xvd)[a-z]{1,3}|md\d{1,4}|dm-\d{1,4})(?:p?\d{1,3})?)"
-_MACHINE_CHECK_START = r"(?:mce: )?(?:\{\d{1,9}\})?\[Hardware Error\]: "
+_MACHINE_CHECK_START = r"(?:mce: )?\[Hardware Error\]: "
 _UNCORRECTED = 1 << 61
 """The bit UC of a bank's status (MCi_STATUS)."""
 
@@ -55,8 +60,12 @@ def _pattern(text: str) -> re.Pattern[str]:
 _CARD = rf"[\w-]{{1,64}} {_BDF}"
 _INTERFACE = r"[!-~]{1,15}"
 _AER_ERROR = rf"{_CARD}: (?:AER: )?PCIe Bus Error: severity="
+_PLACE = r"(?:\w{1,64}:\d+:(?:\(pid \d+\):)? )?"
+"""Where in its source the driver is: only some kernels say it."""
+_PORT = r"[\w-]{1,64} [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _NVME = r"nvme (?P<device>nvme\d{1,3}): "
-_OPCODE = r"(?:\([0-9a-f]{1,8}\) opcode 0x[0-9a-f]{1,4} \([\w /-]{1,40}\) )?"
+_OPCODE = r"(?:\([\w /-]{1,40}\) |opcode 0x[0-9a-f]{1,4} ){0,3}"
+"""Each kernel says it in another way: `(Read)`, `(c07b) opcode 0x2 (I/O Cmd)`, or nothing."""
 _NVME_COMMAND = rf"{_NVME}I/O (?:tag )?\d{{1,10}} {_OPCODE}QID \d{{1,6}}"
 _BLOCK_ERROR = r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical (?:medium|target|nexus)) error, "
 _NAMESPACE = r"(?P<device>nvme\d{1,3}n\d{1,3})"
@@ -67,8 +76,6 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (MACHINE_CHECK, 2, _pattern(r"mce: Uncorrected hardware memory error in user-access at ")),
     (MACHINE_CHECK, 1, _pattern(rf"{_MACHINE_CHECK_START}(?:Corrected|Deferred) error, no action required")),
     (MACHINE_CHECK, 2, _pattern(rf"{_MACHINE_CHECK_START}Uncorrected, software ")),
-    (MACHINE_CHECK, 1, _pattern(rf"{_MACHINE_CHECK_START}event severity: corrected")),
-    (MACHINE_CHECK, 2, _pattern(rf"{_MACHINE_CHECK_START}event severity: (?:recoverable|fatal)")),
     (FILESYSTEM, 1, _pattern(rf"EXT[234]-fs \({_DISK}\): Remounting filesystem read-only")),
     (FILESYSTEM, 1, _pattern(rf"XFS \({_DISK}\): Filesystem has been shut down")),
     (FILESYSTEM, 1, _pattern(rf"XFS \({_DISK}\): (?:Log |Metadata )?I/O Error (?:\(0x[0-9a-f]{{1,4}}\) )?[Dd]etected")),
@@ -79,20 +86,27 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
     (NIC, 1, _pattern(rf"NETDEV WATCHDOG: (?P<device>{_INTERFACE}) \([\w-]{{1,64}}\): transmit queue \d+ timed out")),
     (NIC, 1, _pattern(rf"{_CARD} {_INTERFACE}: NETDEV WATCHDOG: (?:CPU: \d+: )?transmit queue \d+ timed out")),
     (NIC, 1, _pattern(rf"{_CARD}(?: {_INTERFACE})?: TX timeout detected")),
-    (NIC, 2, _pattern(rf"mlx5_core {_BDF}: (?:\w{{1,64}}:\d+:\(pid \d+\): )?device's health compromised - reached")),
+    (NIC, 2, _pattern(rf"mlx5_core {_BDF}: {_PLACE}device's health compromised - reached")),
+    (NIC, 2, _pattern(rf"mlx5_core {_BDF}: {_PLACE}Health issue observed, [^,\n]{{1,80}}, severity\([0-3]\)")),
+    (NIC, 4, _pattern(rf"mlx5_core {_BDF}: {_PLACE}Health issue observed, [^,\n]{{1,80}}, severity\([4-7]\)")),
     (NIC, 2, _pattern(rf"mlx5_core {_BDF}: [^\n]{{0,200}}timeout\. Will cause a leak of a command resource")),
     (NIC, 2, _pattern(rf"mlx5_core {_BDF}: [^\n]{{0,200}}unrecoverable hardware error")),
     (NIC, 3, _pattern(rf"{_CARD} {_INTERFACE}: Reset adapter")),
     (AER, 1, _pattern(rf"{_AER_ERROR}Correct(?:ed|able), ")),
     (AER, 2, _pattern(rf"{_AER_ERROR}Uncorrect(?:ed|able) \(Non-Fatal\), ")),
     (AER, 3, _pattern(rf"{_AER_ERROR}Uncorrect(?:ed|able) \(Fatal\), ")),
+    (AER, 3, _pattern(rf"{_PORT}: DPC: containment event, [^\n]{{1,100}} received from {_BDF}")),
+    (AER, 3, _pattern(rf"{_CARD}: DPC: containment event, ")),
+    (AER, 3, _pattern(rf"{_CARD}: EDR: EDR event received")),
+    (AER, 4, _pattern(rf"{_CARD}: AER: [Dd]evice recovery failed")),
     (NVME, 1, _pattern(rf"{_NVME_COMMAND} timeout, (?:aborting|completion polled)")),
     (NVME, 2, _pattern(rf"{_NVME_COMMAND} timeout, (?:reset|disable) controller")),
     (NVME, 2, _pattern(rf"{_NVME}controller is down; will reset: ")),
     (NVME, 3, _pattern(rf"{_NVME}(?:Disabling device|Removing) after (?:reset|probe) failure")),
     (NVME, 4, _pattern(rf"Buffer I/O error on dev {_NAMESPACE}(?:p\d{{1,3}})?, logical block \d")),
     (NVME, 4, _pattern(rf"{_BLOCK_ERROR}dev {_NAMESPACE}, sector \d")),
-    (HUNG_TASK, 0, _pattern(r"INFO: task .{0,64}:\d+ blocked for more than \d+ seconds")),
+    (HUNG_TASK, 0, _pattern(r"INFO: task .{0,64}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds")),
+    (HUNG_TASK, 1, _pattern(r"INFO: task .{0,64}:\d+ .{0,20}blocked on an? [\w-]{1,20} likely ")),
     (LOCKUP, 1, _pattern(r"(?:NMI )?(?:watchdog: )?BUG: soft lockup - CPU#(?P<device>\d{1,5}) stuck for \d+s!")),
     (LOCKUP, 2, _pattern(r"(?:NMI )?watchdog: (?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu (?P<device>\d{1,5})")),
 )
@@ -100,6 +114,10 @@ _CODED: tuple[tuple[str, int, re.Pattern[str]], ...] = (
 _BANK = _pattern(
     rf"{_MACHINE_CHECK_START}CPU (?P<cpu>\d{{1,5}}): Machine Check(?: Exception)?: "
     r"[0-9a-f]{1,16} Bank \d{1,3}: (?P<status>[0-9a-f]{16})"
+)
+_AMD_BANK = _pattern(
+    r"\[Hardware Error\]: CPU:(?P<cpu>\d{1,5}) \([0-9a-f:]{1,20}\) MC\d{1,3}_STATUS\[[^\]\n]{1,120}\]: "
+    r"0x(?P<status>[0-9a-f]{16})"
 )
 _EDAC = _pattern(
     r"EDAC MC(?P<controller>\d{1,3}): (?:\d{1,9} )?(?P<class>[CU]E) "
@@ -121,7 +139,11 @@ def host_error(message: str) -> KernelError | None:
 
 _PREFIX_CHARS = 160
 """The name of a driver and a PCI address end well before."""
-_CARD_WORDS = ("TX timeout detected", "Reset adapter", "NETDEV WATCHDOG: ")
+_CARD_WORDS = (
+    *("TX timeout detected", "Reset adapter", "NETDEV WATCHDOG: ", ": DPC: containment", ": EDR: EDR event"),
+    ": AER: device recovery failed",
+    ": AER: Device recovery failed",
+)
 
 
 def _of_card(message: str) -> bool:
@@ -137,7 +159,7 @@ def _coded(message: str) -> KernelError | None:
 
 
 def _machine_check(message: str) -> KernelError | None:
-    if found := _BANK.match(message):
+    if found := _BANK.match(message) or _AMD_BANK.match(message):
         code = 2 if int(found["status"], 16) & _UNCORRECTED else 1
         return KernelError(MACHINE_CHECK, code, f"cpu{found['cpu']}", one_line(message))
     return _coded(message)
@@ -151,7 +173,7 @@ def _edac(message: str) -> KernelError | None:
 
 
 _READERS: tuple[tuple[str | tuple[str, ...], Callable[[str], KernelError | None]], ...] = (
-    (("mce: ", "[Hardware Error]: ", "{"), _machine_check),
+    (("mce: ", "[Hardware Error]: "), _machine_check),
     ("EDAC MC", _edac),
     (
         (

@@ -14,6 +14,7 @@ Pure: records in, data out. The formats are those of the drivers since about 201
     NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.                           without any Xid
     NVRM: GPU at 0000:01:00.0 has fallen off the bus.                             to 2016
     NVRM: The NVIDIA GPU 0000:18:00.0\nNVRM: (PCI ID: 10de:2330) installed ...    one message with line breaks
+    NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.
     nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
 
 Kinds are those of the coordinator's policy.toml.
@@ -39,6 +40,7 @@ from __future__ import annotations
 import math
 import re
 
+from muster.daemon.node.kernel.firmware_errors import FirmwareErrors
 from muster.daemon.node.kernel.host_errors import host_error
 from muster.daemon.node.kernel.kernel_error import KernelError, one_line
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecord
@@ -69,6 +71,10 @@ _RECOVERY = _pattern(
 _SXID = _pattern(
     rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d{{1,5}}), (?P<severity>Fatal|Non-fatal), "
 )
+_NODE_REBOOT = _pattern(
+    r"NVRM: (?:GPU\d{1,3} )?(?:\w{1,64}: )?uvm encountered global fatal error 0x[0-9a-f]{1,8}, requiring os reboot"
+)
+"""Concerns all GPUs of the node. Drivers before 565 print no Xid 154 after it."""
 _LOST = _pattern(rf"NVRM: GPU (?:(?P<bdf>{_BDF}): GPU|at (?:PCI:)?(?P<old_bdf>{_BDF})) has fallen off the bus")
 _LOST_END = _pattern(r"NVRM: fallen off the bus and is not responding to commands")
 # One sentence in up to three lines. Each driver breaks it elsewhere.
@@ -90,6 +96,8 @@ _AFTER_NAME = _pattern(r".*[ ,]mems_allowed=.*")
 
 _NVLINK5_CODES = range(144, 151)
 _RECOVERY_CODE = 154
+_REBOOT_NODE = 2
+"""The recovery action of NVIDIA's driver: the node must be started again."""
 
 
 class KernelErrorParser:
@@ -101,6 +109,7 @@ class KernelErrorParser:
 
     def __init__(self) -> None:
         self._beginning = ""
+        self._firmware = FirmwareErrors()
         self._name_ahead_at = -math.inf
 
     def parse(self, record: KernelRecord) -> KernelError | None:
@@ -114,11 +123,14 @@ class KernelErrorParser:
         if record.fragment and not self._is_drivers(record):
             return None
         if not message.startswith(_DRIVER_STARTS):
-            error = host_error(message.rstrip())  # nearly every record: none
+            error = self._error_of_host(message.rstrip())  # nearly every record: none
             return None if error and _is_of_packet(message) else error
         if _is_of_packet(message):
             return None
         return _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
+
+    def _error_of_host(self, message: str) -> KernelError | None:
+        return self._firmware.parse(message) if message.startswith("{") else host_error(message)
 
     def _is_drivers(self, fragment: KernelRecord) -> bool:
         """The fragment is a message of the driver, and no name of a control group."""
@@ -155,6 +167,8 @@ def _error(message: str) -> KernelError | None:
         return KernelError(kind, int(found["sxid"]), found["bdf"].lower(), text)
     if found := _RETIREMENT.match(message):
         return KernelError("xid", int(found["xid"]), "", text)
+    if _NODE_REBOOT.match(message):
+        return KernelError("gpu-recovery", _REBOOT_NODE, "", text)
     if found := _LOST.match(message):
         return KernelError("gpu-lost", 0, (found["bdf"] or found["old_bdf"]).lower(), text)
     return None
