@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 """About 40 MB, if all of them were garbage. `muster submit` makes a third as many."""
 
-_MEANT = (
-    "an option of the script belongs into command of job.toml, one of sbatch after -- (muster submit), "
-    "a key of job.toml is written as in --nodes 3"
-)
+_ADVICE = {
+    "submit": "an argument of the script belongs into command of job.toml, an option of sbatch after --",
+    "plan": "an argument of the script belongs into command of job.toml",
+    "run": "the command of the ranks, with its arguments, comes after --",
+}
+"""What to do with a word that resembles no option of the command."""
 # What not every call needs is imported where it is needed: the help must appear at once.
 
 
@@ -39,15 +41,23 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 class _Parser(argparse.ArgumentParser):
     def __init__(self, *, advice: str = "", **more: Any) -> None:
-        """`advice`: what is likely meant by an option that does not exist."""
+        """`advice`: what to do with an option that does not exist."""
         self._advice = advice
         # Cut off names would make --node another word for --nodes or --node-mtbf, whichever there is.
         super().__init__(formatter_class=_formatter, allow_abbrev=False, **more)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        # Each command refuses what it does not know by itself. The whole parser would show its own usage.
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            from muster.launcher.unknown_options import explain
+
+            self.error(explain(unknown, self._option_string_actions, self._advice))
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        hint = f"; {self._advice}" if "unrecognized" in message and self._advice else ""
-        self.exit(WrongInput.status, f"{self.prog}: {message}{hint}\n")
+        self.exit(WrongInput.status, f"{self.prog}: {message}\n")
 
 
 class _Version(argparse.Action):
@@ -58,12 +68,12 @@ class _Version(argparse.Action):
 
 def parser(called: Collection[str] | None = None) -> argparse.ArgumentParser:
     """Builds the command line. `called`: the commands whose own arguments are wanted; None: all."""
-    advice = _MEANT if {"submit", "plan", "run"} & set(called or ()) else ""
-    whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.", advice=advice)
+    whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.")
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
     rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for entry in COMMANDS:
-        row = rows.add_parser(entry.name, help=entry.help, description=entry.help)
+        advice = _ADVICE.get(entry.name, "")
+        row = rows.add_parser(entry.name, help=entry.help, description=entry.help, advice=advice)
         if called is None or entry.name in called:
             _add_arguments(row, entry.load())
     return whole

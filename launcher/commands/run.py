@@ -28,6 +28,7 @@ from muster.launcher.output.tables import recovery_table
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
+from muster.launcher.submission.path_checks import missing
 from muster.v1.common_pb2 import JobSpec
 
 _AGENT_EXIT_TIMEOUT_S = 10.0
@@ -92,6 +93,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
             f"{_MAX_LOCAL_NODES} nodes"
         )
     spec = _spec(options, options.run_dir or folder / "run")
+    _check_command(spec)
     make_run_dir(Path(spec.run_dir))
     spec.resume_from = await choose_origin(spec, Asked(options.resume, options.fresh), None)
     check_faults(options.fault, spec.nodes + spec.spares, spec.nodes * spec.ranks_per_node)
@@ -112,6 +114,16 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
         print(*recovery_table(view.recoveries, open_screen(sys.stderr)), sep="\n", file=sys.stderr)
     print_note(f"muster: {view.phase}: {view.reason}")
     return exit_code(view)
+
+
+def _check_command(spec: JobSpec) -> None:
+    """All nodes are this host: what it does not have, no rank can run."""
+    wrong = [f"{what} {problem}" for what, _, problem in missing(spec)]
+    program = spec.command[0]
+    if "/" not in program and not shutil.which(program):
+        wrong.append(f"command: the program {program} is not on PATH")
+    if wrong:
+        raise WrongInput("; ".join(wrong))
 
 
 def _durable_dir(given: str) -> str:

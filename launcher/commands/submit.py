@@ -56,7 +56,7 @@ _AGENT = "muster-agent"
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, metavar="job.toml")
-    parser.add_argument("options", nargs="*", metavar="sbatch option", help="options for sbatch; after --")
+    parser.add_argument("options", nargs="*", default=[], metavar="sbatch option", help="options for sbatch; after --")
     parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
     add_origin_options(parser)
@@ -66,9 +66,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    site = load_site(options)
+    try:
+        site = load_site(options)
+    except SiteFault:
+        from muster.launcher.spec import spec
+
+        spec.load(options.job, options)  # what the user can mend is said first
+        raise
     if options.dry_run:
-        print(render(await _shaped(prepare(options, site), options)), end="")
+        await _show_script(prepare(options, site), options)
         return 0
     sbatch = Sbatch()
     async with Registration(site) as registration:
@@ -78,10 +84,7 @@ async def _run(options: argparse.Namespace) -> int:
             submission = await asyncio.to_thread(prepare, options, site)
         finally:
             await ready  # asyncio loses a process whose start is cancelled
-        mounts = path_checks.MOUNTS.read_text()
-        # In a thread, too: storage that hangs must not stop the loop while the coordinator answers.
-        for doubt in await asyncio.to_thread(path_checks.check_paths, submission.spec, mounts):
-            print_note(f"muster: {doubt}")
+        await _check_paths(submission.spec)
         submission = await _shaped(submission, options)
         if shutil.which("sbatch") is None:
             raise _no_sbatch()
@@ -90,6 +93,23 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 COMMAND = Command(_arguments, _run)
+
+
+async def _show_script(submission: Submission, options: argparse.Namespace) -> None:
+    """Prints the script of a dry run. This may be another host than the one on which the job is submitted, so that a
+    path which it can't see refuses nothing."""
+    try:
+        await _check_paths(submission.spec)
+    except WrongInput as error:
+        print_note(f"muster: on this host the job would be refused: {error.message}")
+    print(render(await _shaped(submission, options)), end="")
+
+
+async def _check_paths(spec: JobSpec) -> None:
+    mounts = path_checks.MOUNTS.read_text()
+    # In a thread: storage that hangs must not stop the loop while the coordinator answers.
+    for doubt in await asyncio.to_thread(path_checks.check_paths, spec, mounts):
+        print_note(f"muster: {doubt}")
 
 
 def prepare(options: argparse.Namespace, site: Site) -> Submission:

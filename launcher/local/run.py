@@ -30,6 +30,8 @@ _POLL_S = 0.1
 _FAULT_POLL_S = 0.02
 """Seconds between two checks for due faults: shorter than a step of a small script."""
 _PREFIX = "muster: "
+_OF_SLURM = frozenset({"SlurmOwed", "SlurmSettled", "ActionWithheld"})
+"""Events about calls to Slurm, which a local run does not have."""
 
 
 class LocalRun:
@@ -110,7 +112,7 @@ class LocalRun:
     async def _events(self, coordinator: CoordinatorClient) -> None:
         request = EventsRequest(gang=gang_ref(self._gang), follow=True)
         async for record in coordinator.events(request):
-            if not record.sentinel:
+            if not record.sentinel and record.name not in _OF_SLURM:
                 print_note(f"{_PREFIX}{record.text}")
 
     async def _output(self) -> None:

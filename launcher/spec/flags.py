@@ -58,7 +58,7 @@ def _flags(table: Mapping[str, Any], tables: Mapping[str, Any], path: tuple[str,
             continue
         kinds = {kind.get("type", "") for kind in value.get("anyOf", [value])} - {"null"}
         if kinds <= _SCALARS:
-            yield Flag((*path, key), "string" in kinds, value.get("description", "").partition("\n")[0])
+            yield Flag((*path, key), "string" in kinds, value.get("description", "").replace("\n", " "))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,7 @@ def check_paths(spec: JobSpec, mounts: str) -> list[str]:
     """
     shared = _mount_of(Path(spec.run_dir), mounts)
     wrong, doubtful = list(_problems_of_run_dir(Path(spec.run_dir), shared)), []
-    for what, path, problem in _missing(spec):
+    for what, path, problem in missing(spec):
         mount = _mount_of(path, mounts)
         if mount.kind in _NETWORK or (mount == shared and mount.folder != "/"):
             wrong.append(f"{what} {problem}")
@@ -62,7 +62,7 @@ def _problems_of_run_dir(folder: Path, mount: _Mount) -> Iterator[str]:
         yield f"run_dir = {str(folder)!r}: {top} does not exist: is it misspelt?"
 
 
-def _missing(spec: JobSpec) -> Iterator[tuple[str, Path, str]]:
+def missing(spec: JobSpec) -> Iterator[tuple[str, Path, str]]:
     """What is named, its path, and what is wrong with it on this host."""
     folder = Path(spec.work_dir)
     if not os.path.isdir(folder):

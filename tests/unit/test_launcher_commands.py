@@ -249,23 +249,61 @@ async def test_dry_run_prints_the_script_and_calls_nobody(
     assert not (tmp_path / "run").exists()
 
 
+async def test_dry_run_names_the_paths_that_would_be_refused_on_this_host(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await muster(world, "submit", "--dry-run", "--run-dir", "/sahred/run", str(job_file(tmp_path))) == 0
+    out, err = outputs(capsys)
+    assert out.startswith("#!/bin/bash\n")
+    assert "on this host the job would be refused: run_dir = '/sahred/run': /sahred does not exist" in err
+
+
+def test_a_wrong_file_is_named_also_where_no_coordinator_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MUSTER_COORDINATOR", raising=False)
+    job, config = job_file(tmp_path), tmp_path / "muster.toml"
+    config.touch()
+    assert main(["submit", "--config", str(config), str(job)]) == 78
+    assert "no coordinator is configured" in outputs(capsys)[1]
+    job.write_text(job.read_text().replace("command", "comand"))
+    for more in ([], ["--dry-run"]):
+        assert main(["submit", "--config", str(config), *more, str(job)]) == 64
+        assert "comand" in outputs(capsys)[1]
+
+
 @pytest.mark.parametrize(
-    ("line", "advice"),
+    ("line", "words"),
     [
-        ("submit job.toml --node 3", "a key of job.toml is written as in --nodes 3"),
-        ("submit job.toml --steps 50", "an option of the script belongs into command of job.toml"),
-        ("run --local job.toml --steps 50", "an option of the script belongs into command of job.toml"),
-        ("plan job.toml --node 3", "a key of job.toml is written as in --nodes 3"),
+        ("submit --node 3 job.toml", "there is no option --node: did you mean --nodes?"),
+        ("submit --node=3 job.toml", "there is no option --node: did you mean --nodes?"),
+        ("submit --time 1:00 job.toml", "there is no option --time: did you mean --slurm.time?"),
+        ("submit --gpus_per_nodes 8 job.toml", "there is no option --gpus_per_nodes: did you mean --gpus-per-node?"),
+        ("submit --nproc_per_node 8 job.toml", "there is no option --nproc_per_node: did you mean --ranks-per-node?"),
+        ("submit job.toml -N 4", "there is no option -N: did you mean --nodes?"),
+        ("submit --tensor 4 job.toml", "did you mean --parallelism.tensor or --placement.tensor?"),
+        ("submit job.toml --steps 50", "no option --steps: an argument of the script belongs into command of job.toml"),
+        ("submit job.toml -u", "no option -u: an argument of the script belongs into command of job.toml"),
+        ("submit --node 3 --lr 1 job.toml", "did you mean --nodes?; there is no option --lr: an argument"),
+        ("run --local train.py --steps 50", "no option --steps: the command of the ranks, with its arguments, comes"),
+        ("run --local --nproc-per-node 2 x.py", "did you mean --ranks-per-node?"),
+        ("plan job.toml --node 3", "did you mean --nodes?"),
+        ("status --folow 1", "there is no option --folow: did you mean --follow?"),
+        ("events --rank 0 1", "muster events: there is no option --rank\n"),
+        ("status 1 2", "muster status: unrecognized arguments: 2\n"),
+        ("policy check x --bogus", "muster policy check: there is no option --bogus\n"),
     ],
 )
-def test_an_option_that_does_not_exist_is_refused_with_advice(
-    line: str, advice: str, capsys: pytest.CaptureFixture[str]
+def test_an_option_that_does_not_exist_is_refused_with_what_was_meant(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = line.split()
+    command, *_ = given = line.split()
     with pytest.raises(SystemExit) as ended:
-        parser(words[:1]).parse_args(words)
+        parser(given[:1]).parse_args(given)
     assert ended.value.code == WrongInput.status
-    assert advice in outputs(capsys)[1]
+    err = outputs(capsys)[1]
+    assert words in err
+    assert err.startswith(f"usage: muster {command}")
 
 
 def test_an_argument_behind_the_file_is_refused_with_advice(tmp_path: Path) -> None:

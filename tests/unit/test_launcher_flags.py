@@ -30,6 +30,10 @@ def test_each_key_with_one_value_is_an_option() -> None:
     assert not options & {"--command", "--env", "--preload", "--slurm.options", "--placement.spread-replicas"}
 
 
+def test_no_help_of_an_option_ends_within_a_sentence() -> None:
+    assert [flag.option for flag in flags() if flag.help and not flag.help.endswith(".")] == []
+
+
 def test_an_option_replaces_the_files_value() -> None:
     options = given("--nodes", "8", "--parallelism.tensor", "2", "--slurm.time", "30", "--requeue", "false")
     job = parse(f"{LEAST}parallelism = {{ pipeline = 2 }}", "job.toml", options)

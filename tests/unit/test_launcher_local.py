@@ -240,6 +240,7 @@ def test_the_exit_code_of_the_script_is_the_exit_code_of_the_run(tmp_path: Path)
     status, _, err = run.end()
     assert status != 0, err
     assert "exited with 7: cannot go on" in err
+    assert "Slurm" not in err
     assert "are kept in" in err
     logs = (tmp_path / "kept" / "logs").glob("local-*/g*/rank*.log")
     assert "cannot go on\n" in {log.read_text() for log in logs}
@@ -288,6 +289,24 @@ def test_a_bad_command_line_is_explained(tmp_path: Path) -> None:
     status, _, err = Run(tmp_path, "true", "--nodes", "0").end()
     assert status == 64
     assert "nodes = 0: must be 1 or more" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python3 none.py --steps 50", "the script .*/none.py does not exist"),
+        ("./none", "the program .*/none does not exist"),
+        ("pyhton3 train.py", "the program pyhton3 is not on PATH"),
+    ],
+)
+async def test_what_is_not_on_this_host_is_said_before_anything_starts(
+    command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    run_command.COMMAND.arguments(parser)
+    with pytest.raises(WrongInput, match=words):
+        await run_command.COMMAND.run(parser.parse_args(["--local", "--", *command.split()]))
 
 
 def test_a_store_of_objects_is_taken_once_it_is_trusted(tmp_path: Path) -> None:
