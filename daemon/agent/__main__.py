@@ -60,7 +60,9 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="muster-agent", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="muster-agent", description="Runs the ranks of a job on a node."
+    )
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="serve one gang on this node")
     add_arguments(run, listen="0.0.0.0:0")

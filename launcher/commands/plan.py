@@ -23,7 +23,7 @@ def _positive(text: str) -> float:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, metavar="job.toml")
     parser.add_argument("--json", action="store_true", help="print one JSON object, in seconds and bytes")
-    parser.add_argument("--accelerator", metavar="NAME", help='for example "H100-SXM"; default: that of the GRES')
+    parser.add_argument("--accelerator", metavar="NAME", help="default: that of the GRES, else H100-SXM")
     parser.add_argument("--no-slurm", action="store_true", help="take a usual network, not the one that Slurm has")
     parser.add_argument("--price", type=_positive, metavar="NUMBER", help="of a GPU for an hour, in any currency")
     parser.add_argument("--in-network", action="store_true", help="the switches reduce (SHARP, NVLink SHARP)")

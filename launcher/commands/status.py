@@ -29,7 +29,8 @@ from muster.v1.api_pb2 import GangView
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", nargs="?", help="a Slurm job id or a gang id; default: all your jobs")
+    words = "a Slurm job id or a gang id; default: your jobs that go on, or ended within a day"
+    parser.add_argument("job", metavar="JOB", nargs="?", help=words)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="update until the job ends; exit with the job's exit code"
     )

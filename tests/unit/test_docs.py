@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import builtins
 import keyword
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +18,6 @@ import pytest
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.facts import Fact
 from muster.daemon.coordinator.policy.policy import Over, SignalAction
-from muster.launcher.__main__ import COMMANDS, parser
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,26 +95,6 @@ def test_make_targets_that_are_named_exist() -> None:
     for page in PAGES:
         named = set(re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(), re.MULTILINE))
         assert named <= targets, f"{page.name}: {named - targets}"
-
-
-def test_commands_that_are_shown_are_understood() -> None:
-    names = {command.name for command in COMMANDS}
-    for page in PAGES:
-        for line in re.findall(r"^(?:\$ )?muster ([^\n#]*)", page.read_text(), re.MULTILINE):
-            words = shlex.split(line)
-            assert words[0] in names, f"{page.name}: muster {line}"
-            parser().parse_args(["42" if word == "JOB" else word for word in words])
-
-
-def test_commands_within_sentences_exist_with_their_options() -> None:
-    rows = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    for page in PAGES:
-        for line in re.findall(r"(?<!`)`muster ([a-z][^`]*)`(?!`)", page.read_text()):
-            name, *words = line.split()
-            assert name in rows.choices, f"{page.name}: muster {line}"
-            options = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--"}
-            unknown = options - set(rows.choices[name]._option_string_actions)
-            assert not unknown, f"{page.name}: muster {line}"
 
 
 def test_documents_that_the_code_names_exist() -> None:
