@@ -28,7 +28,7 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.versions import Version
 
 PART_BYTES = 32 << 20
-"""Size of the parts in which a file is uploaded. S3 takes 10,000 parts: 320 GB for a rank."""
+"""Size of the parts in which a file is uploaded. S3 takes 10,000 parts: 335 GB for a rank."""
 
 UPLOAD_BYTES = 3 * PART_BYTES
 """Memory of one upload: the part that is filled, the part that is sent, and a copy of it in the HTTP client."""

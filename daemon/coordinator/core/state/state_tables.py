@@ -15,7 +15,7 @@ class Phase(StrEnum):
 
     SUBMITTED = "SUBMITTED"  # registered; Slurm has not started the job
     GATHERING = "GATHERING"  # Slurm has started the job; its agents attach
-    PREFLIGHT = "PREFLIGHT"  # all agents are attached; the first rendezvous store opens
+    PREFLIGHT = "PREFLIGHT"  # enough agents are attached; the first rendezvous store opens
     STARTING = "STARTING"  # the agents have the order to run a generation
     RUNNING = "RUNNING"  # every rank runs
     RECOVERING = "RECOVERING"  # fence the ranks, place them, restore their state
@@ -57,10 +57,10 @@ class NodeHealth(StrEnum):
     FIT = "FIT"
     SUSPECT = "SUSPECT"  # silent or accused, being probed; shown to users, never journaled, because it proves nothing
     DEGRADED = "DEGRADED"  # works on; a sign of a coming failure was seen
-    UNFIT = "UNFIT"  # alive; its hardware has reported a fatal fault, or a precursor for which its ranks left it
+    UNFIT = "UNFIT"  # alive, and out of service: a fatal fault, ranks that failed there, or a precursor
     HUNG = "HUNG"  # its kernel answers, its processes do not
     LOST = "LOST"  # nothing answers: power, kernel or network
-    RETURNING = "RETURNING"  # was LOST or HUNG, and answers again; drained until an operator resumes it
+    RETURNING = "RETURNING"  # was LOST or HUNG, and answers again; drained until it is resumed
 
 
 class Response(StrEnum):
