@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.transport.channel import open_first_ready_channel
+from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
@@ -108,11 +109,16 @@ class CoordinatorClient:
             self._raise_error(error)
         return True
 
-    async def newest_run(self, identity: str) -> pb.GangView | None:
+    async def newest_run(self, spec: JobSpec) -> pb.GangView | None:
         """The caller's gang that is a run of a job (gang_ids.job_identity): the one that is queued or runs, else the
-        newest one. None: the coordinator knows none."""
+        newest one. Else their newest one with a checkpoint of equal name and durable_dir; then the view says what
+        makes it another job. None: the coordinator knows none."""
+        like = JobSpec(
+            name=spec.name, durable_dir=spec.durable_dir, command=spec.command, env=spec.env, work_dir=spec.work_dir
+        )
+        ref = pb.GangRef(job_identity=job_identity(spec), like=like)
         try:
-            return await self._stub.Describe(pb.GangRef(job_identity=identity), timeout=CALL_TIMEOUT_S)
+            return await self._stub.Describe(ref, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return None

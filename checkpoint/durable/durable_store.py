@@ -11,7 +11,7 @@ differs between a POSIX file system and a store of objects stands behind these m
   checkpoint.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,11 @@ class FoundFolder:
     completed_ns: int | None
     uid: int | None
     may_be_renamed: bool
+
+
+def all_gangs(gang: str) -> bool:
+    """Asks for the checkpoints of every gang."""
+    return True
 
 
 class DurableFile(Protocol):
@@ -85,8 +90,12 @@ class DurableStore(Protocol):
     def entries(self, folder: str = "") -> Sequence[Entry]:
         """The same with what is known of each, which costs a parallel file system more."""
 
-    def folders(self) -> Iterator[FoundFolder]:
-        """All folders with the name of a checkpoint."""
+    def folders(self, is_asked: Callable[[str], bool] = all_gangs) -> Iterator[FoundFolder]:
+        """The folders with the name of a checkpoint of a gang that is asked for. Others are not looked at.
+
+        Args:
+            is_asked: says it of the gang that the name names; empty: it names none.
+        """
 
     def make_folder(self, name: str) -> None:
         """Make a folder, or find the one that another process of this user has made.

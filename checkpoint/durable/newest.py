@@ -2,29 +2,50 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from muster.checkpoint.durable import locations
 from muster.checkpoint.durable.durable_store import DurableStore, FoundFolder
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.format.versions import Version
 
 
-@dataclass(frozen=True)
 class _Candidate:
-    """A complete checkpoint. `is_foreign`: it belongs to neither this user nor root. `is_renamed`: others can have
-    given it its name, and its manifest does not say the same."""
+    """A complete checkpoint. Its manifest is read only where it decides, because those of large jobs have megabytes."""
 
-    found: FoundFolder
-    gang: str
-    is_foreign: bool
-    is_renamed: bool
+    def __init__(self, store: DurableStore, found: FoundFolder) -> None:
+        self.found = found
+        self._store = store
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest; empty if another user has written it, which may be a named pipe."""
+        return {} if self.is_foreign else manifest_in(self._store, self.found.name)
+
+    @property
+    def is_foreign(self) -> bool:
+        """It belongs to neither this user nor root."""
+        return self.found.uid not in (None, 0, os.geteuid())
+
+    @property
+    def gang(self) -> str:
+        """The gang that has written it; empty: nothing names one."""
+        return self.found.label.gang or str(self.manifest.get("gang", ""))
 
     @property
     def is_believable(self) -> bool:
-        return not self.is_foreign and not self.is_renamed
+        """It is not foreign, and where others can have given it its name, its manifest says the same."""
+        is_named = not self.found.may_be_renamed or durable_folders.says_its_name(self.manifest, self.found.label)
+        return not self.is_foreign and is_named
+
+    @property
+    def order(self) -> tuple[Version, int]:
+        """Grows from one checkpoint of a gang to the next."""
+        return self.found.label.version, self.found.label.serial
 
 
 def newest_checkpoint(where: str, gang: str = "") -> str | None:
@@ -59,10 +80,10 @@ def newest_of_gangs(where: str, gang: str = "") -> dict[str, FoundFolder]:
     """
     if not locations.is_url(where) and not os.path.isdir(where):
         return {}
-    complete = [one for one in _complete(locations.open_store(where)) if gang in ("", one.gang)]
-    believable = [one for one in complete if one.is_believable]
-    chosen = sorted(believable or complete, key=lambda one: one.found.label.version)
-    return {one.gang: one.found for one in chosen}
+    by_gang = _newest_first(where, lambda named: gang in ("", named))
+    complete = {name: found for name, found in by_gang.items() if gang in ("", name)}
+    chosen = {name: one for name, found in complete.items() if (one := _first_believable(found)) is not None}
+    return {name: one.found for name, one in (chosen or {name: one[0] for name, one in complete.items()}).items()}
 
 
 def last_completed(folders: Iterable[FoundFolder]) -> FoundFolder:
@@ -70,23 +91,22 @@ def last_completed(folders: Iterable[FoundFolder]) -> FoundFolder:
     return max(folders, key=lambda found: (found.completed_ns or 0, found.label.version, found.name))
 
 
-def newest_of_job(where: str, job: str) -> tuple[str, dict[str, Any]] | None:
-    """The newest complete checkpoint of a job in a folder, of any of its runs, with its manifest; None: there is none.
+def last_completed_first(where: str, is_asked: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The newest checkpoint of each gang that is asked for, with its manifest; first the one that was completed last.
+
+    A manifest is read when the caller comes to it, or if others can rename what lies there.
 
     Args:
         where: a folder of checkpoints; a path or a URL.
-        job: as in manifests, not empty.
+        is_asked: says it of the id of a gang.
 
     Raises:
         OSError: the place can't be read.
     """
-    store = locations.open_store(where)
-    own = [one.found for one in _complete(store) if one.is_believable]
-    for found in sorted(own, key=lambda one: (one.completed_ns or 0, one.label.version), reverse=True):
-        manifest = manifest_in(store, found.name)
-        if manifest.get("job") == job:
-            return locations.join(where, found.name), manifest
-    return None
+    newest = map(_first_believable, _newest_first(where, is_asked).values())
+    found = [one for one in newest if one is not None]
+    for one in sorted(found, key=lambda one: one.found.completed_ns or 0, reverse=True):
+        yield locations.join(where, one.found.name), one.manifest
 
 
 def older_checkpoint(where: str) -> str | None:
@@ -99,14 +119,9 @@ def older_checkpoint(where: str) -> str | None:
     label = durable_folders.parse_folder_name(name)
     if label is None or not label.gang:
         return None
-    complete = (one.found for one in _complete(locations.open_store(parent)) if one.is_believable)
-    older = [
-        found
-        for found in complete
-        if found.label.gang == label.gang and (found.label.version, found.label.serial) < (label.version, label.serial)
-    ]
-    newest = max(older, key=lambda found: (found.label.version, found.label.serial), default=None)
-    return locations.join(parent, newest.name) if newest is not None else None
+    own = _newest_first(parent, lambda gang: gang == label.gang).get(label.gang, [])
+    older = _first_believable(one for one in own if one.order < (label.version, label.serial))
+    return locations.join(parent, older.found.name) if older is not None else None
 
 
 def is_complete(where: str) -> bool:
@@ -154,13 +169,16 @@ def manifest_in(store: DurableStore, folder: str) -> dict[str, Any]:
         return {}
 
 
-def _complete(store: DurableStore) -> Iterator[_Candidate]:
-    for found in store.folders():
-        if found.completed_ns is None:
-            continue
-        is_foreign = found.uid not in (None, 0, os.geteuid())
-        manifest: dict[str, Any] = {}
-        if not is_foreign and (found.may_be_renamed or not found.label.gang):
-            manifest = manifest_in(store, found.name)
-        is_renamed = found.may_be_renamed and not durable_folders.says_its_name(manifest, found.label)
-        yield _Candidate(found, found.label.gang or str(manifest.get("gang", "")), is_foreign, is_renamed)
+def _newest_first(where: str, is_asked: Callable[[str], bool]) -> dict[str, list[_Candidate]]:
+    """The complete checkpoints of each gang that is asked for, and of all gangs that only a manifest names."""
+    store = locations.open_store(where)
+    by_gang: dict[str, list[_Candidate]] = defaultdict(list)
+    for found in store.folders(lambda named: not named or is_asked(named)):
+        if found.completed_ns is not None:
+            one = _Candidate(store, found)
+            by_gang[one.gang].append(one)
+    return {gang: sorted(found, key=lambda one: one.order, reverse=True) for gang, found in by_gang.items()}
+
+
+def _first_believable(candidates: Iterable[_Candidate]) -> _Candidate | None:
+    return next((one for one in candidates if one.is_believable), None)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import errno
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from muster.checkpoint.durable.durable_store import Entry, FoundFolder
+from muster.checkpoint.durable.durable_store import Entry, FoundFolder, all_gangs
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.block_digests import BLOCK_BYTES
 from muster.checkpoint.format.durable_folders import ParsedFolderName
@@ -80,11 +80,11 @@ class ObjectStore:
             for found in self._list(folder)
         ]
 
-    def folders(self) -> Iterator[FoundFolder]:
-        """All prefixes with the name of a checkpoint."""
+    def folders(self, is_asked: Callable[[str], bool] = all_gangs) -> Iterator[FoundFolder]:
+        """The prefixes with the name of a checkpoint."""
         for entry in self.entries():
             label = None if entry.is_plain else durable_folders.parse_folder_name(entry.name)
-            if label is not None:
+            if label is not None and is_asked(label.gang):
                 yield FoundFolder(entry.name, label, self._completed_ns(entry.name), None, may_be_renamed=False)
 
     def make_folder(self, name: str) -> None:

@@ -14,12 +14,12 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
-from muster.checkpoint.durable.durable_store import Entry, FoundFolder
+from muster.checkpoint.durable.durable_store import Entry, FoundFolder, all_gangs
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.durable_folders import ParsedFolderName
 from muster.checkpoint.format.versions import Version
@@ -64,13 +64,13 @@ class PosixFolder:
         with self._hold(folder) as held:
             return [Entry(name, status.st_size, stat.S_ISREG(status.st_mode)) for name, status in held.statuses()]
 
-    def folders(self) -> Iterator[FoundFolder]:
-        """All folders with the name of a checkpoint. A link is none."""
+    def folders(self, is_asked: Callable[[str], bool] = all_gangs) -> Iterator[FoundFolder]:
+        """The folders with the name of a checkpoint. A link is none."""
         with HeldFolder.open(self.path) as place:
             may_be_renamed = others_can_rename(place.status())
             for name in place.names():
                 label = durable_folders.parse_folder_name(name)
-                if label is None:
+                if label is None or not is_asked(label.gang):
                     continue
                 try:
                     with place.folder(name) as folder:

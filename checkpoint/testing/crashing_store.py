@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from typing import TypeVar
 
-from muster.checkpoint.durable.durable_store import DurableFile, DurableStore, Entry, FoundFolder
+from muster.checkpoint.durable.durable_store import DurableFile, DurableStore, Entry, FoundFolder, all_gangs
 from muster.checkpoint.durable.verified_file import ReadableFile
 from muster.checkpoint.format.durable_folders import ParsedFolderName
 from muster.checkpoint.format.versions import Version
@@ -60,9 +60,9 @@ class CrashingStore:
         """A read."""
         return self._alive(lambda: self._store.entries(folder))
 
-    def folders(self) -> Iterator[FoundFolder]:
+    def folders(self, is_asked: Callable[[str], bool] = all_gangs) -> Iterator[FoundFolder]:
         """A read."""
-        return self._alive(self._store.folders)
+        return self._alive(lambda: self._store.folders(is_asked))
 
     def make_folder(self, name: str) -> None:
         """An operation."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -48,32 +49,27 @@ class WorkerThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def run_in_own_thread(call: Callable[[], T], name: str) -> T:
+async def run_in_own_thread(call: Callable[[], T], name: str, raises: tuple[type[Exception], ...] = (OSError,)) -> T:
     """What `call` returns, which may block for very long: the end of the process does not wait for its thread. Whoever
     is cancelled meanwhile leaves the thread behind.
 
     Raises:
-        OSError: `call` has raised it. It must raise nothing else.
+        Exception: `call` has raised it. It must raise nothing but what `raises` names.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
+    def settle(how: Callable[[], None]) -> None:
+        if not answer.done():
+            how()
+
     def work() -> None:
         try:
-            found: T | OSError = call()
-        except OSError as error:
-            found = error
+            how = partial(answer.set_result, call())
+        except raises as error:
+            how = partial(answer.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_settle, answer, found)
+            loop.call_soon_threadsafe(settle, how)
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await answer
-
-
-def _settle(answer: asyncio.Future[T], found: T | OSError) -> None:
-    if answer.done():
-        return
-    if isinstance(found, OSError):
-        answer.set_exception(found)
-    else:
-        answer.set_result(found)

@@ -21,6 +21,7 @@ _DIGITS: Final = 12
 """Random hexadecimal digits of an id: 2.8e14 ids for each name. Ids of earlier versions end in eight, so no such id is
 taken for one that names its owner."""
 _IDENTITY_DIGITS: Final = 32
+_NAMED: Final = re.compile(rf"(.{{1,100}}?)-(u[0-9]{{1,10}}-[0-9a-f]{{{_DIGITS}}}|[0-9a-f]{{8}})")
 _OWNED: Final = re.compile(rf".{{1,100}}-u([0-9]{{1,10}})-[0-9a-f]{{{_DIGITS}}}")
 
 
@@ -35,6 +36,12 @@ def owner_of(gang: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def name_of(gang: str) -> str:
+    """The name of the job that the id begins with; empty: it begins with none."""
+    found = _NAMED.fullmatch(gang)
+    return found[1] if found else ""
+
+
 def why_not_registered(gang: str, uid: int) -> str:
     """Why user `uid` may not register this id; empty: they may."""
     owner = owner_of(gang)
@@ -47,13 +54,23 @@ def why_not_registered(gang: str, uid: int) -> str:
 
 
 def job_identity(spec: JobSpec) -> str:
-    """Equal for all runs of a job of one owner: those with equal name, command and durable folder. Empty: the job has
-    no durable folder.
+    """Equal for all runs of a job of one owner: those with equal name, command, [env], work_dir and durable folder.
+    Empty: the job has no durable folder.
 
     A run goes on from the checkpoint of an earlier run of its job, never from that of another job. The jobs of a sweep
-    differ in their command.
+    differ in their command, in a variable or in their folder.
     """
     if not spec.durable_dir:
         return ""
-    fields = json.dumps([spec.name, list(spec.command), spec.durable_dir])
-    return hashlib.sha256(fields.encode()).hexdigest()[:_IDENTITY_DIGITS]
+    fields = [spec.name, spec.durable_dir, list(spec.command), spec.work_dir, sorted(spec.env.items())]
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:_IDENTITY_DIGITS]
+
+
+def differences(one: JobSpec, other: JobSpec) -> list[str]:
+    """What makes two jobs of equal name and durable folder two jobs, by its name in job.toml: "command", "env.LR".
+
+    No value is among it, because [env] may hold secrets.
+    """
+    fields = [name for name in ("command", "work_dir") if getattr(one, name) != getattr(other, name)]
+    variables = sorted(name for name in {*one.env, *other.env} if one.env.get(name) != other.env.get(name))
+    return [*fields, *(f"env.{name}" for name in variables)]

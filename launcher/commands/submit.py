@@ -34,6 +34,7 @@ from muster.launcher.submission.origin import Asked, add_origin_options, choose_
 from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.registration import Registration
 from muster.launcher.submission.script import Submission, node_options, render, sbatch_options
+from muster.launcher.submission.storage_look import look
 from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client import submit_environment
 from muster.slurm.client.backends.sbatch import Sbatch
@@ -107,8 +108,8 @@ async def _show_script(submission: Submission, options: argparse.Namespace) -> N
 
 async def _check_paths(spec: JobSpec) -> None:
     mounts = path_checks.MOUNTS.read_text()
-    # In a thread: storage that hangs must not stop the loop while the coordinator answers.
-    for doubt in await asyncio.to_thread(path_checks.check_paths, spec, mounts):
+    paths = "a path of the job (run_dir, work_dir, command)"
+    for doubt in await look(paths, partial(path_checks.check_paths, spec, mounts)):
         print_note(f"muster: {doubt}")
 
 
@@ -251,7 +252,8 @@ async def submit(
     """
     render(submission)  # what is wrong with it is said before anybody is asked
     coordinator = await registration.wait_for_answer(force=options.force)
-    _check_durable(submission.spec.durable_dir)
+    durable_dir = submission.spec.durable_dir
+    await look(f"durable_dir = {durable_dir!r}", partial(_check_durable, durable_dir))
     asked = Asked(options.resume, options.fresh)
     submission.spec.resume_from = await choose_origin(submission.spec, asked, coordinator)
     text = render(submission)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from muster.checkpoint.format.folder_names import JOB_IS_DONE, parse_path
-from muster.daemon.transport.gang_ids import job_identity
+from muster.checkpoint.format.folder_names import parse_path
 from muster.launcher.command import print_note
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
+from muster.launcher.submission import left_checkpoints
+from muster.launcher.submission.storage_look import Look
+from muster.launcher.submission.storage_look import look as look_at
 
 if TYPE_CHECKING:
     from muster.v1.api_pb2 import GangRef, GangView
@@ -24,12 +28,14 @@ if TYPE_CHECKING:
 _CRASH_LOOP = 93
 """The exit code of a gang whose software failed again and again (docs/OPERATIONS.md)."""
 _NOTHING = "Nothing was queued"
+_MOST_NAMED = 6
+"""Differences that one line names."""
 
 
 class KnowsGangs(Protocol):
     """A coordinator that has answered."""
 
-    async def newest_run(self, identity: str) -> GangView | None:
+    async def newest_run(self, spec: JobSpec) -> GangView | None:
         """As in CoordinatorClient."""
 
     async def describe(self, ref: GangRef) -> GangView:
@@ -58,7 +64,7 @@ def add_origin_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-async def choose_origin(spec: JobSpec, asked: Asked, coordinator: KnowsGangs | None) -> str:
+async def choose_origin(spec: JobSpec, asked: Asked, coordinator: KnowsGangs | None, look: Look = look_at) -> str:
     """The durable checkpoint that the job starts from; empty: step 0. Says in one line which and why, if there is a
     choice.
 
@@ -66,23 +72,26 @@ async def choose_origin(spec: JobSpec, asked: Asked, coordinator: KnowsGangs | N
         spec: the job.
         asked: what the user has said.
         coordinator: None: it does not answer, and the user wants the job queued nevertheless.
+        look: looks at storage.
 
     Raises:
         LauncherError: a run of this job is queued or runs, or what was asked for can't be had. Nothing was queued.
     """
-    last = await coordinator.newest_run(job_identity(spec)) if coordinator is not None else None
-    if last is not None and not last.final:
+    last = await coordinator.newest_run(spec) if coordinator is not None else None
+    if last is not None and not last.differs and not last.final:
         raise WrongInput(
-            f"{_job(last)} is the same job (name, command and durable_dir), and is {last.phase}",
+            f"{_job(last)} is the same job (name, command, env, work_dir and durable_dir), and is {last.phase}",
             f"wait for its end, or cancel it: muster cancel {_number(last)}. A run beside it needs another name or "
             f"durable_dir. {_NOTHING}",
         )
     try:
         if asked.resume:
-            return await _named(spec, asked.resume, coordinator)
+            return await _named(spec, asked.resume, coordinator, look)
         if asked.fresh or not spec.memory_checkpoint:  # otherwise the script loads what it wants
             return ""
-        return _after(last) if last is not None else _beside_unknown_runs(spec)
+        if last is not None and not last.differs:
+            return _after(last, await _newest_left(last, look))
+        return await _without_run(spec, last, look)
     except OSError as error:
         raise WrongInput(
             f"{error.filename or spec.durable_dir}, where a checkpoint is looked for, can't be read: {error.strerror}",
@@ -90,10 +99,15 @@ async def choose_origin(spec: JobSpec, asked: Asked, coordinator: KnowsGangs | N
         ) from None
 
 
-def _after(last: GangView) -> str:
-    """The origin of a run whose last run before it has ended."""
+async def _newest_left(view: GangView, look: Look) -> str:
+    """The newest durable checkpoint of a gang; empty: it has none, or this host sees that all are gone."""
+    path = view.checkpoint.durable_path
+    return await look(path, partial(left_checkpoints.newest_left, path)) if path else ""
+
+
+def _after(last: GangView, path: str) -> str:
+    """The origin of a run whose last run before it has ended. `path`: the newest checkpoint of that one."""
     before, resume = f"{_job(last)}, the last run of this job,", f"--resume {_number(last)}"
-    path = _still_there(last.checkpoint.durable_path)
     if not path:
         return _start_afresh(f"{before} has left no checkpoint")
     if last.phase == "DONE":
@@ -118,33 +132,39 @@ def _start_afresh(because: str) -> str:
     return ""
 
 
-async def _named(spec: JobSpec, resume: str, coordinator: KnowsGangs | None) -> str:
+async def _named(spec: JobSpec, resume: str, coordinator: KnowsGangs | None, look: Look) -> str:
     """The checkpoint that --resume names."""
     if not spec.memory_checkpoint:
         raise WrongInput(
             f"--resume {resume}: with checkpoint.memory = false, Muster loads no checkpoint",
             f"let the script load it. {_NOTHING}",
         )
-    if "/" in resume:
-        path, of = _checked(spec, resume), ""
-    elif coordinator is None:
-        raise Unavailable(
-            f"--resume {resume}: only the coordinator knows the checkpoints of a job",
-            f"name the checkpoint by its path. {_NOTHING}",
-        )
-    else:
-        view = await coordinator.describe(gang_ref(resume))
-        if not view.checkpoint.durable_path:
-            raise WrongInput(f"--resume {resume}: {_job(view)} has no durable checkpoint", _NOTHING)
-        path, of = _checked(spec, view.checkpoint.durable_path), f", of {_job(view)}"
+    path, of = (resume, "") if "/" in resume else await _newest_of(resume, coordinator, look)
+    path = await _checked(spec, path, look)
     print_note(f"muster: goes on{_at(path)} from {path}{of or _whose(path)}")
     return path
 
 
-def _checked(spec: JobSpec, path: str) -> str:
-    """The absolute path or URL of a checkpoint, if this host can see that it is one, or can't see the place at all."""
-    from muster.checkpoint.durable import newest  # few jobs need it
+async def _newest_of(job: str, coordinator: KnowsGangs | None, look: Look) -> tuple[str, str]:
+    """The newest checkpoint that is left of a job, and whose it is, in words."""
+    if coordinator is None:
+        raise Unavailable(
+            f"--resume {job}: only the coordinator knows the checkpoints of a job",
+            f"name the checkpoint by its path. {_NOTHING}",
+        )
+    view = await coordinator.describe(gang_ref(job))
+    known = view.checkpoint.durable_path
+    path = await _newest_left(view, look)
+    if not path:
+        gone = f", which had {known}, has none left" if known else " has no durable checkpoint"
+        raise WrongInput(f"--resume {job}: {_job(view)}{gone}", _NOTHING)
+    if path == known:
+        return path, f", of {_job(view)}"
+    return path, f", the newest that is left of {_job(view)}, which had {os.path.basename(known)}"
 
+
+async def _checked(spec: JobSpec, path: str, look: Look) -> str:
+    """The absolute path or URL of a checkpoint, if this host can see that it is one, or can't see the place at all."""
     if "://" in path:
         if not spec.trust_durable_store:
             raise WrongInput(
@@ -153,7 +173,7 @@ def _checked(spec: JobSpec, path: str) -> str:
             )
         return path.rstrip("/")
     path = os.path.abspath(path)
-    if os.path.isdir(os.path.dirname(path)) and not newest.is_complete(path):
+    if await look(path, partial(left_checkpoints.is_no_checkpoint, path)):
         raise WrongInput(
             f"--resume {path} is no complete checkpoint",
             f"name one of the folders step_..., as muster status shows it. {_NOTHING}",
@@ -161,33 +181,41 @@ def _checked(spec: JobSpec, path: str) -> str:
     return path
 
 
-def _still_there(path: str) -> str:
-    """The checkpoint, or a newer one of the same gang; empty: this host can see that it is gone."""
-    place, label = os.path.dirname(path), parse_path(path)
-    if "://" in path or not os.path.isdir(place) or label is None or not label.gang:
-        return path
-    from muster.checkpoint.durable import newest  # few jobs need it
+async def _without_run(spec: JobSpec, beside: GangView | None, look: Look) -> str:
+    """The origin of a job of which the coordinator knows no run: step 0, if the durable folder holds nothing of it.
 
-    return newest.newest_checkpoint(place, label.gang) or ""
+    Args:
+        beside: the newest gang with a checkpoint that is another job of the same name in the same folder.
+    """
+    left = await look(spec.durable_dir, partial(left_checkpoints.left_in_folder, spec))
+    if left is not None and left.is_same:
+        if left.is_done:
+            return _start_afresh(
+                f"an earlier run of this job is done. --resume {left.path} goes on from its checkpoint"
+            )
+        raise WrongInput(
+            f"durable_dir holds a checkpoint of an earlier run of this job, {left.path}, and nobody knows how that run "
+            "ended",
+            f"say --resume {left.path}, or --fresh to start at step 0. {_NOTHING}",
+        )
+    if beside is not None and (path := await _newest_left(beside, look)):
+        return _start_afresh(
+            f"{_job(beside)} has the same durable_dir, and is another job: {_that_differ(beside.differs)}. "
+            f"--resume {_number(beside)} goes on{_at(path)} from its checkpoint"
+        )
+    if left is not None:
+        return _start_afresh(
+            f"durable_dir holds a checkpoint of a job {spec.name} with another command, env or work_dir. "
+            f"--resume {left.path} goes on from it"
+        )
+    return ""
 
 
-def _beside_unknown_runs(spec: JobSpec) -> str:
-    """The origin of a job of which the coordinator knows no run: step 0, if the durable folder holds nothing of it."""
-    from muster.checkpoint.durable import newest  # few jobs need it
-
-    folder, identity = spec.durable_dir, job_identity(spec)
-    if not identity or "://" in folder or not os.path.isdir(folder):
-        return ""
-    found = newest.newest_of_job(folder, identity)
-    if found is None:
-        return ""
-    path, manifest = found
-    if str(manifest.get("reason")).startswith(JOB_IS_DONE):
-        return _start_afresh(f"an earlier run of this job is done. --resume {path} goes on from its checkpoint")
-    raise WrongInput(
-        f"durable_dir holds a checkpoint of an earlier run of this job, {path}, and nobody knows how that run ended",
-        f"say --resume {path}, or --fresh to start at step 0. {_NOTHING}",
-    )
+def _that_differ(names: Sequence[str]) -> str:
+    """ "its command, env.LR and env.SEED differ"."""
+    shown = [*names[:_MOST_NAMED], *([f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else [])]
+    listed = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    return f"its {listed} {'differs' if len(shown) == 1 else 'differ'}"
 
 
 def _whose(path: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
+from muster.checkpoint.durable.newest import finished_steps_of, last_completed_first, newest_checkpoint
 from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.format import durable_folders, folder_names
 from muster.checkpoint.format.durable_folders import ParsedFolderName, parse_folder_name, parse_temporary_folder_name
@@ -86,6 +86,17 @@ def test_folders_without_a_gang_belong_to_the_gang_that_their_manifest_names(tmp
     assert newest_checkpoint(str(tmp_path)) == newest_checkpoint(str(tmp_path), "a") == str(old)
     unknown = whole(tmp_path, "step_00000001_g0", 30)
     assert newest_checkpoint(str(tmp_path)) == str(unknown)
+
+
+def test_of_each_gang_that_is_asked_for_the_newest_comes_and_its_manifest_is_read_only_then(tmp_path: Path) -> None:
+    whole(tmp_path, "step_00000100_g1_a", 10)
+    first = whole(tmp_path, "step_00000200_g1_a", 20, step=200)
+    second = whole(tmp_path, "step_00000900_g1_b", 15, step=900)
+    whole(tmp_path, "step_00000001_g1_other", 30)
+    found = last_completed_first(str(tmp_path), lambda gang: gang in ("a", "b"))
+    assert next(found) == (str(first), {"step": 200})
+    (second / durable_folders.MANIFEST).write_text(json.dumps({"step": 901}))
+    assert list(found) == [(str(second), {"step": 901})]
 
 
 def test_the_step_is_read_from_the_manifest_or_the_name(tmp_path: Path) -> None:

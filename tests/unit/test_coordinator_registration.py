@@ -31,6 +31,7 @@ from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import NotAllowed
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.v1 import api_pb2, api_pb2_grpc, diagnosis_pb2, diagnosis_pb2_grpc
+from muster.v1.common_pb2 import JobSpec
 
 KIB, MIB = 1024, 1024 * 1024
 ALICE, EVE = os.geteuid(), os.geteuid() + 1
@@ -265,6 +266,27 @@ async def test_nobody_learns_whether_another_user_has_a_job(shared: ScriptedWorl
                 assert str(ALICE) not in words
 
 
+async def test_only_the_owner_learns_of_a_job_of_the_same_name_and_folder(shared: ScriptedWorld) -> None:
+    """What differs is said of the caller's own job alone. Where the folder is not named, nothing is."""
+    assert shared.coordinator
+    assert isinstance(shared.credentials, ChosenUser)
+    gang = gang_ids.new_gang_id("train", ALICE)
+    known = events.GangSpec(2, 0, durable_dir="/d", resume_from="/d/step_00000007_g1_x")
+    registered = '{"name": "train", "command": ["a"], "env": {"LR": "1"}}'
+    shared.coordinator.engine.post(events.GangSubmitted(gang, 1, ALICE, "train", known, registered))
+    for uid, durable_dir, expected in ((ALICE, "/d", ["command", "env.LR"]), (ALICE, "", None), (EVE, "/d", None)):
+        like = JobSpec(name="train", command=["b"], durable_dir=durable_dir)
+        ref = api_pb2.GangRef(job_identity="of-another", like=like)
+        async with open_channel(shared.address, shared.credentials.as_uid(uid)) as channel:
+            call = api_pb2_grpc.MusterStub(channel).Describe(ref)
+            if expected is not None:
+                assert list((await call).differs) == expected
+            else:
+                code, words = await _refusal(call)
+                assert code is grpc.StatusCode.NOT_FOUND
+                assert words.startswith("an earlier run of this job: no such job, or not yours")
+
+
 def _calls_for_a_job(channel: Any) -> list[Callable[[str, Any], Any]]:
     """Every method that names a job, by its number or its gang."""
     api, diagnosis = api_pb2_grpc.MusterStub(channel), diagnosis_pb2_grpc.DiagnosisStub(channel)
@@ -321,6 +343,14 @@ async def test_an_id_of_an_earlier_version_is_registered_by_whoever_comes_first(
     await _register_as(shared, ALICE, gang, 2)
     assert shared.coordinator
     assert shared.coordinator.engine.core.state.gangs[gang].owner_uid == ALICE
+
+
+@pytest.mark.parametrize(
+    ("gang", "name"),
+    [("train-u7-0a1b2c3d4e5f-u0-0a1b2c3d4e5f", "train-u7-0a1b2c3d4e5f"), ("local-0a1b2c3d", "local"), ("g1", "")],
+)
+def test_an_id_begins_with_the_name_of_the_job(gang: str, name: str) -> None:
+    assert gang_ids.name_of(gang) == name
 
 
 def test_an_id_names_its_owner_whatever_the_name_of_the_job() -> None:

@@ -182,7 +182,10 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
 
 def test_what_an_earlier_local_run_has_left_is_never_taken_or_passed_over_in_silence(tmp_path: Path) -> None:
     durable, script = tmp_path / "durable", "echo generation $MUSTER_GENERATION"
-    spec = JobSpec(name="local", command=["sh", "-c", script], durable_dir=str(durable))
+    env = {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    spec = JobSpec(
+        name="local", command=["sh", "-c", script], durable_dir=str(durable), env=env, work_dir=str(tmp_path)
+    )
     left = durable / "step_00000176_g1_local-0a1b2c3d"
     left.mkdir(parents=True)
     (left / METADATA).touch()

@@ -2,8 +2,10 @@
 
 import json
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -11,7 +13,7 @@ import pytest_asyncio
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.folder_names import JOB_IS_DONE
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
-from muster.daemon.transport.gang_ids import job_identity
+from muster.daemon.transport.gang_ids import differences, job_identity
 from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import parser
 from muster.launcher.commands.submit import prepare, submit
@@ -19,8 +21,11 @@ from muster.launcher.errors import LauncherError, Unavailable, WrongInput
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, choose_origin
 from muster.launcher.submission.registration import Registration
+from muster.launcher.submission.storage_look import look
 from muster.v1.api_pb2 import CheckpointView, GangRef, GangView
 from muster.v1.common_pb2 import JobSpec
+
+T = TypeVar("T")
 
 
 class Known:
@@ -29,8 +34,7 @@ class Known:
     def __init__(self, view: GangView | None) -> None:
         self._view = view
 
-    async def newest_run(self, identity: str) -> GangView | None:
-        assert identity
+    async def newest_run(self, spec: JobSpec) -> GangView | None:
         return self._view
 
     async def describe(self, ref: GangRef) -> GangView:
@@ -145,18 +149,148 @@ async def test_a_run_that_nobody_knows_and_that_was_done_is_no_obstacle(
     assert "starts at step 0: an earlier run of this job is done" in capsys.readouterr().err
 
 
-async def test_the_jobs_of_a_sweep_inherit_nothing_from_each_other(
-    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+SWEEP: list[dict[str, Any]] = [{"command": ["--lr=3"]}, {"env": {"LR": "3"}}, {"work_dir": "/x"}]
+
+
+def changed(spec: JobSpec, change: dict[str, Any]) -> JobSpec:
+    other = JobSpec()
+    other.CopyFrom(spec)
+    other.MergeFrom(JobSpec(**change))
+    return other
+
+
+@pytest.mark.parametrize("change", SWEEP)
+async def test_the_jobs_of_a_sweep_inherit_nothing_from_each_other_and_say_so(
+    spec: JobSpec, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, other = left(spec, job=job_identity(spec)), changed(spec, change)
+    assert job_identity(other) != job_identity(spec)
+    assert await choose_origin(other, Asked(), Known(None)) == ""
+    assert (
+        "starts at step 0: durable_dir holds a checkpoint of a job train with another command, env or work_dir. "
+        f"--resume {path} goes on from it\n" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("change", [{"name": "x"}, {"durable_dir": "/x"}])
+async def test_jobs_of_other_names_and_folders_are_not_spoken_of(
+    spec: JobSpec, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     left(spec, job=job_identity(spec))
-    for change in ({"command": ["--lr=3"]}, {"name": "x"}, {"durable_dir": "/x"}):
-        other = JobSpec()
-        other.CopyFrom(spec)
-        other.MergeFrom(JobSpec(**change))  # type: ignore[arg-type]
-        assert job_identity(other) != job_identity(spec)
-        assert await choose_origin(other, Asked(), Known(None)) == ""
+    other = changed(spec, change)
+    assert job_identity(other) != job_identity(spec)
+    assert await choose_origin(other, Asked(), Known(None)) == ""
     assert capsys.readouterr().err == ""
     assert job_identity(JobSpec(name="train")) == "", "without a durable folder there is nothing to inherit"
+
+
+def test_what_differs_is_named_without_values() -> None:
+    one = JobSpec(command=["a"], work_dir="/w", env={"LR": "1", "SEED": "2", "KEY": "secret", "SAME": "x"})
+    other = JobSpec(command=["b"], work_dir="/w", env={"LR": "3", "SEED": "2", "SAME": "x", "EMPTY": ""})
+    assert differences(one, other) == ["command", "env.EMPTY", "env.KEY", "env.LR"]
+    assert differences(one, one) == []
+
+
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    [
+        (["command"], "its command differs"),
+        (["work_dir", "env.LR"], "its work_dir and env.LR differ"),
+        ([f"env.V{number}" for number in range(9)], "env.V4, env.V5 and 3 more differ"),
+    ],
+)
+async def test_a_job_that_differs_starts_afresh_and_says_what_differs(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str], differs: list[str], words: str
+) -> None:
+    path = left(spec, job="another")
+    view = ended(path)
+    view.differs.extend(differs)
+    for phase, final in (("FAILED", True), ("RUNNING", False)):
+        view.phase, view.final = phase, final
+        assert await choose_origin(spec, Asked(), Known(view)) == ""
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert "starts at step 0: job 7 (train) has the same durable_dir, and is another job: " in err
+        assert f"{words}. --resume 7 goes on at step 176 from its checkpoint" in err
+    assert await choose_origin(spec, Asked(resume="7"), Known(view)) == path
+
+
+async def test_an_own_run_that_nobody_knows_comes_before_another_job(spec: JobSpec) -> None:
+    path = left(spec, job=job_identity(spec))
+    view = ended(left(spec, 900, "train-u0-ba9876543210", job="another"))
+    view.differs.append("command")
+    with pytest.raises(WrongInput, match=f"an earlier run of this job, {path}, and nobody knows"):
+        await choose_origin(spec, Asked(), Known(view))
+
+
+async def test_another_job_that_has_nothing_left_is_not_spoken_of(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(spec.durable_dir).mkdir()
+    view = ended(f"{spec.durable_dir}/step_00000176_g2_train-u0-0123456789ab")
+    view.differs.append("command")
+    assert await choose_origin(spec, Asked(), Known(view)) == ""
+    assert capsys.readouterr().err == ""
+
+
+async def test_resume_takes_the_newest_checkpoint_that_is_left_of_a_job(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention has removed the one that the coordinator knows, and the gang has written on."""
+    newer = left(spec, 300)
+    left(spec, 900, "other-u0-0123456789ab")
+    gone = f"{spec.durable_dir}/step_00000176_g2_train-u0-0123456789ab"
+    assert await choose_origin(spec, Asked(resume="7"), Known(ended(gone))) == newer
+    words = f"goes on at step 300 from {newer}, the newest that is left of job 7 (train), which had {Path(gone).name}"
+    assert words in capsys.readouterr().err
+    assert await choose_origin(spec, Asked(resume="7"), Known(ended(newer))) == newer
+    assert f"from {newer}, of job 7 (train)\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gang", ["_train-u0-0123456789ab", ""])
+async def test_a_job_of_which_nothing_is_left_cannot_be_resumed(spec: JobSpec, gang: str) -> None:
+    Path(spec.durable_dir).mkdir()
+    gone = f"{spec.durable_dir}/step_00000176_g2{gang}"
+    with pytest.raises(WrongInput, match=f"job 7 .train., which had {gone}, has none left"):
+        await choose_origin(spec, Asked(resume="7"), Known(ended(gone)))
+    with pytest.raises(WrongInput, match="has no durable checkpoint"):
+        await choose_origin(spec, Asked(resume="7"), Known(ended("")))
+
+
+@pytest.mark.parametrize("gang", ["_train-u0-0123456789ab", ""])
+async def test_a_run_of_which_nothing_is_left_is_followed_from_step_0(spec: JobSpec, gang: str) -> None:
+    Path(spec.durable_dir).mkdir()
+    assert await choose_origin(spec, Asked(), Known(ended(f"{spec.durable_dir}/step_00000176_g2{gang}"))) == ""
+
+
+async def hangs(place: str, call: Callable[[], T]) -> T:
+    """Storage that does not answer."""
+    raise Unavailable(f"{place} can't be looked at")
+
+
+@pytest.mark.parametrize("asked", [Asked(), Asked(resume="7"), Asked(resume="/durable/step_00000176_g2")])
+@pytest.mark.parametrize("known", [True, False])
+async def test_storage_that_hangs_ends_the_submission_with_a_sentence(spec: JobSpec, asked: Asked, known: bool) -> None:
+    view = ended(left(spec)) if known or asked.resume == "7" else None
+    with pytest.raises(Unavailable, match="can't be looked at"):
+        await choose_origin(spec, asked, Known(view), hangs)
+
+
+async def test_a_look_at_storage_has_a_deadline_and_stops_nothing_else() -> None:
+    answers = threading.Event()
+    with pytest.raises(Unavailable, match="the durable folder can't be looked at: its storage has not answered for 0"):
+        await look("the durable folder", answers.wait, deadline_s=0.01)
+    answers.set()
+    assert await look("the durable folder", answers.wait)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no"), WrongInput("no")])
+async def test_what_is_wrong_with_storage_is_raised(error: Exception) -> None:
+    def call() -> None:
+        raise error
+
+    with pytest.raises(type(error), match="no"):
+        await look("a place", call)
 
 
 async def test_resume_says_whose_checkpoint_it_is(spec: JobSpec, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,12 +366,15 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     await made.close()
 
 
-async def queue(world: ScriptedWorld, folder: Path, *more: str, sbatch: tuple[str, ...] = ()) -> int:
-    """Runs `muster submit` with the Slurm of `world`. `sbatch`: options after the --."""
+async def queue(
+    world: ScriptedWorld, folder: Path, *more: str, sbatch: tuple[str, ...] = (), env: Mapping[str, str] = {}
+) -> int:
+    """Runs `muster submit` with the Slurm of `world`. `sbatch`: options after the --. `env`: of job.toml."""
     job = folder / "job.toml"
     job.write_text(
         f'name = "tiny"\nnodes = 2\nspares = 1\ncommand = ["python3", "train.py"]\nrun_dir = "{folder}/run"\n'
-        f'durable_dir = "{folder}/durable"\n[slurm]\ntime = "1-00:00:00"\n'
+        f'durable_dir = "{folder}/durable"\n[slurm]\ntime = "1-00:00:00"\n[env]\n'
+        + "".join(f'{name} = "{value}"\n' for name, value in env.items())
     )
     words = [
         "submit",
@@ -281,6 +418,22 @@ async def test_the_coordinator_finds_the_run_before_and_the_next_one_starts_from
     assert f"--resume {first} goes on at step 176" in capsys.readouterr().err
     (gang,) = (gang for gang in gangs.values() if gang.job == second)
     assert gang.durable_path == ""
+
+
+async def test_the_coordinator_says_what_makes_the_job_another_one(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "durable").mkdir()
+    path = left(JobSpec(durable_dir=str(tmp_path / "durable")))
+    first = await queue(world, tmp_path, "--resume", path, env={"LR": "1", "KEY": "secret-one"})
+    capsys.readouterr()
+    second = await queue(world, tmp_path, env={"LR": "3", "KEY": "secret-two"})
+    err = capsys.readouterr().err
+    assert f"job {first} (tiny) has the same durable_dir, and is another job: its env.KEY and env.LR differ" in err
+    assert f"--resume {first} goes on at step 176" in err
+    assert "secret" not in err
+    with pytest.raises(WrongInput, match=f"job {second} .tiny. is the same job"):
+        await queue(world, tmp_path, env={"LR": "3", "KEY": "secret-two"})
 
 
 async def test_a_start_later_on_is_no_obstacle_to_the_notes(

@@ -177,6 +177,7 @@ ROOMS: dict[str, set[str]] = {
     "launcher/submission": {
         "checkpoint/format",
         "checkpoint/durable",
+        "daemon/host",
         "daemon/transport",
         "fabric/groups",
         "fabric/placement",

@@ -66,8 +66,8 @@ def remove_old(store: DurableStore, newest: str, gang: str, serial: int, retenti
 
 
 def _own_checkpoints(store: DurableStore, gang: str) -> Iterator[FoundFolder]:
-    for found in store.folders():
-        is_ours = found.label.gang == gang and found.uid in (None, os.geteuid()) and found.completed_ns is not None
+    for found in store.folders(lambda named: named == gang):
+        is_ours = found.uid in (None, os.geteuid()) and found.completed_ns is not None
         if is_ours and durable_folders.says_its_name(manifest_in(store, found.name), found.label):
             yield found
 

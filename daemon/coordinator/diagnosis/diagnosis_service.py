@@ -12,12 +12,12 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_steps import RankStep, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration
-from muster.daemon.coordinator.diagnosis.registered_spec import registered_spec, shown
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.api_handlers import unary_handler
 from muster.daemon.coordinator.services.api_service import MusterService
+from muster.daemon.coordinator.services.registered_spec import registered_spec, shown
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, aborted, invalid_argument
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.link_rates import KnownRate, NotMeasured

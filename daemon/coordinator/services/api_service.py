@@ -21,6 +21,7 @@ from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import conversion, registration, views
 from muster.daemon.coordinator.services.api_handlers import stream_handler, unary_handler
 from muster.daemon.coordinator.services.login_names import LoginNames
+from muster.daemon.coordinator.services.registered_spec import registered_spec
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
@@ -46,6 +47,7 @@ from muster.daemon.transport.server_limits import SITE_CALLS, StreamLimits
 from muster.slurm.client.types import Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
+from muster.v1.common_pb2 import JobSpec
 
 _Context = grpc.aio.ServicerContext[object, object]
 
@@ -124,7 +126,20 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:
         """See api.proto."""
+        if request.HasField("like") and self._known(request) is None:
+            return self._beside(request)
         return self._view(self.find(request))
+
+    def _beside(self, ref: pb.GangRef) -> pb.GangView:
+        """The newest gang of the caller that is another job of the same name in the same folder, and what differs."""
+        gangs, like, uid = self._engine.core.state.gangs.values(), ref.like, current_caller().uid
+        gang = registration.newest_beside(gangs, like.name, like.durable_dir, uid)
+        registered = self._registered_spec(gang) if gang is not None else None
+        if gang is None or registered is None:
+            raise self._no_such_job(ref)
+        view = self._view(self.find(pb.GangRef(gang_id=gang.id)))
+        view.differs.extend(gang_ids.differences(registered, like))
+        return view
 
     @unary_handler
     async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
@@ -412,6 +427,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
     def _history(self, gang: str, after: int) -> list[Record]:
         try:
             return self._engine.journal.history(gang, after, HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS)
+        except JournalError as error:
+            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
+
+    def _registered_spec(self, gang: Gang) -> JobSpec | None:
+        try:
+            return registered_spec(self._engine.journal, gang.id)
         except JournalError as error:
             raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
 

@@ -78,5 +78,16 @@ def newest_run(gangs: Iterable[Gang], identity: str, uid: int) -> Gang | None:
     return max(runs, key=lambda gang: (not gang.final, gang.registered_at), default=None)
 
 
+def newest_beside(gangs: Iterable[Gang], name: str, durable_dir: str, uid: int) -> Gang | None:
+    """The newest gang of user `uid` with a durable checkpoint whose job has this name and durable folder."""
+    place = (name, durable_dir, uid)
+    beside = [
+        gang
+        for gang in gangs
+        if durable_dir and gang.durable_path and (gang.name, gang.spec.durable_dir, gang.owner_uid) == place
+    ]
+    return max(beside, key=lambda gang: gang.registered_at, default=None)
+
+
 def _mib(chars: int) -> str:
     return f"{chars / CHARS_PER_MIB:.2f}"

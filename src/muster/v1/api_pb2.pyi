@@ -69,22 +69,30 @@ class GangRef(_message.Message):
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
     GANG_ID_FIELD_NUMBER: _builtins.int
     JOB_IDENTITY_FIELD_NUMBER: _builtins.int
+    LIKE_FIELD_NUMBER: _builtins.int
     slurm_job_id: _builtins.int
     gang_id: _builtins.str
     job_identity: _builtins.str
     """What is equal for all runs of a job (gang_ids.job_identity): the caller's gang that is queued or runs,
     else the newest one.
     """
+    @_builtins.property
+    def like(self) -> _common_pb2.JobSpec:
+        """Beside `job_identity`, in Describe: the job's name, durable_dir, command, env and work_dir. If the caller has no run of
+        the job, the answer is their newest gang with a checkpoint that has this name and durable_dir, and says what differs.
+        """
+
     def __init__(
         self,
         *,
         slurm_job_id: _builtins.int = ...,
         gang_id: _builtins.str = ...,
         job_identity: _builtins.str = ...,
+        like: _common_pb2.JobSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "job_identity", b"job_identity", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "job_identity", b"job_identity", "like", b"like", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "job_identity", b"job_identity", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "job_identity", b"job_identity", "like", b"like", "ref", b"ref", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_ref: _TypeAlias = _typing.Literal["slurm_job_id", "gang_id", "job_identity"]  # noqa: Y015
     _WhichOneofArgType_ref: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
@@ -700,6 +708,7 @@ class GangView(_message.Message):
     EXTRA_COMMUNICATION_S_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     ENDED_S_FIELD_NUMBER: _builtins.int
+    DIFFERS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -743,6 +752,10 @@ class GangView(_message.Message):
 
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointView: ...
+    @_builtins.property
+    def differs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What differs from GangRef.like, by its name in job.toml: "command", "work_dir", "env.LR". Never a value."""
+
     def __init__(
         self,
         *,
@@ -769,10 +782,11 @@ class GangView(_message.Message):
         extra_communication_s: _builtins.float = ...,
         checkpoint: Global___CheckpointView | None = ...,
         ended_s: _builtins.float = ...,
+        differs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
