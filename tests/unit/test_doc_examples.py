@@ -148,9 +148,20 @@ def _read_as_the_program_does(text: str, folder: Path) -> None:
         accelerators.read(table, "accelerators.toml")
 
 
-@pytest.mark.parametrize("block", [block for page in PAGES for block in _blocks(page, "toml")])
+EXAMPLES = [path.read_text() for path in sorted(ROOT.glob("examples/*/*.toml"))]
+
+
+@pytest.mark.parametrize("block", [*EXAMPLES, *(block for page in PAGES for block in _blocks(page, "toml"))])
 def test_a_file_that_is_shown_is_valid(block: str, tmp_path: Path) -> None:
     _read_as_the_program_does(block, tmp_path)
+
+
+def test_the_example_at_the_head_of_the_policy_is_valid(tmp_path: Path) -> None:
+    shipped = Path(policy.__file__).with_name("policy.toml").read_text()
+    example = re.search(r"for example\n#\n((?:#     .+\n)+)", shipped)
+    assert example
+    (tmp_path / "policy.toml").write_text(re.sub("^#", "", example[1], flags=re.MULTILINE))
+    assert policy.Policy.load(tmp_path / "policy.toml").changes()
 
 
 def _keys(table: dict[str, Any]) -> set[str]:
