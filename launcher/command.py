@@ -16,6 +16,7 @@ from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
 from muster.launcher.output.screen import Screen, open_screen
 from muster.launcher.output.terminal_width import columns
+from muster.launcher.version_check import VersionCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def connect(site: Site) -> CoordinatorClient:
         SiteFault: the credentials are not available.
     """
     try:
-        return CoordinatorClient(site.coordinator, site.credentials(), site.trust())
+        versions = VersionCheck(lambda reason: print_note(f"muster: {reason}"))
+        return CoordinatorClient(site.coordinator, site.credentials(), site.trust(), versions=versions)
     except IdentityError as error:
         raise identity_fault(error) from None
     except SiteError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -18,6 +18,7 @@ from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import SAME_CONNECTIONS, Trust, is_answer_without_tls, is_proof_failure, may_want_tls
 from muster.launcher.errors import Busy, LauncherError, NotAllowed, NotNow, SiteFault, Unavailable, WrongInput
+from muster.launcher.version_check import VersionCheck
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
 from muster.v1.common_pb2 import JobSpec
@@ -62,9 +63,16 @@ class CoordinatorClient:
     """
 
     def __init__(
-        self, address: str, credentials: Credentials, trust: Trust | None = None, busy_pause_s: float = BUSY_PAUSE_S
+        self,
+        address: str,
+        credentials: Credentials,
+        trust: Trust | None = None,
+        busy_pause_s: float = BUSY_PAUSE_S,
+        versions: VersionCheck | None = None,
     ) -> None:
-        """`trust`: whom to take for a coordinator; None: plain text."""
+        """`trust`: whom to take for a coordinator; None: plain text. `versions`: what this command says of its version;
+        None: a misfit is told to nobody."""
+        self._versions = versions or VersionCheck()
         self._busy_pause_s = busy_pause_s
         self.address = address
         self._credentials = credentials
@@ -86,28 +94,32 @@ class CoordinatorClient:
         addresses = split_addresses(self.address)
         self._channels.append(
             await open_first_ready_channel(
-                addresses, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES, keepalive=True
+                addresses,
+                self._credentials,
+                trust=self._trust,
+                receive_bytes=ORDER_BYTES,
+                keepalive=True,
+                metadata=self._versions.metadata,
             )
         )
         self._stub = MusterStub(self._channels[-1])
 
     async def check(self) -> None:
-        """Checks that the coordinator runs and accepts the credentials.
+        """Checks that the coordinator runs, accepts the credentials, and fits the version of this command.
 
         Raises:
             LauncherError: the coordinator cannot be reached or refuses.
         """
-        await self.has_gang(_NO_GANG)
+        await self._find(pb.GangRef(gang_id=_NO_GANG))
+        self._versions.check()
 
     async def has_gang(self, gang_id: str) -> bool:
-        """Whether the coordinator has this gang. Raises as `check` does."""
-        try:
-            await self._stub.Describe(pb.GangRef(gang_id=gang_id), timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                return False
-            self._raise_error(error)
-        return True
+        """Whether the coordinator has this gang.
+
+        Raises:
+            LauncherError: the coordinator cannot be reached or refuses.
+        """
+        return await self._find(pb.GangRef(gang_id=gang_id)) is not None
 
     async def newest_run(self, spec: JobSpec) -> pb.GangView | None:
         """The caller's gang that is a run of a job (gang_ids.job_identity): the one that is queued or runs, else the
@@ -116,13 +128,18 @@ class CoordinatorClient:
         like = JobSpec(
             name=spec.name, durable_dir=spec.durable_dir, command=spec.command, env=spec.env, work_dir=spec.work_dir
         )
-        ref = pb.GangRef(job_identity=job_identity(spec), like=like)
+        return await self._find(pb.GangRef(job_identity=job_identity(spec), like=like))
+
+    async def _find(self, ref: pb.GangRef) -> pb.GangView | None:
+        call = self._stub.Describe(ref, timeout=CALL_TIMEOUT_S)
         try:
-            return await self._stub.Describe(ref, timeout=CALL_TIMEOUT_S)
+            view = await call
         except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                return None
-            self._raise_error(error)
+            if error.code() != grpc.StatusCode.NOT_FOUND:
+                self._raise_error(error)
+            view = None
+        self._versions.meet(await call.initial_metadata())
+        return view
 
     async def register(self, gang_id: str, job: int, spec: JobSpec) -> None:
         """Registers a gang that was just queued. Idempotent."""
@@ -254,7 +271,7 @@ class CoordinatorClient:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             try:
                 async with CoordinatorClient(self.address, self._credentials, self._trust) as other:
-                    await other.check()
+                    await other.has_gang(_NO_GANG)
             except Unavailable:
                 continue
             await self._connect()
@@ -265,15 +282,23 @@ class CoordinatorClient:
         async for record in self._stream(self._stub.Events(request)):
             yield record
 
-    async def _answer(self, call: Awaitable[_T]) -> _T:
+    async def _answer(self, call: grpc.aio.UnaryUnaryCall[_Request, _T]) -> _T:
         try:
-            return await call
+            answer = await call
         except grpc.aio.AioRpcError as error:
             self._raise_error(error)
+        self._versions.meet(await call.initial_metadata())
+        self._versions.tell()
+        return answer
 
     async def _stream(self, call: grpc.aio.UnaryStreamCall[_Request, _T]) -> AsyncIterator[_T]:
+        met = False
         try:
             async for item in call:
+                if not met:
+                    self._versions.meet(await call.initial_metadata())
+                    self._versions.tell()
+                    met = True
                 yield item
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -285,6 +310,8 @@ class CoordinatorClient:
     def _raise_error(self, error: grpc.aio.AioRpcError) -> NoReturn:
         if isinstance(error.__cause__, IdentityError):
             raise identity_fault(error.__cause__) from None
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise self._versions.refused(error.details() or "", error.initial_metadata()) from None
         raise _to_launcher_error(error, self.address, self._trust) from None
 
 

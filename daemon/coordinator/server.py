@@ -217,7 +217,7 @@ class Coordinator:
             ),
             server,
         )
-        api = MusterService(
+        self.api = api = MusterService(
             engine,
             lookup,
             self.roster,

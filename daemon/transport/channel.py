@@ -97,6 +97,7 @@ def open_channel(
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
     connect_s: float = 1.0,
     keepalive: bool = False,
+    metadata: Sequence[tuple[str, bytes]] = (),
 ) -> grpc.aio.Channel:
     """Return a channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before the first call.
 
@@ -108,9 +109,9 @@ def open_channel(
 
     A call that streams its requests needs `credential_metadata` as its metadata. With `keepalive`, a call to a host
     that has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends
-    with UNAVAILABLE.
+    with UNAVAILABLE. `metadata`: what each call carries besides.
     """
-    proofs = _CallProofs(credentials, server or call_binding.name_of_address(address), identity_deadline_s)
+    proofs = _CallProofs(credentials, server or call_binding.name_of_address(address), identity_deadline_s, metadata)
     interceptors: list[Any] = [_UnaryUnary(proofs), _UnaryStream(proofs)]
     received = ("grpc.max_receive_message_length", receive_bytes)
     # In spite of its name, gRPC's limit for one attempt to connect.
@@ -133,6 +134,7 @@ async def open_first_ready_channel(
     receive_bytes: int = SMALL_MESSAGE_BYTES,
     deadline_s: float = CONNECT_TIMEOUT_S,
     keepalive: bool = False,
+    metadata: Sequence[tuple[str, bytes]] = (),
 ) -> grpc.aio.Channel:
     """Return a channel (see `open_channel`) to the first of `addresses` that answers as a gRPC server.
 
@@ -141,7 +143,13 @@ async def open_first_ready_channel(
     """
     channels = [
         open_channel(
-            address, credentials, trust=trust, receive_bytes=receive_bytes, connect_s=deadline_s, keepalive=keepalive
+            address,
+            credentials,
+            trust=trust,
+            receive_bytes=receive_bytes,
+            connect_s=deadline_s,
+            keepalive=keepalive,
+            metadata=metadata,
         )
         for address in addresses
     ]
@@ -350,6 +358,7 @@ class _CallProofs:
     credentials: Credentials
     server: str
     deadline_s: float
+    more: Sequence[tuple[str, bytes]]
 
     async def metadata(self, method: str, first_message: bytes) -> grpc.aio.Metadata:
         """Metadata with a new credential. Raises as `credential_metadata`."""
@@ -358,7 +367,7 @@ class _CallProofs:
             token = await _call_munge(lambda: self.credentials.issue(payload), self.deadline_s)
         except IdentityUnavailable as error:
             raise unavailable_error(error) from error
-        return grpc.aio.Metadata((CREDENTIAL_KEY, token))
+        return grpc.aio.Metadata((CREDENTIAL_KEY, token), *self.more)
 
     async def add(self, details: _Details, first_message: bytes) -> _Details:
         """Return the call's details with a new credential. Raises as `credential_metadata`."""

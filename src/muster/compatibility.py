@@ -13,12 +13,18 @@ while the coordinator and all agents of a gang count with the same ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from muster import __version__
 from muster.v1.common_pb2 import Release
 
 PROTOCOL, OLDEST_PROTOCOL = 1, 1
+
+RELEASE_KEY = "muster-release-bin"
+"""In the metadata of a call and of its answer: a Release. Calls of commands have no hello."""
 
 MAX_VERSION_CHARS = 64
 """Of what another process calls its version. The rest is cut off, and so is what no line of a log should hold."""
@@ -65,6 +71,21 @@ def read(who: str, release: Release) -> Side:
     fencing_ms = (release.accuse_after_ms, release.self_fence_after_ms)
     version = "".join(filter(str.isprintable, release.version[:MAX_VERSION_CHARS]))
     return Side(who, version, release.protocol, release.oldest_protocol, fencing_ms if any(fencing_ms) else None)
+
+
+def metadata(side: Side) -> tuple[tuple[str, bytes], ...]:
+    """The same, in the metadata of a command's call, and of the answer to it."""
+    return ((RELEASE_KEY, to_wire(side).SerializeToString()),)
+
+
+def read_metadata(who: str, found: Iterable[tuple[str, str | bytes]] | None) -> Side:
+    """What another process has said of itself in such metadata. Metadata without a version, or with one that can't be
+    read: it has said nothing."""
+    said = dict(found or ()).get(RELEASE_KEY, b"")
+    try:
+        return read(who, Release.FromString(said if isinstance(said, bytes) else b""))
+    except DecodeError:
+        return Side(who)
 
 
 def misfit(mine: Side, theirs: Side) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import grpc.aio
 
+from muster.compatibility import Side
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -36,6 +37,11 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
     def __init__(self, engine: Engine, api: MusterService, recorder: RunRecorder) -> None:
         self.stream_limits = api.stream_limits
         self._engine, self._api, self._recorder = engine, api, recorder
+
+    @property
+    def side(self) -> Side:
+        """What this coordinator says of its version."""
+        return self._api.side
 
     @unary_handler
     async def Measurements(self, request: api_pb2.GangRef, context: _Context) -> pb.JobMeasurements:

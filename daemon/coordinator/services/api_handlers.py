@@ -1,4 +1,4 @@
-"""What each call of the public API goes through: an RpcAbort that its handler raises ends it."""
+"""What each call of the public API goes through: versions are compared, and an RpcAbort of its handler ends it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from contextlib import aclosing
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort
+from muster import compatibility
+from muster.daemon.coordinator.services.rpc_errors import RpcAbort, unimplemented
 from muster.daemon.transport.calls.call_messages import write_message
+from muster.daemon.transport.calls.call_places import current_place
 from muster.daemon.transport.server_limits import StreamLimits
+
+READING = frozenset({"Describe", "Attend", "Watch", "List", "Events", "Nodes", "Measurements", "MeasureLink"})
+"""The methods that change nothing. A caller of any version may call them: the wire leaves out what it does not know."""
 
 
 class _Service(Protocol):
     stream_limits: StreamLimits
+
+    @property
+    def side(self) -> compatibility.Side:
+        """What this coordinator says of its version."""
+        ...
 
 
 _Self = TypeVar("_Self", bound=_Service)
@@ -29,6 +39,7 @@ def unary_handler(
     @wraps(handler)
     async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
         try:
+            await _compare_versions(self.side, handler.__name__, context)
             return await handler(self, request, context)
         except RpcAbort as error:
             await error.end_call(context)
@@ -45,6 +56,7 @@ def stream_handler(
     @wraps(handler)
     async def wrapped(self: _Self, request: _Request, context: Any) -> None:
         try:
+            await _compare_versions(self.side, handler.__name__, context)
             async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
                 async for reply in replies:
                     await write_message(context, reply, self.stream_limits.unread_s)
@@ -54,3 +66,16 @@ def stream_handler(
     # wraps() would show gRPC an asynchronous generator.
     del wrapped.__wrapped__
     return wrapped  # type: ignore[return-value]  # gRPC lets a coroutine write its stream itself
+
+
+async def _compare_versions(mine: compatibility.Side, method: str, context: Any) -> None:
+    """Say this coordinator's version before all else. The caller compares, too: one that reads is answered.
+
+    Raises:
+        RpcAbort: the caller does not fit, and wants to change something.
+    """
+    if place := current_place():
+        await place.begin_answers(context, compatibility.metadata(mine))
+        theirs = compatibility.read_metadata("the muster command", context.invocation_metadata())
+        if method not in READING and (reason := compatibility.misfit(mine, theirs)):
+            raise unimplemented(f"{reason}. Nothing was done")

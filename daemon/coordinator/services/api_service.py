@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
+from muster.compatibility import own_side
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery.requests import requested_drain
 from muster.daemon.coordinator.core.state import events, facts
@@ -83,6 +84,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """`private_jobs`: nodes that no job of the caller has are shown to operators only. So they are if Slurm hides
         jobs."""
         self.stream_limits = stream_limits
+        self.side = own_side("the coordinator")
         self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
         self._site_turn = FairQueue(1)
         self._engine = engine

@@ -44,6 +44,12 @@ def failed_precondition(message: str) -> RpcAbort:
     return RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, message)
 
 
+def unimplemented(message: str) -> RpcAbort:
+    """The caller's version is not served. (A command that knows no versions takes FAILED_PRECONDITION for a wrong munge
+    key, and says so.)"""
+    return RpcAbort(grpc.StatusCode.UNIMPLEMENTED, message)
+
+
 def deadline_exceeded(message: str) -> RpcAbort:
     """The caller was silent for too long."""
     return RpcAbort(grpc.StatusCode.DEADLINE_EXCEEDED, message)

@@ -110,11 +110,13 @@ class CallPlace:
             for place in places:
                 place.release()
 
-    async def begin_answers(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def begin_answers(
+        self, context: grpc.aio.ServicerContext[Any, Any], metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> None:
         """Send the headers of the answers, once. Otherwise gRPC can't end the call while the first one is unread."""
         if not self._begun:
             self._begun = True
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(metadata)
 
     def take_unread(self, size: int) -> None:
         """Count an answer of `size` bytes. One is always allowed. Raises CallRefused: too much is unread."""
