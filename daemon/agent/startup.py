@@ -28,7 +28,7 @@ from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChanne
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests, job_end_time
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
-from muster.daemon.agent.ranks.zygote_handle import PRELOAD, ZygoteSpec
+from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec, modules_to_import
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.daemon.transport.tls import pinned_context
 from muster.slurm.client import names
@@ -126,7 +126,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         rank_environment.shared_environment(os.environ, spec.env),
         int(os.environ.get("MUSTER_POOL") or 0),
     )
-    zygote_spec = ZygoteSpec(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
+    zygote_spec = ZygoteSpec(tuple(spec.command), modules_to_import(spec.preload), environment, spec.work_dir)
     return AgentSettings(
         identity=own,
         job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node),

@@ -1,9 +1,10 @@
-"""Which address an agent tells the others."""
+"""What an agent makes of its settings: which address it tells the others, and what its zygotes import."""
 
 import socket
 
 import pytest
 
+from muster.daemon.agent.ranks.zygote_handle import PRELOAD, modules_to_import
 from muster.daemon.agent.startup import _address_towards
 
 
@@ -19,3 +20,16 @@ def test_a_coordinator_on_the_same_node_of_a_job(monkeypatch: pytest.MonkeyPatch
 
 def test_a_coordinator_whose_name_is_not_known() -> None:
     assert _address_towards("no-such-host.invalid:7070") == socket.gethostname()
+
+
+@pytest.mark.parametrize("named", ["torch", "torch.optim", "muster.checkpoint.adapters.lightning"])
+def test_ranks_get_the_whole_library_from_the_zygote_whatever_preload_names(named: str) -> None:
+    """Its files may be replaced under a running job: a rank must not import a part of it later."""
+    library = {module for module in PRELOAD if module.startswith("muster.")}
+    assert library
+    assert set(modules_to_import(["numpy", named])) == {"numpy", named} | library
+
+
+def test_zygotes_import_no_torch_if_preload_names_other_modules() -> None:
+    assert modules_to_import(["numpy"]) == ("numpy",)
+    assert modules_to_import([]) == PRELOAD

@@ -30,8 +30,9 @@ _STOP_TIMEOUT_S = 2.0
 # Run folder, gang, generation, rank: together they name the log (muster.daemon.host.rank_log_files).
 RankLog = tuple[str, str, int, int]
 
-# Modules that a first DistributedDataParallel step imports late, above all torch._dynamo (0.7 s), and torch itself. And
-# all of the library: an upgrade may replace its files under a running job, and a rank must not mix two versions.
+# All of the library: an upgrade may replace its files under a running job, and a rank must not mix two versions.
+_LIBRARY = ("muster.checkpoint.training.loop", "muster.checkpoint.data.sharded_sampler")
+# Modules that a first DistributedDataParallel step imports late, above all torch._dynamo (0.7 s), and torch itself.
 PRELOAD = (
     "torch",
     "torch.distributed",
@@ -39,9 +40,17 @@ PRELOAD = (
     "torch.optim",
     "torch.utils.data",
     "torch._dynamo",
-    "muster.checkpoint.training.loop",
-    "muster.checkpoint.data.sharded_sampler",
+    *_LIBRARY,
 )
+
+
+def modules_to_import(named: Sequence[str]) -> tuple[str, ...]:
+    """What zygotes import: what job.toml names in `preload`, or PRELOAD. The library imports torch, so it comes along
+    where torch comes anyway."""
+    if not named:
+        return PRELOAD
+    brings_torch = any(name.partition(".")[0] in ("torch", "muster") for name in named)
+    return (*named, *_LIBRARY) if brings_torch else tuple(named)
 
 
 class CannotStart(Exception):
