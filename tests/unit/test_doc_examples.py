@@ -128,6 +128,15 @@ def test_commands_within_sentences_exist_with_their_options() -> None:
     assert checked > 100
 
 
+def test_what_is_installed_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = "".join(page.read_text() for page in PAGES)
+    extras = re.findall(r"""(?:install -e |checkout|install "muster)'?\.?\[([a-z0-9,]+)\]""", text)
+    assert len(extras) > 2
+    assert {name for listed in extras for name in listed.split(",")} <= set(project["optional-dependencies"])
+    assert set(re.findall(r"/opt/muster/bin/(muster[\w-]*)\b(?!\*)", text)) <= set(project["scripts"])
+
+
 def test_options_of_units_exist() -> None:
     for page in PAGES:
         for line in re.findall(r"^MUSTER_COORDINATOR_OPTIONS=(.*)$", page.read_text(), re.MULTILINE):

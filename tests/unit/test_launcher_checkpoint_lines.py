@@ -1,6 +1,7 @@
 """What `muster status` says of a gang's checkpoints."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -142,6 +143,25 @@ def test_a_restore_from_a_folder() -> None:
 def test_why_nothing_is_kept() -> None:
     view = CheckpointView(no_slots="n3: rank 4 needs 20480 MiB for 2 slots, and 900 MiB are left")
     assert lines(view)["no snapshots"] == "n3: rank 4 needs 20480 MiB for 2 slots, and 900 MiB are left"
+
+
+def test_the_lines_that_the_documents_show_are_those_of_muster_status() -> None:
+    gib, page = 1 << 30, (Path(__file__).parents[2] / "docs" / "CHECKPOINT.md").read_text()
+    kept = CheckpointView(every=9, auto_interval=True, stall_s=0.043, cost=0.001, slots_s=1.3, copies=2)
+    durable = CheckpointView(mtbf_s=28_800, mtbf_of_job=True, durable_auto=True)
+    kept.loses_steps, kept.loses_s = 7, 35.0
+    durable.durable_every_s, durable.flush_s, durable.durable_cost = 1860, 6.2, 0.0001
+    durable.durable_loses_steps, durable.durable_loses_s = 214, 1068
+    flush = FlushView(serial=4, bytes=8 * gib, written=int(3.1 * gib), seconds=600, quiet_node="n3", quiet_s=45)
+    flush.version.step = 1200
+    restore = RestoreView(bytes=8 * gib, own_bytes=int(3.1 * gib), seconds=1.387)
+    restore.version.step = 1234
+    restore.shares.add(source="own memory", ranks=6)
+    restore.shares.add(source="buddy", ranks=2, nodes=["n3"])
+    flushing = CheckpointView(durable_every_s=1800, durable_auto=True, flush_serial=4, flush=flush)
+    for view in (kept, durable, flushing, CheckpointView(restore=restore)):
+        for title, text in checkpoint_lines(view):
+            assert f"\n{title:11}{text}" in page
 
 
 def test_durations() -> None:
