@@ -108,7 +108,7 @@ class TrustedFolder:
         for _ in range(_MOST_LINKS):
             if not path.name:
                 break
-            with HeldFolder.open(path.parent) as parent:
+            with HeldFolder.open_to_pass(path.parent) as parent:
                 try:
                     return parent.folder(path.name)
                 except UntrustedPath:

@@ -69,6 +69,12 @@ class HeldFolder:
         """Open a folder that the user has named: links are followed."""
         return cls(os.open(path, _FOLDER), Path(path))
 
+    @classmethod
+    def open_to_pass(cls, path: Path | str) -> Self:
+        """The same without the right to read it, which the folder above a user's own one may deny (mode 0711): `names`
+        and `statuses` don't work, and what needs the name of something in it does."""
+        return cls(os.open(f"{path}/.", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), Path(path))  # "/." mounts it
+
     def __enter__(self) -> Self:
         return self
 

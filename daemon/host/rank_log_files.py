@@ -36,7 +36,7 @@ def hold_log_folder(run_dir: str, gang: str, name: str) -> HeldFolder:
     Raises:
         OSError: it can't be created, or belongs to another user, or is a link.
     """
-    with HeldFolder.open(run_dir) as run_folder:
+    with HeldFolder.open_to_pass(run_dir) as run_folder:
         run_folder.make_folder(_LOGS, _SHARED_MODE)
         with run_folder.folder(_LOGS) as logs, logs.make_own_folder(gang) as own:
             return own.make_own_folder(name)
@@ -94,7 +94,7 @@ def open_to_read(file: Path) -> BinaryIO:
     Raises:
         OSError: it can't be read.
     """
-    with HeldFolder.open(file.parent) as folder:
+    with HeldFolder.open_to_pass(file.parent) as folder:
         return os.fdopen(folder.open_file(file.name), "rb")
 
 

@@ -26,7 +26,8 @@ def test_a_folder_that_is_each_nodes_own_is_told(tmp_path: Path) -> None:
 def test_what_is_no_folder_is_told_by_every_node(tmp_path: Path) -> None:
     file = tmp_path / "ok.toml"
     file.touch()
-    for place in (file, file / "ck"):
+    os.mkfifo(pipe := tmp_path / "pipe")  # to open it would wait for a writer
+    for place in (file, file / "ck", pipe, pipe / "ck"):
         assert create_token(str(place)) == ""
         assert "durable_dir = " in (words := find_problem(str(place), ""))
         assert "name another folder" in words
