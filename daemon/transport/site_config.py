@@ -161,7 +161,7 @@ class Site:
     """Names or addresses of the hosts from which root, SlurmUser and operators may do everything; empty: all hosts."""
     privacy: Annotated[Literal["slurm", "jobs"], _one_of("slurm", "jobs")] = "slurm"
     """On a coordinator's host: with "jobs", nodes that no job of a user has are shown to operators only. With "slurm",
-    that is so if PrivateData of slurm.conf has jobs.
+    that is so if PrivateData of slurm.conf has jobs or nodes.
     """
 
     @classmethod

@@ -24,7 +24,9 @@ async def _run(options: argparse.Namespace) -> int:
     elif reply.nodes:
         show(node_lines(reply.nodes, screen(options), verbose=options.verbose))
     else:
-        say("no nodes to show: no node daemon has attached yet, or jobs are private here and you have none")
+        say("no nodes to show: no node daemon has attached yet, or others are private here and you have none")
+    if reply.private_unknown:
+        print_note(f"users see the nodes of their own jobs only: PrivateData is not known: {reply.private_unknown}")
     if reply.slurm_unknown:
         print_note(f"nodes without musterd are not listed: {reply.slurm_unknown}")
     return 0

@@ -32,6 +32,7 @@ from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
+from muster.slurm.client.types import Unknown
 from muster.v1.agent_pb2 import LinkMeasurement
 from muster.v1.api_pb2 import CheckpointView, EventsRequest, GangView, NodeView, RecoveryView, SwapReply
 
@@ -580,11 +581,15 @@ async def test_an_unknown_job(world: ScriptedWorld) -> None:
 
 async def test_nodes_before_any_daemon(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.coordinator
-    world.coordinator.roster.nodes, world.coordinator.roster.unknown = {}, "slurmctld is away"
+    roster, world.slurm.private = world.coordinator.roster, Unknown("another form")
+    roster.nodes, roster.unknown, roster.private_unknown = {}, "slurmctld is away", "another form"
     assert await muster(world, "nodes") == 0
     out, err = outputs(capsys)
-    assert out == "no nodes to show: no node daemon has attached yet, or jobs are private here and you have none\n"
-    assert err == "nodes without musterd are not listed: slurmctld is away\n"
+    assert out == "no nodes to show: no node daemon has attached yet, or others are private here and you have none\n"
+    assert err == (
+        "users see the nodes of their own jobs only: PrivateData is not known: another form\n"
+        "nodes without musterd are not listed: slurmctld is away\n"
+    )
 
 
 async def test_nodes_without_a_daemon_are_listed(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:

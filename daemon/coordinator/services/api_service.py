@@ -82,7 +82,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         private_jobs: bool = False,
     ) -> None:
         """`private_jobs`: nodes that no job of the caller has are shown to operators only. So they are if Slurm hides
-        jobs."""
+        jobs or nodes."""
         self.stream_limits = stream_limits
         self.side = own_side("the coordinator")
         self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
@@ -284,7 +284,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Every user may call it, as sinfo. Node checks are shown to those who may read their job. Where
-        jobs are private, so are the nodes of others: their verdicts tell what runs there."""
+        jobs or nodes are private, users see those of their own jobs: the verdicts of others tell what runs there."""
         async with self._one_of_the_site():
             return await self._roll_call(self._listed())
 
@@ -302,8 +302,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     async def _roll_call(self, gangs: list[Gang]) -> pb.NodesReply:
         core, now = self._engine.core, self._engine.clock.now()
-        reply, limits = pb.NodesReply(slurm_unknown=self._roster.unknown), self._engine.limits
-        of_all, private = self._allows(None), self._private_jobs or self._roster.hides_jobs
+        private_unknown = "" if self._private_jobs else self._roster.private_unknown
+        reply = pb.NodesReply(slurm_unknown=self._roster.unknown, private_unknown=private_unknown)
+        of_all, private, limits = self._allows(None), self._hides_nodes(), self._engine.limits
         called = roll_call(
             core.state, core.observed, self._roster, gangs, now, limits,
             of_all_jobs=of_all, of_all_nodes=of_all or not private,
@@ -313,6 +314,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
                 await asyncio.sleep(0)
         return reply
+
+    def _hides_nodes(self) -> bool:
+        """Users see the nodes of their own jobs only."""
+        return self._private_jobs or self._roster.hides_nodes
 
     def _listed(self) -> list[Gang]:
         """The gangs that this method, which names none, shows to the caller."""

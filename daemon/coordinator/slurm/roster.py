@@ -37,17 +37,20 @@ class SlurmRoster:
     """The newest answers of Slurm.
 
     `nodes`: every node that Slurm has, by name. `unknown`: why there is no answer yet; empty after the first answer.
-    `hides_jobs`: Slurm's PrivateData has jobs; True until Slurm has said it.
+    `hides_nodes`: Slurm's PrivateData has jobs or nodes; True until Slurm has said what it has. `private_unknown`: why
+    Slurm has not said it yet; empty after the first answer.
     """
 
     def __init__(self, slurm: SlurmQueries) -> None:
         self._slurm = slurm
         self._nodes_unknown = LastingProblem(_log, "Slurm answers with its list of nodes again")
+        self._private_unknown = LastingProblem(_log, "Slurm says what is private again")
         self._refreshing: asyncio.Task[None] | None = None
         self._asked_at = self._answered_at = -math.inf
         self.nodes: Mapping[str, Node] = {}
         self.unknown = "Slurm has not answered yet"
-        self.hides_jobs = True
+        self.hides_nodes = True
+        self.private_unknown = "Slurm has not answered yet"
 
     def age_s(self) -> float:
         """Seconds since the call whose answer `nodes` is; infinite before the first answer."""
@@ -64,14 +67,21 @@ class SlurmRoster:
     async def run(self) -> NoReturn:
         """Refresh the roster until cancelled."""
         while True:
-            await self._ask_what_is_private()
             await self.refresh_if_older(0.0)
+            await self.ask_what_is_private()
             await asyncio.sleep(RETRY_INTERVAL_S if self.unknown else REFRESH_INTERVAL_S)
 
-    async def _ask_what_is_private(self) -> None:
+    async def ask_what_is_private(self) -> None:
+        """Ask Slurm once for PrivateData. The last answer is kept."""
         private = await self._slurm.private_data(timeout_s=DEADLINE_S)
-        if not isinstance(private, Unknown):  # the list of nodes, which is asked for next, says why not
-            self.hides_jobs = "jobs" in private
+        if not isinstance(private, Unknown):
+            self._private_unknown.end()
+            self.hides_nodes, self.private_unknown = not private.isdisjoint({"jobs", "nodes"}), ""
+            return
+        self.private_unknown = self.private_unknown and private.reason
+        if not self._nodes_unknown.lasts:  # otherwise its line says that Slurm does not answer
+            kept = "users see the nodes of their own jobs only" if self.private_unknown else "the last answer counts"
+            self._private_unknown.meet(f"can't read PrivateData in Slurm's configuration: {private.reason}; {kept}")
 
     async def refresh(self) -> None:
         """Ask Slurm once for all nodes."""

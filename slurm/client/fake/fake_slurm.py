@@ -31,7 +31,7 @@ class FakeSlurm:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.unavailable_reason = ""
-        self.private: frozenset[str] = frozenset()
+        self.private: frozenset[str] | Unknown = frozenset()
 
     async def jobs(
         self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S

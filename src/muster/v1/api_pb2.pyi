@@ -1047,11 +1047,14 @@ class NodesReply(_message.Message):
 
     NODES_FIELD_NUMBER: _builtins.int
     SLURM_UNKNOWN_FIELD_NUMBER: _builtins.int
+    PRIVATE_UNKNOWN_FIELD_NUMBER: _builtins.int
     slurm_unknown: _builtins.str
     """Why the coordinator does not know Slurm's nodes yet; empty: it knows them."""
+    private_unknown: _builtins.str
+    """Why users see the nodes of their own jobs only, although nobody has said that others are private; empty: they don't."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]:
-        """The nodes that Slurm has, and the nodes that have reported to Muster. Where jobs are private: those that a job of the
+        """The nodes that Slurm has, and the nodes that have reported to Muster. Where others are private: those that a job of the
         caller has, unless the caller is an operator.
         """
 
@@ -1060,10 +1063,11 @@ class NodesReply(_message.Message):
         *,
         nodes: _abc.Iterable[Global___NodeView] | None = ...,
         slurm_unknown: _builtins.str = ...,
+        private_unknown: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "slurm_unknown", b"slurm_unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "private_unknown", b"private_unknown", "slurm_unknown", b"slurm_unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
