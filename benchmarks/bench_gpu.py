@@ -4,8 +4,9 @@
 
 The stall is the time for which the training thread is held by a snapshot of tensors on the GPU into a slot in shared
 memory. It is compared with a copy of the same bytes from the GPU to pinned memory, in turn. An overlapped snapshot is
-made beside matrix products of 200 ms and before the optimizer's step; steps with and without one take turns. Needs
-PyTorch and a GPU.
+made beside matrix products and before the optimizer's step; steps with and without one take turns. The products take
+2.5 times as long as the copy, because what is copied for longer than a step can't be hidden in it. Needs PyTorch and a
+GPU.
 The last line is a JSON object; names contain the units.
 """
 
@@ -31,9 +32,11 @@ from muster.checkpoint.training.states.training_state import STRUCTURE, Captured
 
 PAIRS = 5
 _TENSOR_BYTES = 256 << 20
-STEPS_OF_COST = 60
-COMPUTE_S = 0.2
-"""Seconds of a step that snapshots are overlapped with."""
+STEPS_OF_COST = 10
+PAIRS_OF_COST = 60
+"""Short pairs and many: the speed of a host drifts by more than the timer costs."""
+COMPUTE_PER_COPY = 2.5
+"""Length of the step beside which a snapshot is copied, in copies."""
 _WIDTH = 8192
 
 
@@ -48,8 +51,8 @@ def state_on_gpu(gib: float) -> tuple[nn.ParameterList, CapturedState, SnapshotW
     return parameters, captured, SnapshotWriter(plan, [memoryview(mmap.mmap(-1, plan.bytes))])
 
 
-def overlapped_s(gib: float) -> tuple[list[float], list[float]]:
-    """Seconds of steps without and with an overlapped snapshot, in turn."""
+def overlapped_s(gib: float, compute_s: float) -> tuple[list[float], list[float]]:
+    """Seconds of steps without and with an overlapped snapshot, in turn; products of a step take `compute_s`."""
     parameters, captured, writer = state_on_gpu(gib)
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     late = LateCopies([optimizer])
@@ -62,7 +65,7 @@ def overlapped_s(gib: float) -> tuple[list[float], list[float]]:
             factor @ factor
 
     multiply(3)
-    products = max(1, round(COMPUTE_S / (_seconds(lambda: multiply(100)) / 100)))
+    products = max(1, round(compute_s / (_seconds(lambda: multiply(100)) / 100)))
 
     def step(kept: bool) -> None:
         if kept:
@@ -121,7 +124,9 @@ def timer_cost_us() -> tuple[float, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
     batch = torch.ones(8, 64, device="cuda")
     plain, extra = [], []
-    for _ in range(PAIRS):
+    for _ in range(3):
+        _step_us(model, optimizer, batch, None)  # the first steps load kernels
+    for _ in range(PAIRS_OF_COST):
         before_us = _step_us(model, optimizer, batch, None)
         timer = StepTimer.of_states([model, optimizer], HostClock())
         assert timer is not None
@@ -132,10 +137,12 @@ def timer_cost_us() -> tuple[float, float]:
 
 
 def _step_us(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, timer: StepTimer | None) -> float:
+    """Microseconds of a step. Two steps before are not counted: in the first one the timer learns its parameter."""
     measured = 0
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for step in range(1, STEPS_OF_COST + 1):
+    for step in range(-1, STEPS_OF_COST + 1):
+        if step == 1:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
         if timer is not None:
             timer.begin_step()
         model(batch).sum().backward()
@@ -155,9 +162,9 @@ def main() -> None:
     gib = parser.parse_args().gib
     snapshots_s, pinned_s, size = stalls_s(gib)
     torch.cuda.empty_cache()
-    plain_s, overlapping_s = map(statistics.median, overlapped_s(gib))
-    plain_us, extra_us = timer_cost_us()
     snapshot_s, copy_s = statistics.median(snapshots_s), statistics.median(pinned_s)
+    plain_s, overlapping_s = map(statistics.median, overlapped_s(gib, COMPUTE_PER_COPY * copy_s))
+    plain_us, extra_us = timer_cost_us()
     figures = {
         "gpu": torch.cuda.get_device_name(0),
         "state_gib": round(size / 2**30, 2),

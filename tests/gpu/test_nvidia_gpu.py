@@ -65,14 +65,13 @@ torch.cuda.synchronize()
 @contextmanager
 def load() -> Iterator[None]:
     """Matrix products on the first GPU, in a process of their own."""
-    process = subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    try:
-        assert process.stdout.readline() == "loaded\n"
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            assert process.stdout.readline() == "loaded\n"
+            yield
+        finally:
+            process.kill()
 
 
 def record(name: str, what: Any) -> None:

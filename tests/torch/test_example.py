@@ -18,6 +18,12 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
 NARROW = ["--width", "32", "--layers", "2", "--heads", "2", "--batch", "8", "--lr", "5e-3", "--bucket-cap-mb", "0.02"]
 
 
+@pytest.fixture(autouse=True)
+def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one machine may be more than its GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 def free_port() -> int:
     """A TCP port that nothing listens on."""
     with socket.socket() as probe:

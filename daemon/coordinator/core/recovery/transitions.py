@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.detection import (
     circuit_breaker,
     corruption_detector,
     departure,
+    exit_cause,
     failure_detector,
     failure_rate,
     hang_detector,
@@ -510,8 +511,8 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
 def _exit_reason(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-    tail = rank.stderr_tail.strip().splitlines()
-    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:REASON_LENGTH]}" if tail else "")
+    cause = exit_cause.cause_in(rank.stderr_tail)
+    return f"rank {rank.rank} on {node} {how}" + (f": {cause[:REASON_LENGTH]}" if cause else "")
 
 
 def _release_removed(gang_turn: GangTurn) -> None:
