@@ -16,7 +16,7 @@ from typing import NoReturn
 from muster.daemon.host import memory_shortage, orphan_guard
 from muster.daemon.host.kept_memory_client import SOCKET
 from muster.daemon.transport.identity import IdentityError
-from muster.daemon.transport.site_config import EXIT_CONFIG, SiteError, add_arguments
+from muster.daemon.transport.site_config import EXIT_CONFIG, CommandLine, SiteError, add_arguments
 
 EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
@@ -59,10 +59,12 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
+class _CommandLine(CommandLine):
+    wrong_word = EXIT_USAGE
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="muster-agent", description="Runs the ranks of a job on a node."
-    )
+    parser = _CommandLine(allow_abbrev=False, prog="muster-agent", description="Runs the ranks of a job on a node.")
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="serve one gang on this node")
     add_arguments(run, listen="0.0.0.0:0")

@@ -84,7 +84,7 @@ def _die(status: int, message: str) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = site_config.CommandLine(
         allow_abbrev=False, prog="muster-coordinator", description="Keeps gangs of training ranks running."
     )
     site_config.add_arguments(parser, listen=f":{site_config.COORDINATOR_PORT}")

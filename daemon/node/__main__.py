@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = site_config.CommandLine(
         allow_abbrev=False, prog="musterd", description="Sends heartbeats for one node and watches its hardware."
     )
     site_config.add_arguments(parser, listen=f":{site_config.NODE_PORT}")

@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, get_type_hints
 
 from muster.daemon.host.addresses import comparable_host
 from muster.daemon.host.plain_text import PlainFormatter
@@ -317,6 +317,17 @@ def node_name(flag: str | None = None, environ: Mapping[str, str] | None = None)
     """This node's name in Slurm: the flag, else SLURMD_NODENAME, else the short host name."""
     environ = os.environ if environ is None else environ
     return flag or environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+class CommandLine(argparse.ArgumentParser):
+    """The command line of a daemon. A wrong word ends it as a wrong setting does: no restart would change that."""
+
+    wrong_word: ClassVar[int] = EXIT_CONFIG
+    """The exit status for it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(self.wrong_word, f"{self.prog}: {message}; --help lists the options\n")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:

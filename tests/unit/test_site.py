@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent import __main__ as agent_command
+from muster.daemon.coordinator import __main__ as coordinator_command
 from muster.daemon.host.port_range import PortRange
 from muster.daemon.node import __main__ as musterd_command
 from muster.daemon.transport import site_config
@@ -88,6 +89,23 @@ def test_a_program_without_a_coordinator_refuses_to_start(
     config = _file(tmp_path, f'auth = "secret:{tmp_path}/secret"\n')
     assert program(str(config)) == 78
     assert "no coordinator is configured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "status"),
+    [
+        (musterd_command.main, ["--heart"], 78),
+        (coordinator_command.main, ["--shared"], 78),
+        (agent_command.main, ["run", "--gangs"], 64),
+        (muster_command.main, ["nodes", "--verbos"], 64),
+    ],
+)
+def test_a_wrong_word_ends_a_program_with_the_status_that_its_unit_or_its_caller_knows(
+    command: Callable[[list[str]], object], words: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd starts no daemon again that has ended with 78."""
+    assert _status(command, *words) == status
+    assert words[-1] in capsys.readouterr().err
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
