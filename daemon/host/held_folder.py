@@ -49,6 +49,12 @@ def others_can_rename(status: os.stat_result, uid: int | None = None) -> bool:
     return _is_foreign(status, uid) or (others_can_write(status) and not status.st_mode & stat.S_ISVTX)
 
 
+def others_can_lay_links(status: os.stat_result) -> bool:
+    """Whether others can lay links in a folder that this user's programs follow. In a sticky folder of all users the
+    kernel follows only those of this user and of the folder's owner (fs.protected_symlinks), in one of a group all."""
+    return others_can_rename(status) or (others_can_write(status) and not status.st_mode & stat.S_IWOTH)
+
+
 def _is_foreign(status: os.stat_result, uid: int | None = None) -> bool:
     return status.st_uid not in (_ROOT, os.geteuid() if uid is None else uid)
 

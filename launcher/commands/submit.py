@@ -277,11 +277,14 @@ def _write(submission: Submission, text: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         private_file.create(path, text)  # it holds [env]
+        doubt = path_checks.doubt_of_output(folder)
     except OSError as error:
         raise WrongInput(
             f"run_dir = {str(folder)!r}: {error.filename or path} can't be written: {error.strerror}",
             "it must be a writable folder on shared storage with free space. Nothing was queued",
         ) from None
+    if doubt:
+        print_note(f"muster: {doubt}")
     return path
 
 

@@ -6,12 +6,16 @@ shared. Elsewhere compute nodes may have what this host lacks: then it is said a
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.daemon.host.held_folder import others_can_lay_links
 from muster.launcher.errors import WrongInput
 from muster.v1.common_pb2 import JobSpec
 
@@ -52,6 +56,26 @@ def check_paths(spec: JobSpec, mounts: str) -> list[str]:
     if wrong:
         raise WrongInput("; ".join(wrong), "Nothing was queued")
     return doubtful
+
+
+def doubt_of_output(run_dir: Path) -> str:
+    """Whether others can lead Slurm's output to other files of the user, in words; empty: they can't."""
+    status = run_dir.stat()
+    if not others_can_lay_links(status) or (status.st_uid == os.geteuid() and _only_own_group_writes(status)):
+        return ""
+    return (
+        f"run_dir = {str(run_dir)!r} (mode {stat.S_IMODE(status.st_mode):04o}) lets others lay links there, and Slurm "
+        "follows them when it writes slurm-JOB.out as you: name a folder that only you can write to"
+    )
+
+
+def _only_own_group_writes(status: os.stat_result) -> bool:
+    """Whether those who may write are a group with the name of this user, which distributions make for one user."""
+    try:
+        name = grp.getgrgid(status.st_gid).gr_name
+        return not status.st_mode & stat.S_IWOTH and name == pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # the name service does not have one of them
+        return False
 
 
 def _problems_of_run_dir(folder: Path, mount: _Mount) -> Iterator[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from muster.launcher.errors import WrongInput
-from muster.launcher.submission.path_checks import check_paths
+from muster.launcher.submission.path_checks import check_paths, doubt_of_output
 from muster.v1.common_pb2 import JobSpec
+
+OTHER = 4711
 
 
 def spec(folder: Path, *command: str, run_dir: str = "", work_dir: str = "") -> JobSpec:
@@ -38,6 +41,30 @@ def test_what_is_missing_on_shared_storage_is_refused(command: list[str], words:
     with pytest.raises(WrongInput) as refused:
         check_paths(job, shared(tmp_path))
     assert words.format(tmp_path) in refused.value.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to another user")
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "doubtful"),
+    [
+        (0o2770, 0, OTHER, True),
+        (0o3770, 0, OTHER, True),
+        (0o777, 0, OTHER, True),
+        (0o1777, OTHER, OTHER, True),
+        (0o755, OTHER, OTHER, True),
+        (0o1777, 0, OTHER, False),
+        (0o755, 0, OTHER, False),
+        (0o775, 0, 0, False),
+    ],
+)
+def test_a_folder_in_which_others_lead_slurms_output_elsewhere_is_told(
+    mode: int, uid: int, gid: int, doubtful: bool, tmp_path: Path
+) -> None:
+    os.chown(tmp_path, uid, gid)
+    tmp_path.chmod(mode)
+    words = f"run_dir = '{tmp_path}' (mode {mode:04o}) lets others lay links there"
+    assert doubt_of_output(tmp_path).startswith(words) == doubtful
+    assert bool(doubt_of_output(tmp_path)) == doubtful
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
