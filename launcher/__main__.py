@@ -7,6 +7,9 @@ fix its settings; 130 interrupted. `muster status -f` and `muster run` exit with
 
 from __future__ import annotations
 
+import muster.daemon.host.process.own_packages  # noqa: F401  # before all others: it says where they come from
+
+# isort: split
 import argparse
 import gc
 import os
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     options = parser(words[:1]).parse_args(words)
     if options.row.guarded:
-        from muster.daemon.host.orphan_guard import run_guarded
+        from muster.daemon.host.process.orphan_guard import run_guarded
 
         return run_guarded(lambda: _carry_out(options))
     return _carry_out(options)

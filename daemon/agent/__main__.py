@@ -7,14 +7,18 @@ out; 78 if the site has to correct something; 143 after SIGTERM.
 
 from __future__ import annotations
 
+import muster.daemon.host.process.own_packages  # noqa: F401  # before all others: it says where they come from
+
+# isort: split
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from muster.daemon.host import memory_shortage, orphan_guard
+from muster.daemon.host import memory_shortage
 from muster.daemon.host.kept_memory_client import SOCKET
+from muster.daemon.host.process import orphan_guard
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import EXIT_CONFIG, CommandLine, SiteError, add_arguments
 

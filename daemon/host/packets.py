@@ -4,14 +4,16 @@ They use a Unix socket of type SOCK_SEQPACKET: one message per packet, end of fi
 standard library only. The messages:
 
     agent -> zygote                                     zygote -> agent
-    {"do": "rank", "key", "env", "log", "cold"} + [sock]  {"say": "ready", "torch", "libuv", "notes", "seconds"}
+    {"do": "rank", "key", "env", "unset", "log", "cold"}  {"say": "ready", "torch", "libuv", "notes", "seconds"}
+      + [sock]
     {"do": "store", "key", "avoid", "libuv"}              {"say": "started", "key", "pid", "cold": reason or ""}
     {"do": "reap", "key"}                                 {"say": "refused", "key", "words"}  (no log can be opened)
                                                           {"say": "store", "key", "port"}     (from the store itself)
                                                           {"say": "exit", "key", "code", "tail"}
                                                           {"say": "gone", "key"}   (its descendants have ended too)
 
-`key` is the agent's name for a child. A child that has ended keeps its pid (as a zombie) until `reap`, so that the
+`env` and `unset` are what differs from the zygote's own environment: that may be larger than a packet. `key` is the
+agent's name for a child. A child that has ended keeps its pid (as a zombie) until `reap`, so that the
 agent's signals can't reach another process with the same pid.
 """
 

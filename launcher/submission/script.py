@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec import job_options
-from muster.slurm.client.batch_script import environment_lines, srun_command
+from muster.slurm.client.batch_script import MAX_SPEC_BYTES, environment_lines, spec_text, srun_command
 from muster.slurm.client.sbatch_options import SbatchOption, read_texts
 from muster.v1.common_pb2 import JobSpec
 
@@ -51,11 +51,17 @@ def render(submission: Submission) -> str:
     """Returns the script, which ends with a newline.
 
     Raises:
-        WrongInput: an option contradicts job.toml.
+        WrongInput: an option contradicts job.toml, or the settings are too large for a variable.
     """
     spec = submission.spec
     if wrong := job_options.problems(submission.options):
         raise WrongInput("; ".join(wrong), "Nothing was queued")
+    if (size := len(spec_text(spec))) > MAX_SPEC_BYTES:
+        raise WrongInput(
+            f"the job's settings have {size} bytes, and Linux starts no program with more than {MAX_SPEC_BYTES} in a "
+            "variable: let command and [env] name a file that holds the long values",
+            "Nothing was queued",
+        )
     spares = f" and {spec.spares} spare{'s' * (spec.spares != 1)}" if spec.spares else ""
     ranks = f"{spec.ranks_per_node} rank{'s' * (spec.ranks_per_node != 1)} each"
     lines = [

@@ -31,6 +31,8 @@ SRUN = (
     "--export=ALL",
 )
 _END = "END_OF_SPEC"
+MAX_SPEC_BYTES = 128 * 1024 - len("MUSTER_SPEC=") - 1
+"""Bytes of a spec as JSON. Linux starts no program with a variable of 128 KiB or more (MAX_ARG_STRLEN)."""
 # If one of these options is given several times, Slurm needs one value with all parts, joined by this character.
 _JOINED = {"constraint": "&", "exclude": ","}
 
@@ -96,10 +98,15 @@ def environment_lines(gang: str, coordinator: str, spec: JobSpec) -> Iterator[st
     if coordinator:
         yield f"export MUSTER_COORDINATOR={shlex.quote(one_line(coordinator))}"
     yield f"MUSTER_SPEC=$(cat <<'{_END}'"
-    yield json_format.MessageToJson(spec, preserving_proto_field_name=True, sort_keys=True, ensure_ascii=True)
+    yield spec_text(spec)
     yield _END
     yield ")"
     yield "export MUSTER_SPEC"
+
+
+def spec_text(spec: JobSpec) -> str:
+    """The spec as JSON."""
+    return json_format.MessageToJson(spec, preserving_proto_field_name=True, sort_keys=True, ensure_ascii=True)
 
 
 def srun_command(agent: str) -> str:

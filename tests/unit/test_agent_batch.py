@@ -20,6 +20,7 @@ from muster.daemon.agent.batch.batch_process import (
 )
 from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
+from muster.daemon.host.process.step_signals import FOR_RANKS
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
 RUNNING = GangView(phase="RUNNING", generation=1)
@@ -66,7 +67,7 @@ class Ends:
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     """The process that runs the tests keeps its own ways with signals."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)}
+    kept = {number: signal.getsignal(number) for number in FOR_RANKS}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -300,9 +301,9 @@ async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path
     told = Path(f"{mark}.term")
     running = asyncio.ensure_future(run_batch(["sh", "-c", script], Ends(told.exists, DONE), timing=FAST))
     async with asyncio.timeout(120):
-        while not mark.exists() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
+        while not mark.exists() or signal.getsignal(FOR_RANKS[-1]) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
             await asyncio.sleep(0.01)
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):
+    for number in (*FOR_RANKS, signal.SIGTERM):
         os.kill(os.getpid(), number)
     assert await running == 0
     assert told.exists()

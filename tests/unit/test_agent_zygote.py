@@ -16,6 +16,7 @@ from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, Z
 from muster.daemon.agent.testing.processes import alive, gone
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.packets import Message
+from muster.daemon.host.process.step_signals import FOR_RANKS
 
 PYTHON = sys.executable
 
@@ -119,6 +120,14 @@ async def test_a_script_runs_as_main(harness: Harness, monkeypatch: pytest.Monke
     assert code == 7
 
 
+@pytest.mark.parametrize("cold", ["", "as asked"])
+async def test_an_environment_may_be_larger_than_a_packet(harness: Harness, cold: str) -> None:
+    large = {f"LARGE{number}": "ü" * 50_000 for number in range(8)}
+    show = "import os; print(sum(len(v) for k, v in os.environ.items() if k[:5] == 'LARGE'), os.environ['RANK'])"
+    harness.start(PYTHON, harness.script(show), **large)
+    assert await harness.run(cold, RANK="2", **large) == (0, "400000 2\n")
+
+
 async def test_it_serves_one_generation_after_the_other(harness: Harness) -> None:
     harness.start(PYTHON, harness.script("import os; print(os.environ['RANK'])"))
     assert [await harness.run(RANK=str(n)) for n in range(3)] == [(0, f"{n}\n") for n in range(3)]
@@ -174,6 +183,8 @@ async def test_spawned_workers_find_the_script(harness: Harness) -> None:
         ("import atexit, threading; atexit.register(print, 'last')", 0, "last"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), 12); print('on')", 0, "on"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGUSR1)", -10, None),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", -14, None),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN)", -34, None),
         ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere'"),
         ("def f(:", 1, "SyntaxError: invalid syntax"),
     ],
@@ -307,6 +318,32 @@ async def test_it_ends_with_the_last_of_its_children_when_it_is_let_go(harness: 
 async def test_slurms_signals_do_it_no_harm(harness: Harness) -> None:
     harness.start(PYTHON, "-c", "print('on')")
     await harness.until("ready")
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, *FOR_RANKS):
         os.kill(harness.warm.pid, number)
     assert await harness.run() == (0, "on\n")
+
+
+STORE = """
+    import socket
+
+    class TCPStore:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.listening = socket.create_server(("127.0.0.1", 0))
+            self.port = self.listening.getsockname()[1]
+"""
+"""A store that listens, as torch's does, where torch is not installed."""
+
+
+async def test_slurms_signals_do_a_store_no_harm(harness: Harness) -> None:
+    (harness.folder / "torch").mkdir()
+    harness.script("", "torch/__init__.py")
+    harness.script(STORE, "torch/distributed.py")
+    harness.start(PYTHON, harness.script(""))
+    harness.warm.open_store("store", [])
+    port = (await harness.until("store", "store"))["port"]
+    pid = (await harness.until("started", "store"))["pid"]
+    for number in (signal.SIGTERM, signal.SIGINT, *FOR_RANKS):
+        os.kill(pid, number)
+    assert await harness.run() == (0, "")  # the zygote has looked at its children meanwhile
+    socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    assert alive(pid)

@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.spec import parse
 from muster.launcher.submission.script import Submission, node_options, render
+from muster.slurm.client.batch_script import MAX_SPEC_BYTES, spec_text
 from muster.slurm.client.parsing.sbatch_request import read_request
 from muster.slurm.client.sbatch_options import read_words
 from muster.v1.common_pb2 import JobSpec
@@ -74,6 +75,22 @@ def test_a_shell_hands_the_spec_to_the_agent_unchanged(text: str, tmp_path: Path
     assert arguments.startswith("batch -- srun --ntasks-per-node=1 --no-kill ")
     assert arguments.endswith(f"{agent} run")
     assert json_format.Parse(spec, JobSpec()) == given.spec
+
+
+@pytest.mark.parametrize("more", ['[env]\nLONG = "{}"', 'command = ["./train", "{}"]'])
+def test_settings_that_no_program_could_be_started_with_are_refused(more: str, tmp_path: Path) -> None:
+    base = 'name = "large"\nnodes = 2\nrun_dir = "/shared/large"\n'
+    base += 'command = ["./train"]\n' if "command" not in more else ""
+    free = MAX_SPEC_BYTES - len(spec_text(submission(base + more.format("x")).spec))
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\necho started\n")
+    agent.chmod(0o755)
+    most = submission(base + more.format("x" * (free + 1)))
+    script = render(Submission(most.job, most.spec, most.gang, most.coordinator, agent=str(agent)))
+    done = subprocess.run(["bash", "-s"], input=script, text=True, capture_output=True, timeout=30, check=True)
+    assert done.stdout == "started\n"
+    with pytest.raises(WrongInput, match=f"have {MAX_SPEC_BYTES + 1} bytes"):
+        render(submission(base + more.format("x" * (free + 2))))
 
 
 def test_slurm_reads_the_options_as_intended() -> None:

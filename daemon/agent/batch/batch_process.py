@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
+from muster.daemon.host.process import step_signals
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
@@ -263,5 +264,4 @@ def _forward_signals(srun: asyncio.subprocess.Process) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell, number)
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    step_signals.ignore()

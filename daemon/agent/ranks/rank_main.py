@@ -25,6 +25,7 @@ from typing import NoReturn
 from muster.checkpoint.format import stack_file
 from muster.daemon.agent.ranks.python_command import PythonCommand, TargetKind
 from muster.daemon.host import process_tree
+from muster.daemon.host.process import step_signals
 
 # Slurm signals every process of a step, but only the agent may signal its ranks.
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -36,7 +37,7 @@ def detach(parent: int) -> None:
     os.setsid()
     process_tree.die_with_parent(parent)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
+    for number in (signal.SIGCHLD, *step_signals.FOR_RANKS):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _IGNORED_SIGNALS:

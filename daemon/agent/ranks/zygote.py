@@ -19,16 +19,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from muster.daemon.agent.ranks import fork_safety, rank_main, rendezvous_store
 from muster.daemon.agent.ranks.python_command import PythonCommand, parse_python_command
 from muster.daemon.host import packets, process_tree, rank_log_files
+from muster.daemon.host.process import step_signals
 
-# Slurm signals every process of a step. None of these signals is meant for the zygote.
-_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _END_TIMEOUT_S = 5.0
 
 # `python FLAGS -c COMMAND ROOT FD PARENT`. ROOT holds the package `muster`, because the user's interpreter may not have
@@ -60,8 +59,15 @@ class ZygoteServer:
     """The zygote's loop. In a forked child `serve` returns the child's task; in the zygote itself it returns None at
     the end."""
 
-    def __init__(self, sock: socket.socket, argv: Sequence[str], command: PythonCommand | None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        argv: Sequence[str],
+        command: PythonCommand | None,
+        environment: Mapping[str, str],
+    ) -> None:
         self._sock = sock
+        self._environment = environment
         self._argv = argv
         self._command = command
         self._children: dict[str, _Child] = {}
@@ -114,7 +120,9 @@ class ZygoteServer:
         return "the command is not a Python script" if self._command is None else fork_safety.reason_not_to_fork()
 
     def _become_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
-        environment = message["env"]
+        environment = {**self._environment, **message["env"]}
+        for name in message.get("unset", ()):
+            environment.pop(name, None)
         rank_main.detach(self._pid)
         process_tree.allow_tracers_below(self._agent)
         # Open the log here, not in the agent: shared storage may block, and then blocks only this rank.
@@ -143,6 +151,7 @@ class ZygoteServer:
 
     def _become_store(self, message: packets.Message) -> None:
         rank_main.detach(self._pid)
+        _ignore_signals()
         process_tree.set_process_name("muster-store")
         rendezvous_store.serve(
             message["avoid"], message["libuv"], lambda port: self._send("store", message["key"], port=port)
@@ -237,19 +246,26 @@ def main(arguments: Sequence[str]) -> None:
     process_tree.die_with_parent(parent)
     process_tree.adopt_orphans()
     process_tree.set_process_name("muster-warm")
-    for number in _IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()
+    environment = dict(os.environ)  # an import may change it
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     received = packets.receive(sock)
     if received is None:
         return
     gc.disable()  # collection during imports finds nothing and takes a tenth of their time
-    server = ZygoteServer(sock, received[0]["argv"], _prepare(sock, received[0]))
+    server = ZygoteServer(sock, received[0]["argv"], _prepare(sock, received[0]), environment)
     gc.freeze()  # children share these pages and never scan them
     if (task := server.serve()) is None:
         os._exit(0)  # the interpreter's cleanup takes a second with torch and is useless here
     task()
+
+
+def _ignore_signals() -> None:
+    """Slurm signals every process of a step. No signal is meant for the zygote, or for a store."""
+    step_signals.ignore()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _prepare(sock: socket.socket, message: packets.Message) -> PythonCommand | None:

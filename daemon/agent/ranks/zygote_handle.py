@@ -79,6 +79,7 @@ class ZygoteHandle:
         self._on_exit = ended
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
+        self._environment: Mapping[str, str] = {}
         self._wait_task: asyncio.Task[None] | None = None
         self.ready = False
         self.has_torch = False
@@ -103,6 +104,7 @@ class ZygoteHandle:
             ours.close()
             raise
         ours.setblocking(False)
+        self._environment = spec.environment
         self._sock = ours
         self._send({"argv": spec.argv, "preload": spec.preload})
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
@@ -110,7 +112,13 @@ class ZygoteHandle:
     def run_rank(self, key: str, environment: Mapping[str, str], log: RankLog, link: int, *, cold: str = "") -> None:
         """Fork into a rank. `link`: the rank's socket; a copy is passed. `cold`: why the rank must be started by exec;
         empty: fork."""
-        self._send({"do": "rank", "key": key, "env": dict(environment), "log": log, "cold": cold}, [link])
+        own = self._environment
+        changed = {name: value for name, value in environment.items() if own.get(name) != value}
+        unset = [name for name in own if name not in environment]
+        self._send(
+            {"do": "rank", "key": key, "env": changed, "unset": unset, "log": log, "cold": cold},
+            [link],
+        )
 
     def open_store(self, key: str, avoid: Sequence[int]) -> None:
         """Fork into a rendezvous store on a port that is not in `avoid`."""

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 
 from muster.daemon.host import process_tree
+from muster.daemon.host.process import step_signals
 
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Slurm and terminals send these signals to every process; an agent ignores them.
-_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 
@@ -27,8 +26,7 @@ def run_guarded(agent: Callable[[], int]) -> int:
     Call this before any thread is started: the child is a fork.
     """
     process_tree.adopt_orphans()
-    for number in _IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    step_signals.ignore()
     guard = os.getpid()
     child = os.fork()
     if child == 0:
