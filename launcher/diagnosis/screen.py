@@ -77,7 +77,7 @@ def _kind(kind: PlacedKind) -> str:
     if not kind.torn:
         return f"{kind.count} {what}: {where}, as asked"
     verb = "requires" if kind.required else "prefers"
-    return f"{kind.count} {what}: {kind.torn} WIDER THAN ASKED, {where}; the job {verb} {WHERE[kind.asked]}"
+    return f"{kind.count} {what}: {kind.torn} WIDER THAN ASKED, {where}; the job {verb}: {WHERE[kind.asked]}"
 
 
 def _torn(group: TornGroup) -> Iterator[str]:

@@ -134,7 +134,7 @@ def test_a_torn_group_is_named_with_its_ranks_nodes_switches_and_cost() -> None:
     assert group.extra_s > 0
     text = "\n".join(lines(torn, Screen(200)))
     assert (
-        "2 tensor groups of 4 ranks: 1 WIDER THAN ASKED, over the network at most; the job requires in a leaf" in text
+        "2 tensor groups of 4 ranks: 1 WIDER THAN ASKED, over the network at most; the job requires: in a leaf" in text
     )
     assert "tensor group 0 (ranks 0 to 3) on n[0,3], over s0, s1, spine" in text
     assert any(line.startswith('tensor groups: submit with --placement.tensor="require leaf"') for line in advice(torn))

@@ -1,7 +1,7 @@
 """The rendezvous store: a process that hosts torch's TCPStore for one generation.
 
-The store listens before the ranks connect, on a port that the gang has never used, and ends with its generation. So a
-rank of an older generation finds no store. Runs in a child of a zygote that has imported torch.
+The store listens before the ranks connect, on a port on which this agent has opened none before, and ends with its
+generation. So a rank of an older generation finds no store. Runs in a child of a zygote that has imported torch.
 """
 
 from __future__ import annotations
