@@ -188,6 +188,12 @@ def test_settings_within_sentences_exist() -> None:
             tomllib.loads(text)
 
 
+def test_every_setting_of_a_site_has_its_row() -> None:
+    rows = "".join(re.findall(r"^\| `.*", (ROOT / "docs" / "OPERATIONS.md").read_text(), re.MULTILINE))
+    settings = {*Site.__dataclass_fields__, *policy._Limits.model_fields}
+    assert {key for key in settings if f"`{key}`" not in rows} == set()
+
+
 @pytest.mark.parametrize("block", [block for page in PAGES for block in _blocks(page, "python")])
 def test_python_that_is_shown_compiles_and_imports_what_there_is(block: str) -> None:
     for node in ast.walk(ast.parse(block)):
