@@ -665,7 +665,7 @@ async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, t
         (["--auth=none"], 78, '--auth: auth = \'none\': must be "munge" or "secret:/absolute/path"'),
         (["--auth=secret:/no/such/file", "--coordinator=127.0.0.1:1"], 78, "the secret file can't be read"),
         (["--listen=here"], 78, "--listen: 'here' must be HOST:PORT"),
-        (["--heartbeat=0"], 2, "must be 0.05 to 3600"),
+        (["--heartbeat=0"], 78, "must be 0.05 to 3600"),
     ],
 )
 async def test_the_command_says_what_is_wrong(flags: list[str], status: int, words: str) -> None:
