@@ -1,9 +1,4 @@
-"""The command `muster`.
-
-Exit status: 0 success; 64 the caller must fix something (command line, job.toml, unknown job); 69 the coordinator or
-Slurm does not answer; 70 a bug in Muster; 75 the job's state does not allow it now; 77 not permitted; 78 the site must
-fix its settings; 130 interrupted. `muster status -f` and `muster run` exit with the job's own exit code.
-"""
+"""The command `muster`. Its exit statuses are listed in docs/OPERATIONS.md."""
 
 from __future__ import annotations
 
