@@ -65,11 +65,13 @@ def test_of_a_gang_that_runs_the_agents_tell_the_progress_again() -> None:
     assert view_of(world).waiting_for == ""
 
 
-def test_the_ranks_of_a_gang_that_is_over_are_absent_before_a_restart_and_after_it() -> None:
+@pytest.mark.parametrize(("how", "state"), [("done", "exited"), ("cancel", "absent")])
+def test_the_ranks_of_a_gang_that_is_over_are_the_same_before_a_restart_and_after_it(how: str, state: str) -> None:
+    """What ranks of a gang have exited with that is not done, nobody keeps."""
     world = trained()
-    end(world, "done")
+    end(world, how)
     before = list(view_of(world).ranks)
-    assert {rank.state for rank in before} == {"absent"}
+    assert {(rank.state, rank.exit_code) for rank in before} == {(state, 0)}
     world.restart_coordinator()
     assert list(view_of(world).ranks) == before
 

@@ -341,6 +341,8 @@ def _ranks(gang: Gang, seen: ObservedGang) -> list[api_pb2.RankView]:
         first = seat.group_rank * gang.spec.ranks_per_node
         for rank in range(first, first + gang.spec.ranks_per_node):
             view = _rank(rank, seat.node, states.get(rank), stragglers.get(rank, 0.0))
+            if gang.phase is Phase.DONE:  # its agents forget what every rank has exited with: 0
+                view.state, view.exit_code = "exited", 0
             _add_place(view, rank - first, gang.members.get(seat.node), axes)
             views.append(view)
     return views

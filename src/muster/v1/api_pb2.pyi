@@ -167,7 +167,9 @@ class RankView(_message.Message):
     rank: _builtins.int
     node: _builtins.str
     state: _builtins.str
-    """"starting", "running", "exited" or "absent": its agent is not attached, or the gang is over."""
+    """"starting", "running", "exited" or "absent": its agent is not attached, or the gang is over. Ranks of a gang that is
+    DONE have exited with 0; of one that has ended otherwise, `reason` names the rank that failed.
+    """
     exit_code: _builtins.int
     step: _builtins.int
     declared_phase: _builtins.str
