@@ -334,7 +334,7 @@ async def _sbatch(slurm: Slurm | Sbatch, path: Path, submission: Submission) -> 
     except NotPermitted as error:
         raise NotAllowed(str(error), "Nothing was queued") from None
     except SlurmRefused as error:
-        hint = hint_for(error.message, submission.job)
+        hint = hint_for(error.message, submission.job, submission.options)
         raise WrongInput(
             f"sbatch refused the job: {error.message}", f"{hint}. Nothing was queued" if hint else "Nothing was queued"
         ) from None

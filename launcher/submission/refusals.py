@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from muster.launcher.spec.job_options import all_options
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
+    from muster.slurm.client.sbatch_options import SbatchOption
 
 _NO_SUCH_SHAPE = "Requested topology configuration is not available"
 
 
-def hint_for(message: str, job: Job) -> str:
-    """The hint for Slurm's `message`. Empty if its words say it all."""
-    gres = f"gpus_per_node = {job.gpus_per_node}" if job.gpus_per_node else f"slurm.gres = {job.slurm.gres!r}"
+def hint_for(message: str, job: Job, options: Sequence[SbatchOption] = ()) -> str:
+    """The hint for Slurm's `message`. Empty if its words say it all. `options`: those of the command line."""
+    own = {option.name: str(option) for option in all_options(job, options)}
+    gres = f"gpus_per_node = {job.gpus_per_node}" if job.gpus_per_node else own.get("gres", "")
     hints = {
         _NO_SUCH_SHAPE: "nodes + spares must be the size of a shape that the torus has (scontrol show topoconf, "
         "placements)",
         "generic resource (gres)": f"{gres}: no node has such a GRES. sinfo -o '%P %G' shows what partitions have",
-        "Invalid partition name": f"slurm.partition = {job.slurm.partition!r}: sinfo -o %P shows the partitions",
-        "Invalid feature": f"slurm.constraint = {job.slurm.constraint!r}: sinfo -o '%P %f' shows the features of nodes",
-        "Invalid node name": f"slurm.exclude = {job.slurm.exclude!r}, or an option of your own, names a node that "
-        "Slurm does not have",
+        "Invalid partition name": f"{own.get('partition', '')}: sinfo -o %P shows the partitions",
+        "Invalid feature": f"{own.get('constraint', '')}: sinfo -o '%P %f' shows the features of nodes",
+        "Invalid node name": f"{own.get('exclude') or own.get('nodelist', '')} names a node that Slurm does not have",
         "unrecognized option": "sbatch does not have this option. An argument of the script belongs into command of "
         "job.toml",
         "Requested node configuration is not available": "too few nodes of the partition have all that is asked: "

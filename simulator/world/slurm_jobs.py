@@ -130,8 +130,8 @@ class SlurmJobs:
         """Slurm has changed a job."""
         before, self._jobs[job.id] = self._jobs.get(job.id), job
         self._held.setdefault((job.id, job.restart_count), set()).update(job.nodes)
-        earlier_run = before if before is not None and before.state is JobState.RUNNING else None
-        is_running_now = job.state is JobState.RUNNING
+        earlier_run = before if before is not None and before.state.holds_nodes else None
+        is_running_now = job.state.holds_nodes
         if is_running_now and (earlier_run is None or earlier_run.restart_count != job.restart_count):
             self._start_job(job)
         for node in earlier_run.nodes if earlier_run else ():

@@ -31,6 +31,7 @@ from muster.launcher.submission.script import render
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import read_request
+from muster.slurm.client.sbatch_options import read_words
 from muster.slurm.client.states import NodeState
 from muster.slurm.client.types import Node
 
@@ -408,7 +409,9 @@ def test_the_sites_file_is_read(tmp_path: Path) -> None:
     ("message", "hint"),
     [
         ("Invalid generic resource (gres) specification", "gpus_per_node = 4: no node has such a GRES."),
-        ("Batch job submission failed: Invalid partition name specified", "slurm.partition = 'gpu': sinfo -o %P"),
+        ("Batch job submission failed: Invalid partition name specified", "--partition=gpu: sinfo -o %P"),
+        ("Batch job submission failed: Invalid feature specification", "--constraint=h100: sinfo -o"),
+        ("Batch job submission failed: Invalid node name specified", "--exclude=n99 names a node"),
         ("Batch job submission failed: Requested topology configuration is not available", "nodes + spares must be"),
         (
             "Batch job submission failed: Requested node configuration is not available",
@@ -418,7 +421,8 @@ def test_the_sites_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_refusals_have_hints(message: str, hint: str) -> None:
-    found = hint_for(message, job(2, '[slurm]\npartition = "gpu"'))
+    options = read_words(["--constraint", "h100"])
+    found = hint_for(message, job(2, '[slurm]\npartition = "gpu"\nexclude = "n99"'), options)
     assert found.startswith(hint)
     assert bool(found) == bool(hint)
 

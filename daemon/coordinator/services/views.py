@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.recovery import flushing, requeueing, restore_plan
+from muster.daemon.coordinator.core.recovery.gang_end import EXIT_OF_SLURM
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state import facts
@@ -34,9 +35,17 @@ from muster.v1 import api_pb2, common_pb2
 _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
+_TOO_MANY_LAUNCHES = (
+    "held because Slurm has started it too often in vain (MaxBatchRequeue): the log of slurmd on its first node says "
+    "why; scontrol release {job} lets it start again"
+)
 _WAY_OUT = {
     requeueing.HELD_AFTER_LAUNCH: "held because its launch failed{nodes}: scontrol release {job} lets it start "
     "on other nodes",
+    "launch failure limit exceeded requeued held": _TOO_MANY_LAUNCHES,
+    "JobHoldMaxRequeue": _TOO_MANY_LAUNCHES,
+    "user env retrieval failed requeued held": "held because a node could not read the user's environment "
+    "(--export=NONE, --get-user-env): scontrol release {job} lets it start again",
     "JobHeldUser": "held by its user: scontrol release {job} lets it start",
     "JobHeldAdmin": "held by an administrator, who alone can release it",
     "BadConstraints": "no node has all that the job asks for now: muster cancel {job}, and submit it with less",
@@ -45,6 +54,7 @@ _WAY_OUT = {
     "PartitionTimeLimit": "it asks for more time than the partition gives to one job: scontrol update jobid={job} "
     "timelimit=TIME",
     "Reservation deleted": "its reservation is gone: muster cancel {job}, and submit it again",
+    "ReservationDeleted": "its reservation is gone: muster cancel {job}, and submit it again",
 }
 """Slurm's reasons why a job does not start that do not go away by themselves, with the way out."""
 
@@ -74,7 +84,7 @@ def gang_view(
         final=gang.final,
         ended_s=gang.phase_at if gang.final else 0.0,
         exit_code=gang.exit_code,
-        reason=gang.reason,
+        reason=gang.reason + _where_to_look(gang),
         run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, observed, gang),
         exclusions=[] if gang.final else _exclusions(state, gang),
@@ -87,6 +97,14 @@ def gang_view(
     if committed := progress.committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     return view
+
+
+def _where_to_look(gang: Gang) -> str:
+    """Where the batch script says why it has failed, if Slurm has ended the job and no agent was there to say it."""
+    run_dir = json.loads(gang.shown_spec).get("run_dir", "")
+    if gang.phase is not Phase.FAILED or gang.exit_code != EXIT_OF_SLURM or gang.members or not run_dir:
+        return ""
+    return f" before an agent attached: {run_dir}/slurm-{gang.job}.out says why, if Slurm could write it"
 
 
 def _progress(gang: Gang, seen: ObservedGang) -> facts.Progress:
@@ -233,7 +251,10 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
     """What has to happen before the gang continues, in words; empty while it waits for nothing."""
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     in_queue = gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or (gang.phase is Phase.GATHERING and seen.job_pending)
-    phase_words = _queue_words(seen, observed, gang) if in_queue else _phase_words(seen, gang)
+    if seen.suspended:
+        phase_words = f"Slurm to resume job {gang.job}, which an operator, or a job of a higher priority, has suspended"
+    else:
+        phase_words = _queue_words(seen, observed, gang) if in_queue else _phase_words(seen, gang)
     waits = [words for words in (phase_words, _stall_words(seen, gang)) if words]
     waits += [f"the probes of {node}" for node in sorted(seen.suspected_since) if gang.phase in ACTIVE]
     owed = [call_words(call) for call in state.owed.values() if call.gang == gang.id]
@@ -242,7 +263,7 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
 
 def pending_words(reason: str, job: int, observed: ObservedState) -> str:
     """The reason, with the way out if there is one that a person must take. Empty for an empty reason."""
-    way_out = _WAY_OUT.get(requeueing.HELD_AFTER_LAUNCH if requeueing.is_held_after_launch(reason) else reason)
+    way_out = _WAY_OUT.get(reason) or _WAY_OUT.get(reason.replace("_", " "))  # Slurm writes sentences in both ways
     if way_out is None:
         return reason
     nodes = ", ".join(requeueing.launch_failed_on(observed))

@@ -179,7 +179,8 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     nodes = found.held_nodes
     pending_reason = found.reason if found.state is JobState.PENDING else ""
     return events.SlurmJobChanged(
-        gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason, found.partition
+        *(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason, found.partition),
+        suspended=found.state is JobState.SUSPENDED,
     )
 
 

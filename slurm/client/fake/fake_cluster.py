@@ -284,6 +284,16 @@ class FakeCluster:
             state = JobState.FAILED if exit_code else JobState.COMPLETED
             self._end(entry, state, exit_code=exit_code, reason="NonZeroExitCode" if exit_code else "")
 
+    def suspend(self, job: int) -> None:
+        """Stops `job`, which runs, as `scontrol suspend` does: it keeps its nodes. Its time limit stands still."""
+        entry = self._entry(f"suspend job {job}", job)
+        self._changed(entry, replace(entry.job, state=JobState.SUSPENDED))
+
+    def resume_job(self, job: int) -> None:
+        """Lets a suspended `job` go on."""
+        entry = self._entry(f"resume job {job}", job)
+        self._changed(entry, replace(entry.job, state=JobState.RUNNING))
+
     # The rules
 
     def apply_due_changes(self) -> None:

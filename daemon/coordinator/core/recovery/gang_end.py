@@ -6,6 +6,8 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
+EXIT_OF_SLURM = 1
+"""Exit code: Slurm has ended the job, and nobody has cancelled it."""
 EXIT_NOT_PACKED = 92
 """Exit code: Slurm gave no nodes on which the groups that [placement] requires are packed."""
 EXIT_NO_REQUEUE = 93
@@ -68,7 +70,7 @@ def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
     end_gang(
         gang_turn,
         phase,
-        EXIT_CANCELLED if phase is Phase.CANCELLED else 1,
+        EXIT_CANCELLED if phase is Phase.CANCELLED else EXIT_OF_SLURM,
         f"Slurm ended job {gang_turn.gang.job}: {state}",
     )
 

@@ -78,7 +78,7 @@ def _apply_rules(gang_turn: GangTurn) -> None:
     if gang.final:
         gang_end.complete_job(gang_turn)
         return
-    if gang_end.end_if_cancelled_or_ended(gang_turn):
+    if gang_end.end_if_cancelled_or_ended(gang_turn) or gang_turn.observed.suspended:
         return
     planned_stop.plan_stop(gang_turn)
     if _agents_failing(gang_turn):

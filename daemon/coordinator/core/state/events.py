@@ -499,7 +499,8 @@ class SlurmJobChanged:
 
     `ended`: Slurm's word for how the job ended; None while the job has not ended. `limit_at`: when the time limit of
     `limit_s` seconds ends the job; None while the job does not run, or has no limit. `pending_reason`: Slurm's word for
-    why the job does not start. `partition`: that of the job; a running job has one.
+    why the job does not start. `partition`: that of the job; a running job has one. `suspended`: Slurm has stopped all
+    processes of the job, and will let them go on.
     """
 
     gang: str
@@ -511,6 +512,7 @@ class SlurmJobChanged:
     limit_s: float = 0.0
     pending_reason: str = ""
     partition: str = ""
+    suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

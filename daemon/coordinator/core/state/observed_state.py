@@ -115,6 +115,8 @@ class ObservedGang:
     """Slurm's word for why the job does not start."""
     job_pending: bool = False
     """Slurm says that the job is pending."""
+    suspended: bool = False
+    """Slurm has stopped all processes of the job, and will let them go on: their silence is no evidence."""
     released_at_restarts: int | None = None
     """Restart count of the job when it was last released after a launch that failed."""
     job_running: tuple[int, float] | None = None
@@ -290,8 +292,12 @@ def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) 
         gang.held_nodes[event.job] = frozenset(event.nodes)
     if event.ended or not event.nodes:
         gang.job_running = None
-    elif gang.job_running is None or gang.job_running[0] != event.restart_count:
+    elif gang.job_running is None or gang.job_running[0] != event.restart_count or gang.suspended:
         gang.job_running = (event.restart_count, now)
+    if gang.suspended is not event.suspended:
+        for node in gang.agents:
+            clear_suspicion(gang, node, now)
+    gang.suspended = event.suspended
 
 
 def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentDisconnected, now: float) -> None:

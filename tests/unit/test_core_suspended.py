@@ -1,0 +1,63 @@
+"""Jobs that Slurm suspends: an operator with `scontrol suspend`, or Slurm itself for a job of a higher priority."""
+
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.services.views import waiting_for
+from muster.simulator.scenarios.scenario import Scenario
+
+LONG_S = 600.0
+"""Seconds after which every limit on the silence of an agent, and on the time to gather, has passed."""
+
+
+def suspend(world: Scenario, *, resume: bool = False) -> None:
+    """Slurm stops every process of the job, or lets it go on. The daemons of the nodes run."""
+    cluster = world.world.cluster
+    (cluster.resume_job if resume else cluster.suspend)(world.gang.job)
+    for agent in world.world.agents.values():
+        world.world.set_stopped(agent, not resume)
+
+
+def steps(world: Scenario) -> int:
+    return world.core.observed.gang("g").step_number
+
+
+def waits_for(world: Scenario) -> str:
+    return waiting_for(world.core.state, world.core.observed, world.gang)
+
+
+def test_a_suspended_job_keeps_its_nodes_and_its_memory_and_goes_on_when_it_is_resumed() -> None:
+    world = Scenario(3, 1)
+    world.run_until(lambda: steps(world) >= 6)
+    step, seats = steps(world), world.gang.seats
+    suspend(world)
+    world.run_for(LONG_S)
+    assert (world.gang.phase, world.gang.generation, world.slurm) == (Phase.RUNNING, 1, [])
+    assert waits_for(world).startswith("Slurm to resume job 1, ")
+    assert "probes" not in waits_for(world)
+    suspend(world, resume=True)
+    world.run_until(lambda: steps(world) > step + 6, 60)
+    assert [seat.node for seat in world.gang.seats] == [seat.node for seat in seats]
+    assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
+    assert world.slurm == []
+    world.run_until(lambda: waits_for(world) == "")
+
+
+def test_a_job_that_is_suspended_while_it_gathers_has_all_its_time_afterwards() -> None:
+    world = Scenario(2, 0, absent=["n1"], gather_timeout_s=60.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    suspend(world)
+    world.run_for(LONG_S)
+    assert world.gang.phase is Phase.GATHERING
+    suspend(world, resume=True)
+    world.run_for(50.0)
+    assert world.gang.phase is Phase.GATHERING
+    world.run_until(lambda: world.gang.final, 60)
+
+
+def test_a_suspended_job_that_is_cancelled_ends() -> None:
+    world = Scenario(2, 0)
+    world.run_until(lambda: steps(world) >= 6)
+    suspend(world)
+    world.run_for(60)
+    world.world.cluster.cancel(world.gang.job)
+    world.run_until(lambda: world.gang.final, 60)
+    assert world.gang.phase is Phase.CANCELLED
