@@ -6,6 +6,7 @@ The job continues from memory if its nodes have kept it, else from durable stora
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -127,3 +128,25 @@ def test_a_job_that_was_stopped_and_saved_goes_on_when_it_is_submitted_again(pre
         assert view["phase"] == "DONE", view.get("reason")
         assert second.steps(1)[0][0] == stopped + 1
         second.wait_job_ended()
+
+
+@pytest.mark.long
+def test_a_suspended_job_and_one_that_gets_a_signal_for_its_ranks_go_on_from_memory(healthy: Cluster) -> None:
+    """Slurm stops and signals agents, too: they are silent for longer than every limit, and none of them ends."""
+    with training_job(healthy, "suspended", 3) as training:
+        job = str(training.submit())
+        training.wait_step(15)
+        healthy.exec(CONTROLLER, "scontrol", "suspend", job)
+        wait_until(
+            lambda: "Slurm to resume" in healthy.sh(LOGIN, f"muster status {job}", user="alice"), 20, "it is told"
+        )
+        time.sleep(20)
+        assert training.generation == 1
+        healthy.exec(CONTROLLER, "scontrol", "resume", job)
+        assert int(training.wait_recovered(2)["step_restored"]) >= 15
+        healthy.exec(LOGIN, "scancel", "--signal=ALRM", job, user="alice")
+        recovery = training.wait_recovered(3)
+        assert (recovery["action"], int(recovery["step_restored"]) > 15) == ("restart in place", True)
+        assert "Restarts=0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        training.finish()
+        assert training.wait_final()["phase"] == "DONE", training.view.get("reason")
