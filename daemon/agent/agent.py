@@ -142,7 +142,8 @@ class Agent:
             lambda: self._node_check.pids,
             places=RankPlaces(identity.node, settings.spec, settings.environ, lambda: self._facts.current),
         )
-        job, preflight = settings.job.zygote_spec, settings.spec.preflight
+        # A node that lacks something for the job is said to lack that, and not to have failed a check.
+        job, preflight = settings.job.zygote_spec, settings.spec.preflight and not settings.failure
         self._node_check = OwnNodeCheck(preflight, job, self._status_changed, self._supervisor.broken_import)
         self._idleness = RankIdleness(
             settings.spec.hang_after_idle_s, self._supervisor.running_pids, self._status_changed

@@ -19,7 +19,7 @@ from muster.checkpoint.durable.locations import is_url
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, StreamSecurity
-from muster.daemon.agent import agent_log, durable_dir_check, listening
+from muster.daemon.agent import agent_log, listening
 from muster.daemon.agent.agent import Agent
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
@@ -29,6 +29,7 @@ from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests, job
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec, modules_to_import
+from muster.daemon.agent.start_checks import node_problems
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.daemon.transport.tls import pinned_context
 from muster.slurm.client import names
@@ -72,8 +73,8 @@ def batch(options: argparse.Namespace) -> int:
     site = _load_site(options)
     start_logging(options.log_level)
     spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
-    if spec and spec.durable_dir:
-        os.environ[durable_dir_check.TOKEN_VARIABLE] = durable_dir_check.create_token(spec.durable_dir)
+    if spec:
+        node_problems.write_tokens(spec, os.environ)
     run = BatchRef(
         gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restart_count()
     )
@@ -147,11 +148,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         memory_socket="" if pool_serial else options.memory,
         environ=dict(os.environ),
         hardware_socket=options.memory,
-        failure=durable_dir_check.find_problem(
-            spec.durable_dir,
-            os.environ.get(durable_dir_check.TOKEN_VARIABLE, ""),
-            trusts_store=spec.trust_durable_store,
-        ),
+        failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )
 
 

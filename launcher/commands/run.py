@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from muster.daemon.agent.start_checks.job_paths import find_missing
 from muster.launcher.command import Command, print_note
 from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
@@ -28,7 +29,6 @@ from muster.launcher.output.tables import recovery_table
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
-from muster.launcher.submission.path_checks import missing
 from muster.v1.common_pb2 import JobSpec
 
 _AGENT_EXIT_TIMEOUT_S = 10.0
@@ -118,11 +118,8 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
 
 def _check_command(spec: JobSpec) -> None:
     """All nodes are this host: what it does not have, no rank can run."""
-    wrong = [f"{what} {problem}" for what, _, problem in missing(spec)]
-    program = spec.command[0]
-    if "/" not in program and not shutil.which(program):
-        wrong.append(f"command: the program {program} is not on PATH")
-    if wrong:
+    search_path = spec.env.get("PATH", os.environ.get("PATH", os.defpath))
+    if wrong := [missing.words for missing in find_missing(spec.work_dir, spec.command, search_path)]:
         raise WrongInput("; ".join(wrong))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.daemon.agent.start_checks.job_paths import find_missing
 from muster.daemon.host.held_folder import others_can_lay_links
 from muster.launcher.errors import WrongInput
 from muster.v1.common_pb2 import JobSpec
@@ -27,7 +27,6 @@ _NETWORK = frozenset(
     }
 )  # fmt: skip
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
-_INTERPRETER = re.compile(r"(python(3(\.\d+)?)?|bash|sh)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,12 @@ def check_paths(spec: JobSpec, mounts: str) -> list[str]:
     """
     shared = _mount_of(Path(spec.run_dir), mounts)
     wrong, doubtful = list(_problems_of_run_dir(Path(spec.run_dir), shared)), []
-    for what, path, problem in missing(spec):
-        mount = _mount_of(path, mounts)
+    for missing in find_missing(spec.work_dir, spec.command):
+        mount = _mount_of(missing.path, mounts)
         if mount.kind in _NETWORK or (mount == shared and mount.folder != "/"):
-            wrong.append(f"{what} {problem}")
+            wrong.append(missing.words)
         else:
-            doubtful.append(f"{what} {problem} on this host: the nodes must have it")
+            doubtful.append(f"{missing.words} on this host: the nodes must have it")
     if wrong:
         raise WrongInput("; ".join(wrong), "Nothing was queued")
     return doubtful
@@ -84,46 +83,6 @@ def _problems_of_run_dir(folder: Path, mount: _Mount) -> Iterator[str]:
         yield f"run_dir = {str(folder)!r} is local to each host ({mount.kind}): name a folder that all nodes share"
     elif not os.path.exists(top := Path(*folder.parts[:2])):
         yield f"run_dir = {str(folder)!r}: {top} does not exist: is it misspelt?"
-
-
-def missing(spec: JobSpec) -> Iterator[tuple[str, Path, str]]:
-    """What is named, its path, and what is wrong with it on this host."""
-    folder = Path(spec.work_dir)
-    if not os.path.isdir(folder):
-        yield f"work_dir = {spec.work_dir!r}", folder, _why_absent(folder) or "is not a folder"
-    for what, word, right, verb in _files(spec.command):
-        path = folder / word
-        if absent := _why_absent(path):
-            yield f"command: the {what} {path}", path, absent
-        elif path.is_dir() or not os.access(path, right):
-            yield f"command: the {what} {path}", path, "is a folder" if path.is_dir() else f"can't be {verb} by you"
-
-
-def _why_absent(path: Path) -> str:
-    """Why a path leads to nothing; empty: it leads to something. A folder above may be closed to this user."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return "does not exist"
-    except OSError as error:
-        return f"can't be reached: {error.strerror}"
-    return ""
-
-
-def _files(command: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:
-    """The program if it is a path, and the script that a known interpreter is given."""
-    program, *words = command
-    if "/" in program:
-        yield "program", program, os.X_OK, "run"
-    if not _INTERPRETER.fullmatch(program.rpartition("/")[2]):
-        return
-    for word in words:
-        if word.startswith("-"):
-            if word not in ("-u", "-O", "-B", "-E", "-I", "-P", "-s"):
-                return  # -m, -c, or an option with a value: the next word may be no script
-        else:
-            yield "script", word, os.R_OK, "read"
-            return
 
 
 def _mount_of(path: Path, mounts: str) -> _Mount:

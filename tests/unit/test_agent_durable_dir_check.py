@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.durable_dir_check import create_token, find_problem, token_file
+from muster.daemon.agent.start_checks.durable_dir_check import create_token, find_problem
+from muster.daemon.agent.start_checks.shared_folder import token_file
 
 
 def test_all_nodes_see_the_folder_of_the_batch_host(tmp_path: Path) -> None:

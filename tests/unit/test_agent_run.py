@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -439,13 +440,21 @@ async def test_an_outcast_ends_its_ranks(gang: Gang) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"run_dir": "/nowhere/run"}, "the run folder /nowhere/run does not exist on this node"),
-        ({"work_dir": "/nowhere/work"}, "the working folder '/nowhere/work' can't be used on this node"),
-        ({"run_dir": "/sys"}, "no space is left for logs in /sys"),
+        ({"run_dir": "/nowhere/run"}, "run_dir = '/nowhere/run' does not exist: name a folder that all nodes share"),
+        ({"work_dir": "/nowhere/work"}, "work_dir = '/nowhere/work' does not exist"),
+        ({"command": ["python3", "/nowhere/train.py"]}, "command: the script /nowhere/train.py does not exist"),
     ],
 )
-async def test_what_no_order_can_mend_is_told(gang: Gang, spec: dict[str, str], words: str) -> None:
-    gang.launch("n0", PYTHON, "-c", WAIT, **spec)
+async def test_what_a_node_lacks_is_told_before_any_order(gang: Gang, spec: dict[str, Any], words: str) -> None:
+    """With the node check that the job wants: the node has failed none."""
+    gang.launch("n0", PYTHON, "-c", WAIT, **spec, preflight=True)
+    await gang.until(lambda: words in gang.status("n0").failure)
+    assert not gang.status("n0").HasField("node_check")
+
+
+async def test_what_no_order_can_mend_is_told(gang: Gang) -> None:
+    words = "no space is left for logs in /sys"
+    gang.launch("n0", PYTHON, "-c", WAIT, run_dir="/sys")
     await gang.until(lambda: "n0" in gang.coordinator.agents)
     gang.fence(0)
     gang.coordinator.order(gang.run_order(1))

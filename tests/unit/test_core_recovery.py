@@ -362,7 +362,7 @@ def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
     fail(world, "n0", "n1", "n2", "n4")
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 96)
-    assert "n0: no space left" in world.gang.reason
+    assert world.gang.reason == "n0, n1, n2, n4: no space left on /shared"
     assert world.gang.generation == 1
 
 
@@ -376,7 +376,7 @@ def gathering(spares: int, failing: dict[str, float]) -> Core:
     for node in sorted(nodes, key=lambda node: failing.get(node, 8.0)):
         at = failing.get(node, 8.0)
         core.decide(events.Tick(), at)
-        status = events.AgentStatus(failure=f"{node} lacks /scratch" if node in failing else "")
+        status = events.AgentStatus(failure="/scratch does not exist" if node in failing else "")
         core.decide(events.AgentAttached("g", node, 1, 0, f"i-{node}", "a:1", node == "n0", "", status), at)
         if core.state.gangs["g"].final:
             break
@@ -388,13 +388,13 @@ def gathering(spares: int, failing: dict[str, float]) -> Core:
 def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> None:
     gang = gathering(2, {"n0": 1.0}).state.gangs["g"]
     assert (gang.phase, gang.reason) == (Phase.PREFLIGHT, "")
-    assert gang.members["n0"].removal_reason == "n0: n0 lacks /scratch"
+    assert gang.members["n0"].removal_reason == "n0: /scratch does not exist"
 
 
 def test_bad_nodes_that_report_one_after_the_other_end_a_job_that_can_no_longer_gather() -> None:
     gang = gathering(2, {"n0": 1.0, "n1": 9.0, "n2": 18.0}).state.gangs["g"]
     assert (gang.phase, gang.exit_code) == (Phase.FAILED, 96)
-    assert gang.reason == "n2: n2 lacks /scratch"
+    assert gang.reason == "n0, n1, n2: /scratch does not exist"
 
 
 def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> None:

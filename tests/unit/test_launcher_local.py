@@ -299,7 +299,7 @@ def test_a_bad_command_line_is_explained(tmp_path: Path) -> None:
     [
         ("python3 none.py --steps 50", "the script .*/none.py does not exist"),
         ("./none", "the program .*/none does not exist"),
-        ("pyhton3 train.py", "the program pyhton3 is not on PATH"),
+        ("pyhton3 train.py", "no program 'pyhton3' is in PATH"),
     ],
 )
 async def test_what_is_not_on_this_host_is_said_before_anything_starts(

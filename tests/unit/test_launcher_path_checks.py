@@ -68,13 +68,13 @@ def test_a_folder_in_which_others_lead_slurms_output_elsewhere_is_told(
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    job = spec(tmp_path, "python3", "train.py", work_dir=f"{tmp_path}/none", run_dir="/sahred/run")
+    job = spec(tmp_path, "python3", f"{tmp_path}/train.py", work_dir=f"{tmp_path}/none", run_dir="/sahred/run")
     with pytest.raises(WrongInput) as refused:
         check_paths(job, shared(tmp_path))
     for words in (
         "/sahred does not exist: is it misspelt?",
         f"work_dir = '{tmp_path}/none' does not exist",
-        f"the script {tmp_path}/none/train.py does not exist",
+        f"the script {tmp_path}/train.py does not exist",
     ):
         assert words in refused.value.message
 

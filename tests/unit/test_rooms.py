@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "daemon/transport/testing": {"daemon/transport"},
     "checkpoint/format": set(),
     "checkpoint/durable": {"daemon/host", "checkpoint/format"},
+    "daemon/agent/start_checks": {"checkpoint/durable", "checkpoint/format"},
     "checkpoint/store/memory": {"checkpoint/format"},
     "checkpoint/store/streams": {"daemon/host", "checkpoint/format", "checkpoint/store/memory"},
     "checkpoint/store/replication": {
@@ -178,6 +179,7 @@ ROOMS: dict[str, set[str]] = {
     "launcher/submission": {
         "checkpoint/format",
         "checkpoint/durable",
+        "daemon/agent/start_checks",
         "daemon/host",
         "daemon/transport",
         "fabric/groups",
@@ -253,6 +255,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/agent/ranks/place",
         "daemon/agent/failure_detector",
         "daemon/agent/batch",
+        "daemon/agent/start_checks",
         "daemon/preflight",
     },
     "daemon/agent/testing": {"daemon/host", "daemon/transport"},
@@ -309,6 +312,7 @@ ROOMS: dict[str, set[str]] = {
     "launcher/commands": {
         "fabric/sources",
         "checkpoint/durable",
+        "daemon/agent/start_checks",
         "daemon/host",
         "daemon/transport",
         "slurm/client",

@@ -21,6 +21,7 @@ _AGENT_VARIABLES = frozenset(
         "MUSTER_POOL",
         "MUSTER_RESTARTS",
         "MUSTER_DURABLE",
+        "MUSTER_RUN_TOKEN",
         "GRPC_SSL_CIPHER_SUITES",
     }
 )

@@ -4,7 +4,7 @@ Every rule is level-triggered. A rule looks at durable and observed state, never
 reordered events change nothing but the moment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from muster.daemon.coordinator.core.detection import (
@@ -61,6 +61,8 @@ SLURM_ANSWER_S = 5.0
 """Seconds within which Slurm's end of a job is known. Slurm's view of a job is read every 2 s."""
 RELEASE_AFTER_S = 30.0
 """Seconds after RUNNING until removed nodes are released if no step is declared: a script without the library."""
+FAILED_NAMED = 8
+"""Nodes that the reason of a failed gang names."""
 REASON_LENGTH = 200
 """Characters of a rank's last line that a reason quotes."""
 
@@ -416,15 +418,23 @@ def _agents_failing(gang_turn: GangTurn) -> bool:
     if gang_turn.now - seen.agent_failure_since < SLURM_ANSWER_S:
         gang_turn.turn.tick_at(seen.agent_failure_since + SLURM_ANSWER_S)
         return True
-    words = {
-        node: f"{node}: {seen.status(node).failure or seen.status(node).sigterm_notice}" for node in sorted(failing)
-    }
+    words = {node: seen.status(node).failure or seen.status(node).sigterm_notice for node in sorted(failing)}
     if _too_many(gang_turn, len(words)):
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, next(iter(words.values())))
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, _first_failure(gang_turn.gang, words))
         return True
     for node, reason in words.items():
-        failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], reason, alive=True)
+        failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], f"{node}: {reason}", alive=True)
     return False
+
+
+def _first_failure(gang: Gang, words: Mapping[str, str]) -> str:
+    """The first error, with all nodes that have reported it, those that were removed for it too."""
+    first = next(iter(words.values()))
+    nodes = {node for node, reason in words.items() if reason == first}
+    nodes |= {m.node for m in gang.members.values() if m.removed and m.removal_reason == f"{m.node}: {first}"}
+    shown = sorted(nodes, key=lambda node: (len(node), node))
+    more = f" and {len(shown) - FAILED_NAMED} more" if len(shown) > FAILED_NAMED else ""
+    return f"{', '.join(shown[:FAILED_NAMED])}{more}: {first}"
 
 
 def _too_many(gang_turn: GangTurn, failing: int) -> bool:

@@ -1,0 +1,54 @@
+"""What a node lacks for a job, found when its agent starts: before it attaches, and so before the first generation.
+
+The batch process on the job's first node gives the tokens of the job's folders to the agents, in their environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from muster.daemon.agent.start_checks import durable_dir_check, job_paths, shared_folder
+from muster.v1.common_pb2 import JobSpec
+
+RUN_TOKEN = "MUSTER_RUN_TOKEN"
+"""Environment variable with the token in run_dir."""
+DURABLE_TOKEN = "MUSTER_DURABLE"
+"""Environment variable with the token in durable_dir."""
+
+
+def write_tokens(spec: JobSpec, environ: MutableMapping[str, str]) -> None:
+    """Write a token into each folder that all nodes of the job must share, and put it into the environment of the
+    agents."""
+    environ[RUN_TOKEN] = shared_folder.create_token(spec.run_dir)
+    environ[DURABLE_TOKEN] = durable_dir_check.create_token(spec.durable_dir)
+
+
+def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -> str:
+    """All that this node lacks, in words; empty: nothing.
+
+    Args:
+        environ: the environment that Slurm gave to this agent.
+        search_path: PATH of the ranks.
+    """
+    problems = [
+        _problem_of_run_dir(spec.run_dir, environ.get(RUN_TOKEN, "")),
+        *(missing.words for missing in job_paths.find_missing(spec.work_dir, spec.command, search_path)),
+        durable_dir_check.find_problem(
+            spec.durable_dir, environ.get(DURABLE_TOKEN, ""), trusts_store=spec.trust_durable_store
+        ),
+    ]
+    return "; ".join(filter(None, problems))
+
+
+def _problem_of_run_dir(folder: str, token: str) -> str:
+    try:
+        if shared_folder.is_another(folder, token):
+            return f"run_dir = {folder!r} {shared_folder.IS_ANOTHER}"
+    except OSError as error:
+        return f"run_dir = {folder!r}: {error.strerror}"
+    if not os.path.isdir(folder):
+        return f"run_dir = {folder!r} does not exist: name a folder that all nodes share"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"run_dir = {folder!r} can't be written to: give the job's user the right"
+    return ""
