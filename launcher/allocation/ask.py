@@ -15,7 +15,7 @@ from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation import free_nodes
 from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
 from muster.launcher.allocation.clusters import NodeCluster, clusters_of
-from muster.launcher.allocation.plan import Plan, Request, check_count, check_spread, doubts
+from muster.launcher.allocation.plan import Plan, Request, check_count, check_partitions, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
@@ -83,14 +83,16 @@ async def allocate(
     Raises:
         WrongInput: a requirement can't be kept anywhere in Slurm's network.
     """
-    topologies, wait_s = await asyncio.gather(
-        slurm.topologies(timeout_s=QUESTION_TIMEOUT_S), slurm.max_switch_wait_s(timeout_s=QUESTION_TIMEOUT_S)
+    partition = value_of(all_options(job, options), "partition")
+    topologies, wait_s, _ = await asyncio.gather(
+        slurm.topologies(timeout_s=QUESTION_TIMEOUT_S),
+        slurm.max_switch_wait_s(timeout_s=QUESTION_TIMEOUT_S),
+        _check_partition(job, slurm, partition),
     )
     if isinstance(topologies, Unknown):
         reason = f"groups are not packed: Slurm does not answer: {topologies.reason}" if clusters else ""
         return Allocation(job, job.spares, reason=reason)
-    partition = value_of(all_options(job, options), "partition")
-    await _check_flat(job, slurm, topology_of(topologies, partition), partition)
+    await _check_flat(job, slurm, topology_of(topologies, partition))
     site = await _site(slurm, topologies)
     needs_nvlink = any(cluster.required and cluster.asked == "nvlink" for cluster in clusters)
     if reported and needs_nvlink and not site.names_nvlink:
@@ -111,17 +113,24 @@ async def allocate(
     return replace(found, warnings=tuple(filter(None, (*found.warnings, *unknown, site.problem))))
 
 
-async def _check_flat(job: Job, slurm: Slurm, topology: SlurmTopology, partition: str | None) -> None:
+async def _check_partition(job: Job, slurm: Slurm, partition: str | None) -> None:
+    """Raises WrongInput if the job's partitions are too small. Slurm itself refuses one that it does not have."""
+    if not partition:
+        return
+    found = await slurm.partitions(timeout_s=QUESTION_TIMEOUT_S)
+    names = partition.split(",")
+    if not isinstance(found, Unknown) and found.keys() >= set(names):
+        check_partitions(job.nodes, job.spares, [found[name] for name in names])
+
+
+async def _check_flat(job: Job, slurm: Slurm, topology: SlurmTopology) -> None:
     """Raises WrongInput if Slurm has too few nodes. Other networks name their nodes (`plan.check_size`)."""
     if topology.units or topology.members:
         return
     nodes = await slurm.nodes(timeout_s=QUESTION_TIMEOUT_S)
     if isinstance(nodes, Unknown):
         return
-    of_partition = [
-        node for node in nodes.values() if isinstance(node, Node) and (not partition or partition in node.partitions)
-    ]
-    check_count(job.nodes, job.spares, len(of_partition))
+    check_count(job.nodes, job.spares, len(nodes))
 
 
 async def _site(slurm: Slurm, topologies: Sequence[SlurmTopology]) -> SiteDomains:

@@ -12,9 +12,11 @@ from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 from muster.launcher.errors import WrongInput
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
 from muster.launcher.spec.placement import Placement
+from muster.slurm.client.types import Partition
 
 NODES_OF_A_SPARE = 8
 """A preference is worth one more spare for so many nodes. A requirement is worth any number."""
+NETWORK = "Slurm's network"
 _SITES_OWN = {FailureDomain.RACK: "racks", FailureDomain.POWER: "power feeds"}
 """What only fabric.toml knows, in the plural."""
 
@@ -79,13 +81,20 @@ def check_size(wanted: Wanted) -> None:
     )
 
 
-def check_count(nodes: int, spares: int, have: int) -> None:
-    """Raises WrongInput if Slurm has too few nodes. `have`: how many it has; 0: not known."""
+def check_count(nodes: int, spares: int, have: int, of: str = NETWORK) -> None:
+    """Raises WrongInput if there are too few nodes. `have`: how many there are; 0: not known. `of`: what has them."""
     if 0 < have < nodes + spares:
         raise WrongInput(
-            f"nodes + spares = {nodes} + {spares} = {nodes + spares}: Slurm's network has {have} nodes",
-            f"choose {have} or less in all. Nothing was queued",
+            f"nodes + spares = {nodes} + {spares} = {nodes + spares}: {of} has {have} node{'s' * (have != 1)}",
+            f"choose {have} or less in all{'' if of == NETWORK else ', or another partition'}. Nothing was queued",
         )
+
+
+def check_partitions(nodes: int, spares: int, partitions: Sequence[Partition]) -> None:
+    """Raises WrongInput if each of the partitions that a job names has too few nodes, whatever their state. A job runs
+    in one of them."""
+    largest = max(partitions, key=lambda one: len(one.nodes))
+    check_count(nodes, spares, len(largest.nodes), f"partition {largest.name!r}")
 
 
 def check_nvlink(wanted: Wanted, clusters: Sequence[NodeCluster]) -> list[str]:

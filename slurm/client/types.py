@@ -140,6 +140,16 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition. `topology`: the name of its topology; empty: the default. `nodes`: all its nodes, whatever their
+    state."""
+
+    name: str
+    topology: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StartEstimate:
     """When a job would start, if it were queued now. Slurm assumes that running jobs use their whole time limits."""
 
@@ -188,6 +198,10 @@ class Slurm(Protocol):
         """Returns all topologies of Slurm's configuration, the default first. At least one: a flat one if there is no
         other.
         """
+        ...
+
+    async def partitions(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Mapping[str, Partition] | Unknown:
+        """Returns all partitions by name."""
         ...
 
     async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

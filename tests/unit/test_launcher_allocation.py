@@ -363,6 +363,22 @@ async def test_more_nodes_than_slurm_has_are_refused_for_one_node_with_spares_to
         await with_shape(submission, Sixteen(cluster().cluster))
 
 
+@pytest.mark.parametrize(("partition", "most"), [("small", 2), ("small,half", 8), ("small,none", 16)])
+async def test_more_nodes_than_the_partition_has_are_refused(partition: str, most: int, tmp_path: Path) -> None:
+    """A job runs in one of its partitions. One that Slurm does not have is left to sbatch."""
+    slurm = cluster()
+    slurm.cluster.partitions = {"small": NODES[:2], "half": NODES[:8], "main": NODES}
+    path = tmp_path / "job.toml"
+    for nodes in (most, most + 1):
+        path.write_text(f"{PLAIN}nodes = {nodes}\n[slurm]\npartition = '{partition}'\n")
+        submission = prepare(parser().parse_args(["submit", str(path)]), Site())
+        if nodes == most:
+            await with_shape(submission, slurm)
+            continue
+        with pytest.raises(WrongInput, match=rf"nodes \+ spares = {nodes} \+ 0 = {nodes}: .* has {most} nodes"):
+            await with_shape(submission, slurm)
+
+
 async def test_a_job_shrinks_to_the_copies_that_start_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.toml"
     path.write_text(f"{PLAIN}nodes = 16\n[parallelism]\ntensor = 16\n[placement]\nif_not_available = 'shrink'\n")

@@ -26,6 +26,7 @@ from muster.slurm.client.types import (
     JobAnswers,
     NeverStarts,
     NodeAnswers,
+    Partition,
     StartEstimate,
     Unknown,
 )
@@ -115,18 +116,20 @@ class CliSlurm(Sbatch, Procedures):
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
 
+    async def _partitions(self, timeout_s: float) -> Mapping[str, Partition]:
+        out = await self._run("show partitions", timeout_s, "scontrol", "--json", "show", "partition")
+        return {one.name: one for one in await _parse("scontrol", out, "partitions", records.partition)}
+
     async def _with_partitions(
         self, topologies: Sequence[SlurmTopology], deadline: Deadline
     ) -> tuple[SlurmTopology, ...]:
         """The topologies with the partitions that name them, and the nodes of all partitions that use them."""
-        operation = "show partitions"
-        out = await self._run(operation, deadline.require(operation), "scontrol", "--json", "show", "partition")
-        found = await _parse("scontrol", out, "partitions", records.partition_topology)
+        found = await self._partitions(deadline.require("show partitions"))
 
         def completed(topology: SlurmTopology) -> SlurmTopology:
             names = (topology.name, "") if topology.default else (topology.name,)
-            members = {node for _, name, nodes in found if name in names for node in nodes}
-            partitions = tuple(partition for partition, name, _ in found if name == topology.name)
+            members = {node for one in found.values() if one.topology in names for node in one.nodes}
+            partitions = tuple(one.name for one in found.values() if one.topology == topology.name)
             return replace(topology, partitions=partitions, members=tuple(sorted(members)))
 
         return tuple(map(completed, topologies))

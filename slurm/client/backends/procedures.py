@@ -34,6 +34,7 @@ from muster.slurm.client.types import (
     JobAnswers,
     Node,
     NodeAnswers,
+    Partition,
     Unknown,
     updated_exclusions,
 )
@@ -65,6 +66,9 @@ class Procedures(ABC):
 
     @abstractmethod
     async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]: ...
+
+    @abstractmethod
+    async def _partitions(self, timeout_s: float) -> Mapping[str, Partition]: ...
 
     @abstractmethod
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
@@ -109,6 +113,12 @@ class Procedures(ABC):
     async def topologies(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> tuple[SlurmTopology, ...] | Unknown:
         try:
             return await self._topologies(timeout_s)
+        except (SlurmUnavailable, SlurmRefused) as error:
+            return Unknown(str(error))
+
+    async def partitions(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Mapping[str, Partition] | Unknown:
+        try:
+            return await self._partitions(timeout_s)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 

@@ -26,6 +26,7 @@ from muster.slurm.client.types import (
     JobAnswers,
     NeverStarts,
     NodeAnswers,
+    Partition,
     StartEstimate,
     Unknown,
 )
@@ -74,6 +75,9 @@ class PyslurmSlurm(Procedures):
 
     async def _topologies(self, timeout_s: float) -> tuple[SlurmTopology, ...]:
         return await self._cli._topologies(timeout_s)
+
+    async def _partitions(self, timeout_s: float) -> Mapping[str, Partition]:
+        return await self._cli._partitions(timeout_s)
 
     async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         if "" in changes.values() or "Switches" in changes:

@@ -90,6 +90,8 @@ class FakeCluster:
             name: _NodeEntry(Node(name, frozenset({NodeState.IDLE}), address=name, boot_time=now())) for name in nodes
         }
         self._entries: dict[int, _JobEntry] = {}
+        self.partitions: dict[str, tuple[str, ...]] = {}
+        """The nodes of each partition. They restrict no job."""
         self.prolog_fails_on: set[str] = set()
         """Nodes on which no job can be launched."""
 

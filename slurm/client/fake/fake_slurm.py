@@ -20,6 +20,7 @@ from muster.slurm.client.types import (
     JobAnswers,
     NeverStarts,
     NodeAnswers,
+    Partition,
     StartEstimate,
     Unknown,
 )
@@ -57,6 +58,11 @@ class FakeSlurm:
             below.setdefault(leaf, []).append(node)
         units = tuple(Unit(leaf, tuple(nodes)) for leaf, nodes in below.items())
         return (SlurmTopology(Kind.TREE, units) if units else SlurmTopology(Kind.FLAT),)
+
+    async def partitions(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Mapping[str, Partition] | Unknown:
+        if self.unavailable_reason:
+            return Unknown(self.unavailable_reason)
+        return {name: Partition(name, nodes=nodes) for name, nodes in self.cluster.partitions.items()}
 
     async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._available_cluster().drain(node, reason)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from muster.slurm.client.parsing.hostlist import expand
 from muster.slurm.client.states import JobState, job_states, node_states
-from muster.slurm.client.types import Job, Node
+from muster.slurm.client.types import Job, Node, Partition
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
@@ -100,12 +100,10 @@ def job(record: Record) -> Job:
 
 
 @_one_error
-def partition_topology(record: Record) -> tuple[str, str, tuple[str, ...]]:
-    """Converts one element of the list "partitions" of `scontrol show partition --json` to the name of the partition,
-    that of its topology (empty for the default), and its nodes. Raises UnknownForm.
-    """
+def partition(record: Record) -> Partition:
+    """Converts one element of the list "partitions" of `scontrol show partition --json`. Raises UnknownForm."""
     nodes = expand(_words(record.get("nodes", {}).get("configured")))
-    return _words(record["name"]), _words(record.get("topology")), nodes
+    return Partition(_words(record["name"]), _words(record.get("topology")), nodes)
 
 
 def _switches(record: Record) -> str:
