@@ -1,5 +1,6 @@
 """How a job ends that cannot continue: a clear message, a non-zero exit status, nothing left behind."""
 
+import json
 import re
 
 import pytest
@@ -63,6 +64,62 @@ def test_a_script_that_fails_at_import_is_reported_with_its_own_error(healthy: C
         assert "no-such-option" in output(training)
         assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         assert_nothing_left(healthy)
+
+
+def test_what_nodes_lack_is_found_before_the_first_generation(healthy: Cluster) -> None:
+    """Four jobs at once. The login node has all that they need. The script is missing on all nodes, or on one of them,
+    for which there is a spare. The run folder is each node's own, or the login node's alone."""
+    *having, lacking = ("n0", "n1", "n2")
+    for host in (LOGIN, *having):
+        healthy.sh(host, "mkdir -p /opt/most; echo echo trained > /opt/most/train.sh")
+    for host in (LOGIN, *healthy.nodes):
+        healthy.sh(host, "mkdir -p /var/local/own; chown alice: /var/local/own")
+    healthy.sh(LOGIN, "mkdir -p /opt/login/run; echo true > /opt/login/train.sh; chown alice: /opt/login/run")
+    own, spare = (
+        "the folder that the job's first node sees",
+        f"{lacking} is removed from the gang: {lacking}: command: ",
+    )
+    jobs = {
+        "script": (
+            "/opt/login/train.sh",
+            "/shared/lack",
+            2,
+            "n3,n4",
+            "n3, n4: command: the script /opt/login/train.sh",
+        ),
+        "own": ("/opt/most/train.sh", "/var/local/own", 2, "n0,n1", f"n1: run_dir = '/var/local/own' is not {own}"),
+        "login": (
+            "/opt/most/train.sh",
+            "/opt/login/run",
+            1,
+            "n5",
+            "n5 could not open the job's output file: run_dir = ",
+        ),
+        "spare": ("/opt/most/train.sh", "/shared/lack", 2, ",".join((*having, lacking)), ""),
+    }
+    ids = {}
+    healthy.sh(LOGIN, "mkdir -p /shared/lack", user="alice")
+    for name, (script, folder, nodes, where, _) in jobs.items():
+        text = f'name = "{name}"\nnodes = {nodes}\nspares = {int(name == "spare")}\n'
+        text += f'command = ["sh", "{script}"]\nrun_dir = "{folder}"\n{NO_TORCH}\n'
+        text += f'[slurm]\noptions = ["--nodelist={where}"]\n'
+        healthy.exec(LOGIN, "tee", f"/shared/lack/{name}.toml", user="alice", stdin=text.encode())
+        ids[name] = healthy.exec(LOGIN, "muster", "submit", f"/shared/lack/{name}.toml", user="alice").stdout.strip()
+
+    def view(name: str) -> dict[str, object]:
+        shown = healthy.exec(LOGIN, "muster", "status", "--json", ids[name], user="alice").stdout
+        found: dict[str, object] = json.loads(shown)
+        return found
+
+    wait_until(lambda: all(view(name).get("final") for name in jobs), 90, "all jobs have ended")
+    for name, (*_, words) in jobs.items():
+        found = view(name)
+        events = healthy.exec(LOGIN, "muster", "events", ids[name], user="alice").stdout
+        assert found["phase"] == ("DONE" if name == "spare" else "FAILED"), found
+        assert words in str(found.get("reason", "")), found
+        assert (spare in events) == (name == "spare"), events
+        assert int(str(found.get("generation", 0))) == int(name == "spare"), events
+    assert "drain" not in "".join(healthy.node_states().values())
 
 
 @pytest.mark.long

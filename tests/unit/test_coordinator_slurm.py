@@ -406,6 +406,14 @@ def test_the_end_state_of_a_job(slurm: FakeSlurm, found: Job | Gone, ended: str 
     assert job_seen(Owing(slurm).state.gangs["g"], found).ended == ended
 
 
+def test_a_job_whose_output_can_not_be_opened_says_where_and_why(slurm: FakeSlurm) -> None:
+    gang = replace(Owing(slurm).state.gangs["g"], shown_spec='{"run_dir": "/scratch/run"}')
+    found = Job(1, JobState.FAILED, batch_host="n2", exit_code=0, exit_signal=53)
+    words = "n2 could not open the job's output file: run_dir = '/scratch/run' must be a folder that all nodes share"
+    assert job_seen(gang, found).end_words == words
+    assert job_seen(gang, replace(found, exit_signal=9)).end_words == ""
+
+
 class Counting(FakeSlurm):
     """Counts the calls about jobs."""
 

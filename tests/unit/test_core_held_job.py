@@ -2,11 +2,12 @@
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
+from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES, HELD_AFTER_LAUNCH
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.services.views import gang_view, pending_words, waiting_for
+from muster.daemon.coordinator.services.views import gang_view, waiting_for
+from muster.daemon.coordinator.slurm.pending_reasons import pending_words
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.slurm_jobs import JobSubmission
 
@@ -36,7 +37,7 @@ def test_a_launch_that_fails_on_one_node_needs_no_operator() -> None:
     world = failing(2, 3, "n1")
     world.run_until(lambda: held(world).stepped_generation == 1, 120)
     (why,) = releases(world)
-    assert "the launch of the job failed" in why
+    assert "the launch of the job failed, and Slurm holds it" in why
     assert world.world.cluster.nodes()["n1"].reason == "Prolog error"
     assert {seat.node for seat in held(world).seats} == {"n2", "n3"}
 
@@ -81,28 +82,55 @@ def test_a_batch_script_that_fails_before_an_agent_attached_says_where_to_look(s
     assert ("before an agent attached: /shared/run/slurm-1.out says why" in reason) == says
 
 
+@pytest.mark.parametrize("attaches", [False, True])
+def test_a_job_that_could_not_start_says_why(attaches: bool) -> None:
+    world = Scenario(1, 0, absent=[] if attaches else ["n0"])
+    world.run_until(lambda: world.is_running(1) if attaches else world.gang.phase is Phase.GATHERING)
+    world.post_event(events.SlurmJobChanged("g", 1, (), 0, "FAILED", end_words="n0 could not open its output"))
+    assert world.gang.reason == "Slurm ended job 1: FAILED" + ": n0 could not open its output" * (not attaches)
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
         ("JobHeldUser", "scontrol release 7 lets it start"),
         ("JobHeldAdmin", "held by an administrator"),
-        ("launch_failed_requeued_held", "failed on n1: scontrol release 7"),
+        ("launch_failed_requeued_held", "failed on n1, n2: scontrol release 7"),
         ("launch_failure_limit_exceeded_requeued_held", "scontrol release 7 lets it start again"),
         ("JobHoldMaxRequeue", "the log of slurmd on its first node says why"),
         ("user_env_retrieval_failed_requeued_held", "scontrol release 7 lets it start again"),
         ("DependencyNeverSatisfied", "muster cancel 7"),
         ("BadConstraints", "muster cancel 7"),
+        ("PartitionNodeLimit", "it asks for more nodes than its partition has, or gives to one job: muster cancel 7"),
+        ("PartitionConfig", "more than the partition has or allows: muster cancel 7"),
+        ("PartitionInactive", "an administrator has closed its partition"),
+        ("ReqNodeNotAvail, May be reserved for other job", "sinfo -R says why nodes are out of service"),
+        ("AssocMaxNodePerJobLimit", "more than its account may have in one job: muster cancel 7"),
+        ("QOSMaxWallDurationPerJobLimit", "more than its QOS may have in one job: muster cancel 7"),
+        ("AssocGrpNodeLimit", "its account has reached a limit: it starts once other jobs have ended"),
+        ("QOSMaxNodePerUserLimit", "sacctmgr show qos shows the limits"),
+        ("MaxGRESPerAccount", "sacctmgr show assoc shows the limits"),
+        ("InvalidQOS", "scontrol update jobid=7 account=NAME qos=NAME"),
     ],
 )
 def test_what_does_not_go_away_by_itself_is_said_with_the_way_out(reason: str, words: str) -> None:
-    world = Scenario(1, 0)
-    world.core.observed.node("n1").drain = events.SlurmDrain("Prolog error", idle=True)
-    world.core.observed.node("n0").drain = events.SlurmDrain("muster: [g] Xid 79", idle=True)
-    told = pending_words(reason, 7, world.core.observed)
+    told = pending_words(reason, 7, ["n1", "n2"])
     assert told.startswith(f"{reason}: ")
     assert words in told
 
 
-@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "BeginTime"])
+@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "BeginTime", "Licenses"])
 def test_what_goes_away_by_itself_is_slurms_word(reason: str) -> None:
-    assert pending_words(reason, 7, Scenario(1, 0).core.observed) == reason
+    assert pending_words(reason, 7, []) == reason
+
+
+def test_only_nodes_of_this_launch_are_named() -> None:
+    """Another launch has failed on n2, perhaps of another user's job. n0 is drained for another reason."""
+    world = Scenario(2, 0, absent=["n0", "n1"], requeue=False)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    drains = {"n0": "muster: [h] Xid 79", "n1": "Prolog error", "n2": "Prolog error"}
+    for name, reason in drains.items():
+        world.core.observed.node(name).drain = events.SlurmDrain(reason, idle=True)
+    world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, pending_reason=HELD_AFTER_LAUNCH))
+    told = waiting_for(world.core.state, world.core.observed, world.gang)
+    assert "its launch failed on n1: scontrol release" in told

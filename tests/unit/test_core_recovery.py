@@ -388,6 +388,7 @@ def gathering(spares: int, failing: dict[str, float]) -> Core:
 def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> None:
     gang = gathering(2, {"n0": 1.0}).state.gangs["g"]
     assert (gang.phase, gang.reason) == (Phase.PREFLIGHT, "")
+    assert gang.phase_at == 8.0, "nobody waits for n0"
     assert gang.members["n0"].removal_reason == "n0: /scratch does not exist"
 
 

@@ -27,6 +27,7 @@ from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOU
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import progress_of
 from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.slurm.pending_reasons import pending_words
 from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
@@ -35,28 +36,6 @@ from muster.v1 import api_pb2, common_pb2
 _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
-_TOO_MANY_LAUNCHES = (
-    "held because Slurm has started it too often in vain (MaxBatchRequeue): the log of slurmd on its first node says "
-    "why; scontrol release {job} lets it start again"
-)
-_WAY_OUT = {
-    requeueing.HELD_AFTER_LAUNCH: "held because its launch failed{nodes}: scontrol release {job} lets it start "
-    "on other nodes",
-    "launch failure limit exceeded requeued held": _TOO_MANY_LAUNCHES,
-    "JobHoldMaxRequeue": _TOO_MANY_LAUNCHES,
-    "user env retrieval failed requeued held": "held because a node could not read the user's environment "
-    "(--export=NONE, --get-user-env): scontrol release {job} lets it start again",
-    "JobHeldUser": "held by its user: scontrol release {job} lets it start",
-    "JobHeldAdmin": "held by an administrator, who alone can release it",
-    "BadConstraints": "no node has all that the job asks for now: muster cancel {job}, and submit it with less",
-    "DependencyNeverSatisfied": "the job that it depends on has ended otherwise: muster cancel {job}",
-    "PartitionNodeLimit": "it asks for more nodes than the partition gives to one job: muster cancel {job}",
-    "PartitionTimeLimit": "it asks for more time than the partition gives to one job: scontrol update jobid={job} "
-    "timelimit=TIME",
-    "Reservation deleted": "its reservation is gone: muster cancel {job}, and submit it again",
-    "ReservationDeleted": "its reservation is gone: muster cancel {job}, and submit it again",
-}
-"""Slurm's reasons why a job does not start that do not go away by themselves, with the way out."""
 
 
 def gang_view(
@@ -104,6 +83,8 @@ def _where_to_look(gang: Gang) -> str:
     run_dir = json.loads(gang.shown_spec).get("run_dir", "")
     if gang.phase is not Phase.FAILED or gang.exit_code != EXIT_OF_SLURM or gang.members or not run_dir:
         return ""
+    if ": " in gang.reason.partition(": ")[2]:
+        return ""  # the reason says more than the state of the job
     return f" before an agent attached: {run_dir}/slurm-{gang.job}.out says why, if Slurm could write it"
 
 
@@ -261,17 +242,8 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
     return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
 
 
-def pending_words(reason: str, job: int, observed: ObservedState) -> str:
-    """The reason, with the way out if there is one that a person must take. Empty for an empty reason."""
-    way_out = _WAY_OUT.get(reason) or _WAY_OUT.get(reason.replace("_", " "))  # Slurm writes sentences in both ways
-    if way_out is None:
-        return reason
-    nodes = ", ".join(requeueing.launch_failed_on(observed))
-    return f"{reason}: {way_out.format(job=job, nodes=f' on {nodes}' if nodes else '')}"
-
-
 def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
-    reason = pending_words(seen.pending_reason, gang.job, observed)
+    reason = pending_words(seen.pending_reason, gang.job, requeueing.launch_failed_on(observed, gang))
     return f"Slurm to start job {gang.job}" + (f" ({reason})" if reason else "")
 
 

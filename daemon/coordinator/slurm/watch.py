@@ -8,6 +8,7 @@ heard again. An "Unknown" answer posts nothing: a Slurm that doesn't answer is n
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
@@ -23,6 +24,8 @@ from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, 
 JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S = 2.0, 5.0
 TIME_LIMIT_TOLERANCE_S = 3.0
 """Seconds. A smaller change of a job's end time is a difference of two clocks, not a change of the time limit."""
+NO_OUTPUT_SIGNAL = 53
+"""Slurm's signal of a job whose node could not open its output file. The job ends, and its batch script never runs."""
 _log = logging.getLogger(__name__)
 
 _BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
@@ -75,7 +78,7 @@ class SlurmWatch:
 
     async def poll_jobs(self) -> None:
         """Poll the jobs once. Where a job has lost nodes, poll the nodes first: a node that Slurm has DOWN is lost in
-        another way than a node that was given back."""
+        another way than a node that was given back, and a launch that failed has drained its node."""
         gangs = [gang for gang in self._state.gangs.values() if not (gang.final and gang.job_over)]
         self._jobs = {gang.id: seen for gang in gangs if (seen := self._jobs.get(gang.id))}
         if not gangs:
@@ -100,9 +103,9 @@ class SlurmWatch:
                 self._post(events.PoolJobChanged(id, job, nodes))
 
     def _lost_nodes(self, seen: events.SlurmJobChanged) -> bool:
-        """The job runs on, without some of the nodes of Slurm's last answer."""
+        """The job runs on, without some of the nodes of Slurm's last answer, or is in the queue again."""
         before = self._jobs.get(seen.gang)
-        return before is not None and bool(seen.nodes) and not set(before.nodes) <= set(seen.nodes)
+        return before is not None and not seen.ended and not set(before.nodes) <= set(seen.nodes)
 
     async def poll_nodes(self) -> bool:
         """Poll the nodes once. Returns whether Slurm has answered."""
@@ -177,10 +180,29 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     # Slurm raises the restart count of a requeued job at once, and lists the nodes of the last run until that run has
     # ended.
     nodes = found.held_nodes
-    pending_reason = found.reason if found.state is JobState.PENDING else ""
     return events.SlurmJobChanged(
-        *(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason, found.partition),
+        gang.id,
+        gang.job,
+        nodes,
+        found.restart_count,
+        ended,
+        limit_at,
+        limit_s,
+        pending_reason=found.reason if found.state is JobState.PENDING else "",
+        partition=found.partition,
         suspended=found.state is JobState.SUSPENDED,
+        end_words=_end_words(gang, found) if ended else "",
+    )
+
+
+def _end_words(gang: Gang, found: Job) -> str:
+    """Why a job has ended whose batch script could not begin; empty: it could, as far as this is known."""
+    if found.exit_signal != NO_OUTPUT_SIGNAL:
+        return ""
+    run_dir = json.loads(gang.shown_spec).get("run_dir", "")
+    return (
+        f"{found.batch_host or 'its first node'} could not open the job's output file: run_dir = {run_dir!r} must be a "
+        "folder that all nodes share"
     )
 
 

@@ -66,12 +66,13 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
 
 def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
     """End the gang in the way in which Slurm ended its job."""
-    phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
+    phase, seen = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED, gang_turn.observed
+    why = f": {seen.job_end_words}" if seen.job_end_words and not seen.first_attach_at else ""
     end_gang(
         gang_turn,
         phase,
         EXIT_CANCELLED if phase is Phase.CANCELLED else EXIT_OF_SLURM,
-        f"Slurm ended job {gang_turn.gang.job}: {state}",
+        f"Slurm ended job {gang_turn.gang.job}: {state}{why}",
     )
 
 

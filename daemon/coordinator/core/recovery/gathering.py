@@ -133,13 +133,16 @@ def _requeue_reason(gang_turn: GangTurn, dead: list[str]) -> str:
 
 
 def _awaited_nodes(gang_turn: GangTurn, waited: float) -> int:
-    """Number of nodes that start the gang after `waited` seconds."""
+    """Number of nodes that start the gang after `waited` seconds, without members that were removed because the job
+    can't run there."""
     spec = gang_turn.gang.spec
     if waited > spec.gather_timeout_s and not gang_turn.turn.limits.observe:
         return spec.fewest
     long = SRUN_LAUNCH_S if _srun_waits(gang_turn) else SPARE_WAIT_S
     in_time = waited <= min(long, spec.gather_timeout_s) or not gang_turn.observed.first_attach_at
-    return spec.nodes + spec.spares if in_time else spec.nodes
+    if not in_time:
+        return spec.nodes
+    return max(spec.nodes, spec.nodes + spec.spares - len(gang_turn.index.lacking))
 
 
 def _srun_waits(gang_turn: GangTurn) -> bool:

@@ -107,13 +107,11 @@ def is_held_after_launch(reason: str) -> bool:
     return reason.replace("_", " ") == HELD_AFTER_LAUNCH
 
 
-def launch_failed_on(observed: ObservedState) -> list[str]:
-    """The nodes that Slurm has drained because a launch failed there."""
-    return sorted(
-        name
-        for name, node in observed.nodes.items()
-        if node.drain is not None and node.drain.reason.startswith(_DRAINED_BY_LAUNCH)
-    )
+def launch_failed_on(observed: ObservedState, gang: Gang) -> list[str]:
+    """The nodes of the job that Slurm has drained because a launch failed there. None is known of a job that Slurm has
+    put back before anybody looked: Slurm forgets which nodes it had."""
+    drains = {name: observed.nodes[name].drain for name in gang.job_nodes if name in observed.nodes}
+    return sorted(name for name, drain in drains.items() if drain and drain.reason.startswith(_DRAINED_BY_LAUNCH))
 
 
 def release_after_failed_launch(gang_turn: GangTurn) -> None:
@@ -125,7 +123,7 @@ def release_after_failed_launch(gang_turn: GangTurn) -> None:
     owed = any(call.gang == gang.id and call.verb == "requeue" for call in turn.state.owed.values())
     if not may or owed or seen.released_at_restarts == seen.job_restarts:
         return
-    nodes = launch_failed_on(turn.observed)
+    nodes = launch_failed_on(turn.observed, gang)
     where = f" on {', '.join(nodes)}" if nodes else ""
     seen.released_at_restarts = seen.job_restarts
     turn.owe(

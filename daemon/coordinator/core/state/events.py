@@ -500,7 +500,8 @@ class SlurmJobChanged:
     `ended`: Slurm's word for how the job ended; None while the job has not ended. `limit_at`: when the time limit of
     `limit_s` seconds ends the job; None while the job does not run, or has no limit. `pending_reason`: Slurm's word for
     why the job does not start. `partition`: that of the job; a running job has one. `suspended`: Slurm has stopped all
-    processes of the job, and will let them go on.
+    processes of the job, and will let them go on. `end_words`: what is known beside `ended` of a job that could
+    not start.
     """
 
     gang: str
@@ -513,6 +514,7 @@ class SlurmJobChanged:
     pending_reason: str = ""
     partition: str = ""
     suspended: bool = False
+    end_words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

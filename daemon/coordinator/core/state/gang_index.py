@@ -94,6 +94,7 @@ class GangIndex:
     `accusers`: the agent misses a watched peer.
     `corrupt`: the agent reports copies of shards that are corrupt.
     `to_release`: the member is removed, alive, and not released yet.
+    `lacking`: the member is removed, and its agent says why the job can't run there.
     `flush_pending`: the agent still writes a part of the running flush. `flush_failed`: the agent could not write it.
     `reported`, `progressed`, `exited_cleanly`, `stopped`, `silent`, `signing`: numbers of ranks of the running
     generation.
@@ -121,6 +122,7 @@ class GangIndex:
     restored: set[str] = field(default_factory=set)
     accusers: set[str] = field(default_factory=set)
     to_release: set[str] = field(default_factory=set)
+    lacking: set[str] = field(default_factory=set)
     flush_pending: set[str] = field(default_factory=set)
     flush_failed: set[str] = field(default_factory=set)
     reported: int = 0
@@ -169,6 +171,7 @@ class GangIndex:
         _put(self.unattached, node, expected and not attached)
         _put(self.unfenced, node, expected and not (attached and status.fenced_generation >= gang.fenced_generation))
         _put(self.to_release, node, member is not None and _awaits_release(member))
+        _put(self.lacking, node, attached and member is not None and member.removed and bool(status.failure))
         _put(self._behind, node, present and status.order_serial < self._serial)
         self._count_flush(gang, node, status)
         self._count_seat(gang, node, status, attached)

@@ -104,6 +104,8 @@ class ObservedGang:
     growth_looked_at: float = 0.0
     """When it was last looked whether the gang can grow."""
     job_ended: str | None = None
+    job_end_words: str = ""
+    """Why Slurm could not start the job that has ended, in words; empty: nothing is known of that."""
     job_restarts: int = 0
     job_nodes: tuple[str, ...] = ()
     held_nodes: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -285,6 +287,7 @@ def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) 
     gang.job_ended, gang.job_restarts = event.ended, event.restart_count
     gang.limit_at, gang.limit_s = event.limit_at, event.limit_s
     gang.pending_reason, gang.partition = event.pending_reason, event.partition
+    gang.job_end_words = event.end_words
     gang.job_nodes = event.nodes
     gang.job_pending = not event.ended and not event.nodes
     gang.held_nodes.pop(event.job, None)

@@ -1,0 +1,68 @@
+"""Slurm's reasons why a job does not start, in words: what they mean, and the way out that a person must take. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_CANCEL = "muster cancel {job}, and submit it with less"
+_WAY_OUT = (
+    (
+        r"launch failed requeued held",
+        "held because its launch failed{where}: scontrol release {job} lets it start on other nodes",
+    ),
+    (r"JobHeldUser", "held by its user: scontrol release {job} lets it start"),
+    (r"JobHeldAdmin", "held by an administrator, who alone can release it"),
+    (
+        r"launch failure limit exceeded requeued held|JobHoldMaxRequeue",
+        "held because Slurm has started it too often in vain (MaxBatchRequeue): the log of slurmd on its first node "
+        "says why; scontrol release {job} lets it start again",
+    ),
+    (
+        r"user env retrieval failed requeued held",
+        "held because a node could not read the user's environment (--export=NONE, --get-user-env): scontrol release "
+        "{job} lets it start again",
+    ),
+    (r"BadConstraints", f"no node has all that the job asks for now: {_CANCEL}"),
+    (r"DependencyNeverSatisfied", "the job that it depends on has ended otherwise: muster cancel {job}"),
+    (r"PartitionNodeLimit", f"it asks for more nodes than its partition has, or gives to one job: {_CANCEL}"),
+    (r"PartitionConfig", f"it asks for more than the partition has or allows: {_CANCEL}, or for another partition"),
+    (
+        r"PartitionTimeLimit",
+        "it asks for more time than the partition gives to one job: scontrol update jobid={job} timelimit=TIME",
+    ),
+    (r"Partition(Down|Inactive)", "an administrator has closed its partition, and alone can open it"),
+    (
+        r"ReqNodeNotAvail",
+        "a node that it needs is down, drained or reserved: it starts once that is over. sinfo -R says why nodes are "
+        "out of service, scontrol show res what is reserved",
+    ),
+    (r"Reservation ?[dD]eleted", "its reservation is gone: muster cancel {job}, and submit it again"),
+    (
+        r"(Assoc|QOS)Max\w*PerJob\w*|MaxMemPerLimit",
+        f"it asks for more than {{whose}} may have in one job: {_CANCEL}. sacctmgr show {{table}} shows the limits",
+    ),
+    (
+        r"(Assoc|QOS)(Max|Grp)\w*|Max\w+PerAccount|AssociationJobLimit|QOSJobLimit",
+        "{whose} has reached a limit: it starts once other jobs have ended, unless it asks for more than the limit. "
+        "sacctmgr show {table} shows the limits",
+    ),
+    (r"Invalid(Account|QOS)|(QOS|Account)NotAllowed", "scontrol update jobid={job} account=NAME qos=NAME names others"),
+)
+"""Slurm's reasons that do not go away by themselves, or not soon, and the way out."""
+
+
+def pending_words(reason: str, job: int, failed_on: Sequence[str]) -> str:
+    """The reason, with the way out if there is one that a person must take. Empty for an empty reason.
+
+    Args:
+        failed_on: the nodes on which the launch of the job has failed.
+    """
+    word = reason.partition(",")[0].replace("_", " ")  # Slurm names nodes after a comma
+    where = f" on {', '.join(failed_on)}" if failed_on else ""
+    for pattern, way_out in _WAY_OUT:
+        if re.fullmatch(pattern, word):
+            by_qos = word.startswith("QOS")
+            whose, table = ("its QOS", "qos") if by_qos else ("its account", "assoc")
+            return f"{reason}: {way_out.format(job=job, where=where, whose=whose, table=table)}"
+    return reason
