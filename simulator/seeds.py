@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from muster.daemon.coordinator.core.state.events import GangSpec
@@ -17,8 +18,9 @@ from muster.simulator.environment.durations import Durations
 from muster.simulator.environment.network import COORDINATOR, NetworkConditions
 from muster.simulator.environment.peer_calls import RELIABLE, PeerCallConditions
 from muster.simulator.environment.site_network import describe_network, recable
-from muster.simulator.faults import hardware_faults, injection, network_faults, process_faults
+from muster.simulator.faults import hardware_faults, injection, network_faults, process_faults, service_faults
 from muster.simulator.invariants.invariants import Invariants
+from muster.simulator.invariants.liveness import awaits_release
 from muster.simulator.invariants.violation import InvariantViolation
 from muster.simulator.world.agent import Agent
 from muster.simulator.world.slurm_jobs import JobSubmission
@@ -43,6 +45,8 @@ CALM_S = 25.0
 SECOND_LOSS_S, SECOND_GROWTH_S = 60.0, 400.0
 """Seconds after which a calm seed loses another node, and by which its gang has had the time to grow for a second
 time."""
+FAILED_LAUNCHES_SHARE = 0.1
+"""The share of seeds in which launches fail for some time."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
@@ -142,6 +146,7 @@ class SeedRun:
         self._recable(dict(leaves), network)
         self._spoil_node_checks(seed)
         self._slow_down(seed)
+        self._fail_launches(seed)
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
         self._more_copies = random.Random(f"copies {seed}").choice([0, 0, 0, 0, 1, 2])  # likewise
@@ -182,6 +187,19 @@ class SeedRun:
         for machine in self.world.machines.values():
             bad = rng.random() < 0.25
             machine.check_outcome = rng.choice(["wrong", "failed", "silent", "slow"]) if bad else "passed"
+
+    def _fail_launches(self, seed: int) -> None:
+        """In some seeds launches fail on a node or two, most often the first one of a job."""
+        rng = random.Random(f"failed launches {seed}")  # as in `_step_s`
+        if self._gets_back or rng.random() >= FAILED_LAUNCHES_SHARE:
+            return
+        nodes = rng.sample(sorted(self.world.machines), min(len(self.world.machines), rng.choice([1, 1, 2])))
+        begin_s, for_s = rng.choice([0.0, 0.0, 40.0 * rng.random()]), 3.0 + 12.0 * rng.random()
+        strike = partial(service_faults.fail_launches, self.world, nodes, for_s)
+        if begin_s:
+            self.world.schedule.call_at(START_S + begin_s, strike)
+        else:
+            strike()
 
     def _slow_down(self, seed: int) -> None:
         """In some seeds a node or a rank is slow, and the site leaves nodes for that."""
@@ -398,7 +416,7 @@ class SeedRun:
         if any(pool_job.id not in wanted for pool_job in pool_jobs):
             return False  # a pool job that no gang needs is still there
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
-            return job.state is JobState.PENDING
+            return job.state is JobState.PENDING and not awaits_release(gang, job, world.limits)
         training = world.newest_training(id)
         if (
             id in world.final_steps

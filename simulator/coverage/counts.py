@@ -22,6 +22,7 @@ RECOVERIES = (
     "flush from a parity",
     "flush, then requeue",
     "requeue: batch process lost",
+    "release after a failed launch",
     "requeue",
     "fail: software",
     "fail: no nodes",

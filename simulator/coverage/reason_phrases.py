@@ -26,9 +26,10 @@ RANK_SILENT = "has run no Python"
 """A hang is that of one rank, which sends no signs of life."""
 ALL_RANKS_IDLE = "all ranks have been idle"
 """A hang is found by the idleness of all ranks."""
-
 CHECK_FAILED = "has failed its node check"
 """A node is out of the gang because of its node check."""
+LAUNCH_FAILED = "the launch of the job failed"
+"""A job that Slurm holds is released."""
 
 PHRASES = (
     CAUSE_PROVEN,
@@ -40,6 +41,7 @@ PHRASES = (
     AGENT_ANSWERS_NO_HOST,
     RANKS_UNKILLABLE,
     CHECK_FAILED,
+    LAUNCH_FAILED,
     RANK_SILENT,
     ALL_RANKS_IDLE,
 )

@@ -101,6 +101,9 @@ class TransitionRecorder:
         self._healths[node] = health
 
     def _count_requeue(self, fact: facts.SlurmCallOwed) -> None:
+        if reason_phrases.LAUNCH_FAILED in fact.text:
+            self._count("release after a failed launch")
+            return
         if reason_phrases.BATCH_PROCESS_LOST in fact.text:
             self._count("requeue: batch process lost")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING

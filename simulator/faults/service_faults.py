@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from muster.daemon.coordinator.core.state import events
 from muster.simulator.faults import targets
 from muster.simulator.world.world import World
@@ -49,6 +51,14 @@ def slurm_unreliable(world: World, gang: str) -> None:
 def _slurm_reliable(world: World) -> None:
     world.note("Slurm is reliable again")
     world.slurm.error_rate, world.slurm.max_delay_s = 0.0, 0.05
+
+
+def fail_launches(world: World, nodes: Sequence[str], for_s: float) -> None:
+    """The Prolog fails on these nodes for some time. A launch there drains its node, and Slurm holds the job."""
+    world.note(f"FAULT: the Prolog fails on {' '.join(nodes)} for {for_s:.1f} s")
+    world.coverage.count("fault", "fail launches")
+    world.cluster.prolog_fails_on.update(nodes)
+    world.schedule.call_later(for_s, world.cluster.prolog_fails_on.clear)
 
 
 def requeue_job(world: World, gang: str) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
+from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.invariants.violation import require
 from muster.slurm.client.states import JobState
@@ -17,6 +19,12 @@ from muster.slurm.client.states import JobState
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
     from muster.slurm.client.types import Job
+
+
+def awaits_release(gang: Gang, job: Job, limits: Limits) -> bool:
+    """Slurm holds the job after a failed launch, and the coordinator need not leave it to the user."""
+    may = gang.spec.requeue and not limits.observe and gang.runs_without_start < FAILED_LAUNCHES
+    return job.held and may
 
 
 class LivenessInvariant:

@@ -164,6 +164,12 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="    return gang_turn.now >= lost_at\n",
         bug="    return False\n",
     ),
+    "leave-a-held-job-held": PlantedBug(
+        "A job that Slurm holds after a failed launch is not released.",
+        module=f"{_ROOM}.requeueing",
+        code="    if not may or owed or seen.released_at_restarts == seen.job_restarts:\n",
+        bug="    if may or owed or seen.released_at_restarts == seen.job_restarts:\n",
+    ),
     "give-up-a-live-batch-process": PlantedBug(
         "A batch process that has been silent for a moment is given up.",
         module=f"{_ROOM}.gathering",
