@@ -248,7 +248,7 @@ async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> N
     watch = SlurmWatch(slurm, owing.state, seen.append)
     await watch.poll_jobs()
     await watch.poll_jobs()
-    assert seen == [events.SlurmJobChanged("g", 1, NODES, 0, None)]
+    assert seen == [events.SlurmJobChanged("g", 1, NODES, 0, None, batch_host=NODES[0])]
     await watch.poll_nodes()
     await watch.poll_nodes()
     assert seen[1:] == [events.SlurmNodeChanged(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
@@ -411,7 +411,7 @@ def test_a_job_whose_output_can_not_be_opened_says_where_and_why(slurm: FakeSlur
     found = Job(1, JobState.FAILED, batch_host="n2", exit_code=0, exit_signal=53)
     words = "n2 could not open the job's output file: run_dir = '/scratch/run' must be a folder that all nodes share"
     assert job_seen(gang, found).end_words == words
-    assert job_seen(gang, replace(found, exit_signal=9)).end_words == ""
+    assert job_seen(gang, replace(found, exit_signal=9)).end_words == f"/scratch/run/slurm-{found.id}.out says why"
 
 
 class Counting(FakeSlurm):

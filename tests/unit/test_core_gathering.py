@@ -64,3 +64,31 @@ def test_a_job_that_is_requeued_for_a_dead_node_may_not_start_on_that_node() -> 
     world.cut(("n1", "coordinator"), ("coordinator", "n1"))
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 50.0)
     assert [(call.verb, call.exclude) for call in world.slurm] == [("requeue", ("n1",))]
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_job_whose_first_node_dies_before_the_batch_script_starts_does_not_wait_for_the_timeout(loses: bool) -> None:
+    """Nobody is left who would start an agent. A script that only starts late has all its time."""
+    world = Scenario(2, 1, idle_nodes=1, launch_s=50.0, gather_timeout_s=300.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    if loses:
+        world.power_off("n0")
+        world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 45)
+        assert "the batch process of the job is silent" in world.gang.reason
+        assert "n0" in next(call for call in world.slurm if call.verb == "requeue").exclude
+    world.run_until(lambda: world.gang.stepped_generation == 1, 90)
+    assert world.gang.restart_count == loses
+
+
+@pytest.mark.parametrize(("dies", "least_s", "most_s"), [("n0", 30.0, 45.0), ("n2", 60.0, 150.0)])
+def test_the_first_nodes_death_lets_the_others_wait_no_longer_than_for_a_spare(
+    dies: str, least_s: float, most_s: float
+) -> None:
+    """srun runs on n0, the batch host. While it lives it tries to reach another dead node, and then ends all agents."""
+    world = Scenario(2, 1, absent=[dies])
+    world.run_until(lambda: len(world.gang.members) == 2)
+    began = world.now
+    world.power_off(dies)
+    world.run_until(lambda: world.gang.stepped_generation == 1, 200)
+    assert least_s <= world.now - began < most_s
+    assert {seat.node for seat in world.gang.seats} == {"n0", "n1", "n2"} - {dies}

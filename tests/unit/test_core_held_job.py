@@ -6,7 +6,7 @@ from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES, 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.services.views import gang_view, waiting_for
+from muster.daemon.coordinator.services.views import waiting_for
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.slurm_jobs import JobSubmission
@@ -68,18 +68,6 @@ def test_a_job_that_goes_back_into_the_queue_before_an_agent_attached_says_why()
     world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, pending_reason="BeginTime"))
     assert world.gang.phase is Phase.REQUEUED
     assert "put the job back into the queue, and no agent is attached: BeginTime" in world.gang.reason
-
-
-@pytest.mark.parametrize(("state", "says"), [("FAILED", True), ("CANCELLED", False)])
-def test_a_batch_script_that_fails_before_an_agent_attached_says_where_to_look(state: str, says: bool) -> None:
-    world = Scenario(2, 0, absent=["n0", "n1"])
-    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    world.gang.shown_spec = '{"run_dir": "/shared/run"}'
-    world.post_event(events.SlurmJobChanged("g", 1, (), 0, state))
-    assert world.gang.final
-    reason = gang_view(world.core.state, world.core.observed, world.gang, world.now).reason
-    assert reason.startswith(f"Slurm ended job 1: {state}")
-    assert ("before an agent attached: /shared/run/slurm-1.out says why" in reason) == says
 
 
 @pytest.mark.parametrize("attaches", [False, True])

@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.recovery import flushing, requeueing, restore_plan
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_OF_SLURM
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state import facts
@@ -63,7 +62,7 @@ def gang_view(
         final=gang.final,
         ended_s=gang.phase_at if gang.final else 0.0,
         exit_code=gang.exit_code,
-        reason=gang.reason + _where_to_look(gang),
+        reason=gang.reason,
         run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, observed, gang),
         exclusions=[] if gang.final else _exclusions(state, gang),
@@ -76,16 +75,6 @@ def gang_view(
     if committed := progress.committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     return view
-
-
-def _where_to_look(gang: Gang) -> str:
-    """Where the batch script says why it has failed, if Slurm has ended the job and no agent was there to say it."""
-    run_dir = json.loads(gang.shown_spec).get("run_dir", "")
-    if gang.phase is not Phase.FAILED or gang.exit_code != EXIT_OF_SLURM or gang.members or not run_dir:
-        return ""
-    if ": " in gang.reason.partition(": ")[2]:
-        return ""  # the reason says more than the state of the job
-    return f" before an agent attached: {run_dir}/slurm-{gang.job}.out says why, if Slurm could write it"
 
 
 def _progress(gang: Gang, seen: ObservedGang) -> facts.Progress:

@@ -192,14 +192,15 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
         partition=found.partition,
         suspended=found.state is JobState.SUSPENDED,
         end_words=_end_words(gang, found) if ended else "",
+        batch_host=found.batch_host if nodes else "",
     )
 
 
 def _end_words(gang: Gang, found: Job) -> str:
-    """Why a job has ended whose batch script could not begin; empty: it could, as far as this is known."""
-    if found.exit_signal != NO_OUTPUT_SIGNAL:
-        return ""
+    """Why a job has ended of which no agent attached, or where its batch script says it; empty: not known."""
     run_dir = json.loads(gang.shown_spec).get("run_dir", "")
+    if found.exit_signal != NO_OUTPUT_SIGNAL:
+        return f"{run_dir}/slurm-{found.id}.out says why" if found.state is JobState.FAILED and run_dir else ""
     return (
         f"{found.batch_host or 'its first node'} could not open the job's output file: run_dir = {run_dir!r} must be a "
         "folder that all nodes share"

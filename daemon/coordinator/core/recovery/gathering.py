@@ -152,6 +152,8 @@ def _srun_waits(gang_turn: GangTurn) -> bool:
     generation that had started meanwhile would be lost.
     """
     seen, since = gang_turn.observed, gang_turn.gang.phase_at
+    if _first_node_lost(gang_turn):
+        return False  # srun has died there, and ends nobody
     if requeueing.dead_nodes(gang_turn):
         seen.dead_node_seen_at = gang_turn.now
     return seen.dead_node_seen_at > since > seen.relaunched_at
@@ -180,7 +182,7 @@ def _launcher_lost(gang_turn: GangTurn) -> bool:
     )
     if not gang.spec.requeue or gang_turn.turn.limits.observe:
         return False  # an early end gains nothing
-    if heard_at is None and host is None:
+    if heard_at is None and host is None and not _first_node_lost(gang_turn):
         gang_turn.turn.tick_at(gang_turn.now + BATCH_TIMEOUT_S)  # the batch process may not have started yet
         return False
     if host is not None and gang_turn.observed.is_attached(host.node):
@@ -195,6 +197,16 @@ def _launcher_lost(gang_turn: GangTurn) -> bool:
         lost_at = gang_turn.now + BATCH_TIMEOUT_S  # the coordinator may be cut off itself
     gang_turn.turn.tick_at(lost_at)
     return gang_turn.now >= lost_at
+
+
+def _first_node_lost(gang_turn: GangTurn) -> bool:
+    """The node of the batch script is gone, and no agent of it is here: Slurm has taken it out of the job, or its
+    daemon is silent."""
+    seen = gang_turn.observed
+    of_this_run = seen.batch_host and seen.job_restarts == gang_turn.gang.restart_count
+    if not of_this_run or seen.is_attached(seen.batch_host):
+        return False
+    return seen.batch_host not in seen.job_nodes or seen.batch_host in requeueing.dead_nodes(gang_turn)
 
 
 def _batch_heard_at(gang_turn: GangTurn) -> float | None:

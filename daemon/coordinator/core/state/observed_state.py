@@ -117,6 +117,8 @@ class ObservedGang:
     """Slurm's word for why the job does not start."""
     job_pending: bool = False
     """Slurm says that the job is pending."""
+    batch_host: str = ""
+    """The node of the batch script, as Slurm says, also after the job has lost it; empty: not known."""
     suspended: bool = False
     """Slurm has stopped all processes of the job, and will let them go on: their silence is no evidence."""
     released_at_restarts: int | None = None
@@ -300,7 +302,7 @@ def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) 
     if gang.suspended is not event.suspended:
         for node in gang.agents:
             clear_suspicion(gang, node, now)
-    gang.suspended = event.suspended
+    gang.suspended, gang.batch_host = event.suspended, event.batch_host
 
 
 def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentDisconnected, now: float) -> None:
