@@ -51,6 +51,7 @@ SLURM_TIMELIMIT=1 SRUN_CPUS_PER_TASK=64 SLURM_CPUS_PER_TASK=64 SLURM_MEM_PER_CPU
 SLURM_DISTRIBUTION=arbitrary SLURM_EXACT=1 SLURM_OVERCOMMIT=1 SLURM_LABELIO=1 SLURM_HOSTFILE=/nowhere SLURM_NTASKS=7
 SLURM_EXPORT_ENV=NONE SLURM_JOB_ID=1 SLURM_JOBID=1 SLURM_JOB_NODELIST=n7 SLURM_NNODES=1 SLURM_RESTART_COUNT=3
 SLURM_GPUS=64 SLURM_HINT=compute_bound SLURM_NTASKS_PER_NODE=4 SLURM_EXCLUSIVE=1 SLURM_REMOTE_CWD=/nowhere
+PYTHONPATH=/shared/variables/other: PYTHONOPTIMIZE=2 PYTHONWARNINGS=error LC_ALL=xx_YY.latin1
 SRUN_OUTPUT=/nowhere/x SLURM_STDOUTMODE=/nowhere/x SLURM_TASK_PROLOG=/nowhere/x SLURM_WAIT=1 SLURM_KILL_BAD_EXIT=1
 """
 """Variables of a shell. tests/unit/test_submit_environment.py has all that sbatch and srun read."""
@@ -204,7 +205,9 @@ def test_sbatch_options_and_refusals(healthy: Cluster) -> None:
 def test_variables_of_the_submitting_shell_change_nothing(healthy: Cluster) -> None:
     """A site's, a user's, and those of a job that the shell is a part of. Some of them alone would end the job, or have
     it start again for ever."""
-    path = lay_out(healthy, "variables", ["sh", "-c", "echo rank $RANK of $WORLD_SIZE at $HOME; exit 0"])
+    path = lay_out(healthy, "variables", ["sh", "-c", "echo rank $RANK of $WORLD_SIZE at $HOME, $PYTHONPATH; exit 0"])
+    other = "/shared/variables/other/google"  # packages for another interpreter, as modules of many sites have them
+    healthy.sh(LOGIN, f"mkdir -p {other}; echo 'raise ImportError(1)' >{other}/__init__.py", user="alice")
     done = healthy.exec(LOGIN, "env", *SHELL.split(), "muster", "submit", path, user="alice")
     assert "SBATCH_EXPORT" in done.stderr, "the user is told"
     job = done.stdout.strip()
@@ -223,3 +226,4 @@ def test_variables_of_the_submitting_shell_change_nothing(healthy: Cluster) -> N
     log = muster(healthy, "logs", job).stdout
     assert "rank 0 of 2 at /" in log
     assert "rank 1 of 2 at /" in log
+    assert "/shared/variables/other:" in log
