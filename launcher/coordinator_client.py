@@ -27,8 +27,12 @@ if TYPE_CHECKING:  # one command needs them
     from muster.v1 import diagnosis_pb2
     from muster.v1.diagnosis_pb2_grpc import DiagnosisAsyncStub
 
-CALL_TIMEOUT_S = 5.0
-"""Seconds for one answer. A healthy coordinator needs milliseconds."""
+CALL_TIMEOUT_S = 20.0
+"""Seconds for one answer. A healthy coordinator needs milliseconds. One whose disk is slow does nothing else while it
+writes, and answers then: a user would only have to call again. One that gives up a call says why within 15 s: munged is
+silent, or calls of the user are in the way. A host that is silent ends the call within 8 s, by keepalive.
+
+No call is repeated. A connection that lives loses nothing, and a busy coordinator would have the call twice."""
 
 MEASURE_TIMEOUT_S = 25.0
 """Seconds for one measured link. The coordinator gives an agent 20 s."""

@@ -15,6 +15,8 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import rank_log_files
+from muster.daemon.transport import server_limits
+from muster.daemon.transport.channel import IDENTITY_DEADLINE_S
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import COMMANDS, main, parser
@@ -22,7 +24,7 @@ from muster.launcher.commands.flush import Outcome as Flushed
 from muster.launcher.commands.flush import outcome_of_flush
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.commands.swap import Outcome, outcome_of_swap
-from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
+from muster.launcher.coordinator_client import CALL_TIMEOUT_S, CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen
@@ -677,3 +679,9 @@ async def test_a_job_is_diagnosed_also_where_slurm_does_not_answer(
     assert "SLOW: n2 sends slowly, 9 MB/s" in capsys.readouterr().out
     with pytest.raises(WrongInput, match="Slurm job 77: no such job, or not yours"):
         await muster(world, "diagnose", "77")
+
+
+def test_a_command_waits_until_the_coordinator_has_said_why_it_gives_up_a_call() -> None:
+    """It gave up before, and told its user that the coordinator does not answer."""
+    share = server_limits.API_CALLS
+    assert IDENTITY_DEADLINE_S + share.reading_wait_s + share.first_message_s < CALL_TIMEOUT_S
