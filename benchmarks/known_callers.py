@@ -27,6 +27,7 @@ from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.server_limits import COORDINATOR, MIB, SHARD_MESSAGE_BYTES
 from muster.daemon.transport.testing.half_calls import HalfCaller
 
+EACH = COORDINATOR.calls_per_connection
 REGISTER, ATTACH = "/muster.v1.Muster/Register", "/muster.v1.AgentService/Attach"
 NODES, PING = "/muster.v1.Muster/Nodes", "/muster.v1.ProbeService/Ping"
 RETRY_S = 0.25
@@ -86,13 +87,14 @@ class Attacker:
 
 def attacks(folder: Path, coordinator: int, agent: int) -> list[Attack]:
     """All cells of the table that cost memory."""
+    # 256 connections of one address reach the coordinator, as muster-coordinator.nft allows.
     there, here = _context(folder / "authority.pem", "127.0.0.1"), _context(folder / "agent.pem", "")
     return [
-        Attack(REGISTER, "127.0.0.1", coordinator, there, connections=125, calls=32),
-        Attack(REGISTER, "127.0.0.1", coordinator, there, connections=1, calls=8, size=COORDINATOR.message_bytes),
-        Attack(ATTACH, "127.0.0.1", coordinator, there, connections=32, calls=32),
-        Attack(ATTACH, "127.0.0.1", coordinator, there, connections=1, calls=8, size=COORDINATOR.message_bytes),
-        Attack(NODES, "127.0.0.1", coordinator, there, connections=2, calls=8, reads=False),
+        Attack(REGISTER, "127.0.0.1", coordinator, there, connections=188, calls=EACH),
+        Attack(REGISTER, "127.0.0.1", coordinator, there, connections=1, calls=EACH, size=COORDINATOR.message_bytes),
+        Attack(ATTACH, "127.0.0.1", coordinator, there, connections=64, calls=EACH),
+        Attack(ATTACH, "127.0.0.1", coordinator, there, connections=1, calls=EACH, size=COORDINATOR.message_bytes),
+        Attack(NODES, "127.0.0.1", coordinator, there, connections=2, calls=EACH, reads=False),
         Attack(PING, known_agent.NAME, agent, here, connections=4, calls=128),
         Attack(PING, known_agent.NAME, agent, here, connections=1, calls=8, size=SHARD_MESSAGE_BYTES - MIB // 1024),
     ]

@@ -36,6 +36,7 @@ import grpc.aio
 
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.call_binding import CREDENTIAL_KEY, ServerNames
+from muster.daemon.transport.calls import departed_clients
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof
 from muster.daemon.transport.server_limits import LOCAL_SERVER, SMALL_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.site_config import split_address
@@ -217,6 +218,7 @@ def make_server(
         share_of or (lambda method, uid: limits.calls),
         more_calls,
     )
+    departed_clients.log_none()
     # Two daemons on one port are a mistake: report it instead of sharing the load.
     reuse = ("grpc.so_reuseport", int(share_port))
     server = grpc.aio.server(interceptors=[interceptor], options=[reuse, *limits.options()])
@@ -228,6 +230,7 @@ def make_local_server(limits: ServerLimits = LOCAL_SERVER) -> grpc.aio.Server:
     """Return a server for a Unix socket, which checks no credential: every user of this host may call it."""
     from muster.daemon.transport.calls.local_calls import LocalCalls
 
+    departed_clients.log_none()
     return grpc.aio.server(interceptors=[LocalCalls(limits.calls)], options=limits.options())
 
 

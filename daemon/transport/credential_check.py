@@ -55,8 +55,9 @@ CheckCredential = Callable[[str, str], Awaitable[Proof]]
 """Returns what a credential proves that came with a call of a method. Raises CredentialRefused, IdentityUnavailable."""
 RefuseCaller = Callable[[str, int], str]
 """Returns why a uid may not call a method; empty: it may, as far as the method's name tells."""
-ShareOf = Callable[[str, int], CallShare]
-"""Returns the share among whose calls a call of a method by a uid counts."""
+ShareOf = Callable[[str, int | None], CallShare]
+"""Returns the share among whose calls a call of a method by a uid counts. None: the method needs no credential, and
+all its callers count as one user."""
 MoreCalls = Callable[[str, int], int]
 """Returns how many calls of a method a uid may have beyond those of every user."""
 
@@ -81,7 +82,6 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._share_of = share_of
         self._more_calls = more_calls
         self._checks = Places(limits.credential_checks, "credentials that wait for their check")
-        self._public = limits.public_calls
         self._shares: dict[CallShare, ShareCalls] = {}
         self._lingering = Places(MAX_LINGERING, "refused streams")
 
@@ -97,7 +97,7 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method: str = handler_call_details.method
         try:
             if authority_table.is_public(method):
-                place = self._calls_of(self._public).take(None)
+                place = self._calls_of(self._share_of(method, None)).take(None)
                 return timed_handler(handler, partial(read_message, handler.request_deserializer), place)
             proof, digest = await self._identify(method, handler_call_details.invocation_metadata)
             more = partial(self._more_calls, method, proof.uid)

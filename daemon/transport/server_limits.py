@@ -27,8 +27,6 @@ METADATA_BYTES = 8 * KIB
 PROBE_WAIT_S = 0.1
 """`reading_wait_s` of servers that are probed."""
 
-NO_CALLS = CallShare("no", calls=0, user_calls=0, reading=1, all_reading=1)
-
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -41,7 +39,6 @@ class ServerLimits:
         calls_per_connection: calls at the same time on one connection; the client waits with more.
         calls: the calls of callers with a valid credential, unless the server has several shares.
         credential_checks: credentials that are checked or wait for their check at the same time.
-        public_calls: the calls of methods that need no credential. All callers of them count as one user.
         waiting_calls: calls that wait for the server to begin with them. gRPC ends further ones without a status of the
             server: the caller sees CANCELLED, and connects again.
         waiting_s: seconds that a call waits for the server to begin with it.
@@ -58,7 +55,6 @@ class ServerLimits:
     calls_per_connection: int
     calls: CallShare
     credential_checks: int
-    public_calls: CallShare = NO_CALLS
     unread_bytes: int = 64 * KIB
     waiting_calls: int = 1000
     waiting_s: float = 30.0
@@ -171,7 +167,7 @@ API_CALLS = CallShare(
     calls=16_000,
     # Those who have jobs may have more (`MOST_API_CALLS`).
     user_calls=256,
-    reading=4,
+    reading=2,
     all_reading=64,
     # One of the answers is allowed, however large it is. The list of 12,500 nodes has 3 MB.
     unread_answer_bytes=16 * MIB,
@@ -186,16 +182,25 @@ AGENT_CALLS = CallShare(
     calls=17_000,
     # Until an agent is admitted. Each node of a user's jobs adds one: after a restart all agents come at once.
     user_calls=256,
-    reading=4,
+    reading=2,
     all_reading=64,
     # Hello and the first status. Only then Slurm is asked about the job.
     first_messages=2,
 )
-"""AgentService/Attach. Agents of jobs in Slurm's hands are admitted, and count for their user no more. Each may have a
-few streams: links that were cut leave streams open until they are found out."""
+"""AgentService/Attach. The streams of agents of jobs in Slurm's hands are admitted, and count for their user only once
+the coordinator is done with them. An agent may have a few: links that were cut leave streams open until they are found
+out."""
 
 NODE_DAEMON_CALLS = CallShare("node daemons", calls=17_000, user_calls=17_000, reading=64, all_reading=64)
 """NodeService/Attach. Only root gets so far: all nodes are one user, and come at once after a restart."""
+
+HEALTH_CALLS = CallShare("health", calls=64, user_calls=64, reading=1, all_reading=1)
+"""The checks of load balancers and monitors. Callers without a credential are one user, whoever they are. So these
+calls share nothing with those of reflection: nobody delays a check with them."""
+
+# Reflection is a stream, whose later messages could be half there for ever: each of them needs the reading place.
+REFLECTION_CALLS = CallShare("reflection", calls=16, user_calls=16, reading=1, all_reading=1, first_messages=0)
+"""Tools such as grpcurl ask for the methods of the server."""
 
 SITE_CALLS = 4
 """Calls of one user for all nodes or all jobs at the same time. With 12,500 nodes, one takes 80 ms of processor time
@@ -208,7 +213,9 @@ COORDINATOR = ServerLimits(
     unread_bytes=4 * KIB,
     # 12,500 nodes, each with an agent, and watchers. LimitNOFILE of the unit is larger.
     connections=50_000,
-    calls_per_connection=32,
+    # A call that waits for its check costs 26 KiB (measured), and nobody knows yet whose it is. Each process of Muster
+    # has one or two calls on a connection. A client that watches many jobs opens a connection for each four of them.
+    calls_per_connection=4,
     calls=API_CALLS,
     # Agents and node daemons give up a connection after as long (channel.RECONNECT_TIMEOUT_S).
     handshake_s=20.0,
@@ -216,8 +223,6 @@ COORDINATOR = ServerLimits(
     waiting_s=60.0,
     # munged checks thousands of credentials a second. A node that finds no place connects again, which costs more.
     credential_checks=16_384,
-    # Reflection is a stream, whose later messages could be half there for ever.
-    public_calls=CallShare("public", calls=64, user_calls=64, reading=4, all_reading=4, first_messages=0),
     keepalive=True,
     # A client that follows an idle job sends nothing. If its host vanishes, only a ping shows that.
     ping_s=30.0,
@@ -234,8 +239,16 @@ def more_coordinator_calls(method: str, nodes: int, *, operates: bool) -> int:
 
 def coordinator_share(method: str) -> CallShare:
     """The share of a call of `method` at the coordinator."""
-    of_streams = {"/muster.v1.AgentService/Attach": AGENT_CALLS, "/muster.v1.NodeService/Attach": NODE_DAEMON_CALLS}
-    return of_streams.get(method, API_CALLS)
+    return _OTHER_SHARES.get(method.split("/")[1], API_CALLS)
+
+
+_OTHER_SHARES = {
+    "muster.v1.AgentService": AGENT_CALLS,
+    "muster.v1.NodeService": NODE_DAEMON_CALLS,
+    "grpc.health.v1.Health": HEALTH_CALLS,
+    "grpc.reflection.v1alpha.ServerReflection": REFLECTION_CALLS,
+}
+"""By full name of a service."""
 
 
 AGENT_IDLE_S, MOST_AGENT_IDLE_S = 10.0, 600.0

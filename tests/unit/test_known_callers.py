@@ -19,32 +19,36 @@ import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
 from muster.daemon.agent.testing.no_shards import NoShards
+from muster.daemon.coordinator.services.fact_rate import LINES_AT_ONCE
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.call_binding import payload_of_call
-from muster.daemon.transport.calls.call_places import ShareCalls, admit_call
+from muster.daemon.transport.calls.call_places import ShareCalls, admitted_call
 from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.channel import bind, open_channel, stop_server
 from muster.daemon.transport.reachability import Probed, probe
 from muster.daemon.transport.server_limits import (
     COORDINATOR,
+    HEALTH_CALLS,
     KIB,
     LOCAL_SERVER,
     MIB,
     NODE_DAEMON,
+    REFLECTION_CALLS,
     SHARD_MESSAGE_BYTES,
     STRANGERS_AT_AGENT,
+    StreamLimits,
     agent_limits,
     coordinator_share,
 )
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.daemon.transport.testing.half_calls import HalfCaller
 from muster.v1 import agent_pb2 as pb
-from muster.v1 import common_pb2, peer_pb2, peer_pb2_grpc
+from muster.v1 import api_pb2, api_pb2_grpc, common_pb2, peer_pb2, peer_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM, OWNER, STRANGER, ANOTHER = 64030, 1001, 1002, 1003
@@ -70,7 +74,7 @@ class Served:
         return self.users.as_uid(uid).issue(payload_of_call(method, self.name, message))
 
 
-Serving = Callable[[Path, AsyncExitStack, "Change"], Awaitable[Served]]
+Serving = Callable[..., Awaitable[Served]]
 Change = Callable[[CallShare], CallShare]
 
 
@@ -94,11 +98,11 @@ async def musterd(_: Path, stack: AsyncExitStack, change: Change = soon) -> Serv
     return Served(await _start(server, stack), MUSTERD, users)
 
 
-async def coordinator(folder: Path, stack: AsyncExitStack, change: Change = soon) -> Served:
+async def coordinator(folder: Path, stack: AsyncExitStack, change: Change = soon, **settings: Any) -> Served:
     users = ChosenUser(SLURM)
     world = ScriptedWorld.create(folder, owner_uid=OWNER)
     world.credentials, world.rights = users, Rights(frozenset(), own_uid=SLURM)
-    world.settings["share_of"] = lambda method: change(coordinator_share(method))
+    world.settings |= {"share_of": lambda method: change(coordinator_share(method)), **settings}
     await world.start_coordinator()
     stack.push_async_callback(world.close)
     return Served(world.address, "127.0.0.1", users)
@@ -112,10 +116,12 @@ async def _start(server: Any, stack: AsyncExitStack) -> str:
 
 
 @asynccontextmanager
-async def attacked(serving: Serving, folder: Path, change: Change = soon) -> AsyncIterator[tuple[Served, Any]]:
+async def attacked(
+    serving: Serving, folder: Path, change: Change = soon, **settings: Any
+) -> AsyncIterator[tuple[Served, Any]]:
     """A server, and a function that opens connections to it."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
-        served = await serving(folder, stack, change)
+        served = await serving(folder, stack, change, **settings)
 
         async def connect(**given: Any) -> HalfCaller:
             caller = await HalfCaller.open(served.address, **given)
@@ -150,7 +156,6 @@ async def test_a_call_without_a_whole_message_ends(
 ) -> None:
     if method.endswith("Drain"):
         uid = SLURM  # nobody else gets so far
-    # The public methods have the coordinator's own times: they are not changed by what this test changes.
     async with attacked(serving, tmp_path) as (served, connect):
         caller = await connect()
         call = caller.call(method, served.token(uid, method), message, size=100)
@@ -218,10 +223,10 @@ async def test_half_messages_of_one_user_take_little(
         served,
         connect,
     ):
-        callers, begun_at = [await connect() for _ in range(4)], clock.monotonic()
+        callers, begun_at = [await connect() for _ in range(16)], clock.monotonic()
         most = bytes(message_bytes - 100)
         calls = [
-            (caller, [caller.call(method, served.token(STRANGER, method), most, size=message_bytes) for _ in range(16)])
+            (caller, [caller.call(method, served.token(STRANGER, method), most, size=message_bytes) for _ in range(4)])
             for caller in callers
         ]
         for caller, begun in calls:
@@ -238,12 +243,13 @@ async def test_calls_of_one_user_count_before_their_messages_come(message: bytes
         return replace(share, user_calls=10)
 
     async with attacked(coordinator, tmp_path, few) as (served, connect):
-        caller = await connect()
-        for _ in range(30):
-            caller.call(REGISTER, served.token(STRANGER, REGISTER), message, size=100)
-        while len(caller.statuses) < 20:  # noqa: ASYNC110
+        callers = [await connect() for _ in range(10)]
+        for caller in callers:
+            for _ in range(3):
+                caller.call(REGISTER, served.token(STRANGER, REGISTER), message, size=100)
+        while sum(len(caller.statuses) for caller in callers) < 20:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        assert Counter(caller.statuses.values()) == {BUSY: 20}
+        assert Counter(status for caller in callers for status in caller.statuses.values()) == {BUSY: 20}
         other = await connect()
         body = b"\x0a\x02g9"
         call = other.call(REGISTER, served.token(ANOTHER, REGISTER, body), body)
@@ -273,6 +279,29 @@ async def test_a_call_whose_answer_nobody_reads_ends(
         assert not caplog.records
 
 
+@pytest.mark.parametrize("serving", [agent, musterd, coordinator])
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "given up"])
+async def test_a_client_that_leaves_without_reading_adds_nothing_to_the_log(
+    serving: Serving, late: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attack: many calls whose client leaves before the answer is read. gRPC logged a traceback for each."""
+    method = "/muster.v1.Muster/Nodes" if serving is coordinator else PING
+    message = b"" if serving is coordinator else common_pb2.PingRequest(nonce="x").SerializeToString()
+    async with attacked(serving, tmp_path, lambda share: replace(share, unread_s=SOON_S, user_calls=1)) as (
+        served,
+        connect,
+    ):
+        caller, other = await connect(reads=False), await connect()
+        call = caller.call(method, served.token(STRANGER, method, message), message)
+        await caller.answered(call)
+        if late:
+            await asyncio.sleep(2 * SOON_S)  # the time that an answer may be left unread is real
+        await caller.close()
+        while (await other.ended([other.call(method, served.token(STRANGER, method, message), message)]))[0] == BUSY:
+            pass
+    assert not caplog.records
+
+
 async def test_one_user_leaves_few_large_answers_unread(tmp_path: Path) -> None:
     def little(share: CallShare) -> CallShare:
         return replace(share, unread_answer_bytes=1)
@@ -286,28 +315,50 @@ async def test_one_user_leaves_few_large_answers_unread(tmp_path: Path) -> None:
         assert Counter(caller.statuses[call] for call in calls if call in caller.statuses) == {BUSY: 2}
 
 
-@pytest.mark.parametrize("admitted", [False, True])
-async def test_an_admitted_call_counts_for_its_user_no_more(admitted: bool) -> None:
-    """An agent, for example: its stream lasts as long as its job."""
-    calls = ShareCalls(CallShare("one", calls=10, user_calls=1, reading=1, all_reading=1))
-
-    async def second_is_refused() -> bool:
-        calls.take(STRANGER)
-        if admitted:
-            admit_call("n1")
+async def _another_is_refused(calls: ShareCalls) -> bool:
+    async def another() -> bool:
         try:
             calls.take(STRANGER)
         except CallRefused:
             return True
         return False
 
-    assert await asyncio.create_task(second_is_refused()) is not admitted
-    assert await asyncio.create_task(second_is_refused()) is not admitted
+    refused = await asyncio.create_task(another())
+    await asyncio.sleep(0)  # its place is given back
+    return refused
+
+
+async def test_an_admitted_call_counts_for_its_user_only_before_and_after() -> None:
+    """The stream of an agent lasts as long as its job. Then its client may keep the call from ending."""
+    calls, done = ShareCalls(CallShare("one", calls=10, user_calls=1, reading=1, all_reading=1)), False
+
+    async def call() -> None:
+        nonlocal done
+        calls.take(STRANGER)
+        assert await _another_is_refused(calls)
+        with admitted_call("n1"):
+            assert not await _another_is_refused(calls)
+        assert await _another_is_refused(calls)
+        done = True
+
+    await asyncio.create_task(call())
+    await asyncio.sleep(0)
+    assert done
+    assert not await _another_is_refused(calls)
 
 
 def _behind(first: bytes, *others: bytes) -> bytes:
     """The messages of one call, of which HalfCaller counts the first one only."""
     return first + b"".join(b"\x00" + len(other).to_bytes(4, "big") + other for other in others)
+
+
+def _of_an_agent() -> tuple[bytes, bytes]:
+    """The first message of the agent of job 1 on n1, and all its messages."""
+    hello = pb.AgentHello(
+        gang_id="g1", slurm_job_id=1, node="n1", incarnation="a", spec=spec(), peer_address="127.0.0.1:1"
+    )
+    first = pb.AgentMessage(hello=hello).SerializeToString()
+    return first, _behind(first, pb.AgentMessage(status=pb.AgentStatus()).SerializeToString())
 
 
 async def test_one_agent_has_few_streams_that_have_not_ended(tmp_path: Path) -> None:
@@ -318,17 +369,63 @@ async def test_one_agent_has_few_streams_that_have_not_ended(tmp_path: Path) -> 
         return replace(share, admitted_calls=2)
 
     async with attacked(coordinator, tmp_path, few) as (served, connect):
-        caller = await connect(reads=False)
-        hello = pb.AgentHello(
-            gang_id="g1", slurm_job_id=1, node="n1", incarnation="a", spec=spec(), peer_address="127.0.0.1:1"
-        )
-        first = pb.AgentMessage(hello=hello).SerializeToString()
-        whole = _behind(first, pb.AgentMessage(status=pb.AgentStatus()).SerializeToString())
+        caller, other = await connect(reads=False), await connect()
+        first, whole = _of_an_agent()
         for _ in range(2):
             call = caller.call(ATTACH, served.token(OWNER, ATTACH, first), whole, size=len(first))
             await caller.answered(call)
-        further = [caller.call(ATTACH, served.token(OWNER, ATTACH, first), whole, size=len(first)) for _ in range(3)]
-        assert await caller.ended(further) == [BUSY] * 3
+        further = [other.call(ATTACH, served.token(OWNER, ATTACH, first), whole, size=len(first)) for _ in range(3)]
+        assert await other.ended(further) == [BUSY] * 3
+
+
+async def test_streams_that_can_not_end_count_for_their_user_when_the_gang_is_gone(tmp_path: Path) -> None:
+    """The attack: a user runs short jobs. The streams of their agents, whose answers nobody reads, outlive each job.
+    Once their gang was gone they counted for nobody: 17,000 of them took the places of all agents of the site."""
+
+    def few(share: CallShare) -> CallShare:
+        return replace(share, unread_s=SOON_S, user_calls=1)
+
+    async with attacked(coordinator, tmp_path, few, stream_limits=StreamLimits(unread_s=SOON_S)) as (served, connect):
+        caller, other = await connect(reads=False), await connect()
+        first, whole = _of_an_agent()
+        call = caller.call(ATTACH, served.token(OWNER, ATTACH, first), whole, size=len(first))
+        await caller.answered(call)
+        async with open_channel(served.address, served.users.as_uid(OWNER)) as channel:
+            stub: Any = api_pb2_grpc.MusterStub(channel)
+            await stub.Cancel(api_pb2.GangRef(gang_id="g1"))
+        # Until the coordinator has given up the stream, and the gang has ended: then its user may have one call.
+        while (await other.ended([other.call(ATTACH, served.token(OWNER, ATTACH), b"")]))[0] != BUSY:
+            pass
+
+
+async def test_refused_attaches_of_one_user_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attack: a user attaches agents to the job of another, again and again. Each refusal was a line of the log."""
+    async with attacked(coordinator, tmp_path) as (served, connect):
+        caller, (first, whole) = await connect(), _of_an_agent()
+        for _ in range(2 * LINES_AT_ONCE):
+            call = caller.call(ATTACH, served.token(STRANGER, ATTACH, first), whole, size=len(first))
+            assert await caller.ended([call]) == [grpc.StatusCode.PERMISSION_DENIED.value[0]]
+    assert len([line for line in caplog.messages if "is rejected" in line]) == LINES_AT_ONCE
+
+
+async def test_a_health_check_is_answered_while_strangers_hold_all_of_reflection(tmp_path: Path) -> None:
+    """The attack: a host without a credential opens streams of reflection. A load balancer took the coordinator for
+    dead."""
+    check, reflection = "/grpc.health.v1.Health/Check", methods_of("ServerReflection")[0]
+
+    def patient(share: CallShare) -> CallShare:
+        return replace(share, reading_wait_s=DEADLINE_S, first_message_s=DEADLINE_S)
+
+    async with attacked(coordinator, tmp_path, patient) as (_, connect):
+        strangers, monitor = [await connect() for _ in range(REFLECTION_CALLS.calls + 1)], await connect()
+        for stranger in strangers:
+            stranger.call(reflection, "", b"half", size=100)
+        while not any(stranger.statuses for stranger in strangers):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert [stranger.statuses for stranger in strangers if stranger.statuses] == [{1: BUSY}]
+        assert await monitor.ended([monitor.call(check, "", b"")]) == [0]
 
 
 async def test_a_later_message_of_a_public_stream_must_come_soon(tmp_path: Path) -> None:
@@ -360,7 +457,9 @@ def _cells(share: CallShare, message_bytes: int) -> tuple[str, ...]:
     ("server", "share", "message_bytes"),
     [
         ("coordinator, the public API", coordinator_share(REGISTER), COORDINATOR.message_bytes),
-        ("coordinator, health and reflection", COORDINATOR.public_calls, COORDINATOR.message_bytes),
+        ("coordinator, agents that attach", coordinator_share(ATTACH), COORDINATOR.message_bytes),
+        ("coordinator, health,", HEALTH_CALLS, COORDINATOR.message_bytes),
+        ("coordinator, reflection,", REFLECTION_CALLS, COORDINATOR.message_bytes),
         ("agent of another user", STRANGERS_AT_AGENT, SHARD_MESSAGE_BYTES),
         ("`musterd` |", NODE_DAEMON.calls, NODE_DAEMON.message_bytes),
         ("`musterd`, `/run/muster/nvhcd.sock`", LOCAL_SERVER.calls, LOCAL_SERVER.message_bytes),

@@ -34,7 +34,8 @@ from muster.daemon.transport.server_limits import (
 from muster.v1.common_pb2 import PingRequest
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-LIMITS = replace(NODE_DAEMON, public_calls=CallShare("public", calls=2, user_calls=2, reading=2, all_reading=2))
+LIMITS = NODE_DAEMON
+PUBLIC_CALLS = CallShare("public", calls=2, user_calls=2, reading=2, all_reading=2)
 ONE_CALL = replace(NODE_DAEMON.calls, calls=1)
 UNREADABLE = b"\x0a\xff"
 """A field whose length is missing."""
@@ -134,7 +135,9 @@ async def serving(
     munge: Munge, receiver: Receiver, limits: ServerLimits = LIMITS, refuse: RefuseCaller = refuse_nobody
 ) -> AsyncIterator[str]:
     """A server with `receiver` behind Muster's credential check. Yields its address."""
-    server = make_server(munge, limits, refuse=refuse)
+    server = make_server(
+        munge, limits, refuse=refuse, share_of=lambda method, uid: PUBLIC_CALLS if uid is None else limits.calls
+    )
     server.add_registered_method_handlers("test.Receiver", receiver.handlers())  # as generated code does
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
@@ -367,7 +370,7 @@ async def test_a_busy_process_counts_as_alive(munge: Munge) -> None:
 async def test_anonymous_calls_of_public_methods_are_limited(munge: Munge) -> None:
     async with serving(munge, Receiver()) as address, _channel(address) as channel:
         called: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        watching = [called(b"") for _ in range(LIMITS.public_calls.calls)]
+        watching = [called(b"") for _ in range(PUBLIC_CALLS.calls)]
         for call in watching:
             assert await call.read()
         refused = await _refusal(called(b"").read())

@@ -259,7 +259,7 @@ def make_agent_server(
     names = frozenset({call_binding.name_of_agent(identity.gang, identity.node)})
     refuse = partial(refuse_other_users, identity)
 
-    def share_of(method: str, uid: int) -> CallShare:
+    def share_of(method: str, uid: int | None) -> CallShare:
         return limits.calls if uid == identity.uid else strangers
 
     server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse, share_of=share_of)

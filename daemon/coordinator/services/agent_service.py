@@ -29,7 +29,7 @@ from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
-from muster.daemon.coordinator.services.fact_rate import FactRate
+from muster.daemon.coordinator.services.fact_rate import CallerLog, FactRate
 from muster.daemon.coordinator.services.peer_address import check_peer_address
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
@@ -50,7 +50,7 @@ from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_messages import write_message
-from muster.daemon.transport.calls.call_places import admit_call
+from muster.daemon.transport.calls.call_places import admitted_call
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import Caller, current_caller, current_method
@@ -94,6 +94,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._lookup = lookup
         self._fabric = fabric
         self._attach_rate = FactRate()
+        self._caller_log = CallerLog(_log)
         self._side = compatibility.own_side("the coordinator", FENCING_TIMEOUTS_S)
         self._release = compatibility.to_wire(self._side)
 
@@ -110,29 +111,32 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await self._wait_for_earlier_agent(hello)
             self._limit_new_agents(hello)
             certificate = self._certificate(hello)
-            admit_call((hello.gang_id, hello.node))
         except RpcAbort as error:
-            _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, error)
+            self._log(logging.WARNING, hello, f"is rejected: {error}")
             await error.end_call(context)
         except AgentDismissed as reason:
-            _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
+            self._log(logging.INFO, hello, f"is dismissed: {reason}")
             await write_message(
                 context, self._message(dismissed=str(reason), release=self._release), self._stream_limits.unread_s
             )
             return
         try:
-            if certificate:
-                await write_message(context, self._message(certificate=certificate), self._stream_limits.unread_s)
-            # Only now: to convert a status costs more than to receive it.
-            misfit = self._misfit(hello)
-            first_status = _with_misfit(conversion.status(status, self._members(hello.gang_id)), misfit)
-            await self._serve(hello, first_status, leaf, request_iterator, context, misfit)
+            with admitted_call((hello.gang_id, hello.node)):
+                if certificate:
+                    await write_message(context, self._message(certificate=certificate), self._stream_limits.unread_s)
+                # Only now: to convert a status costs more than to receive it.
+                misfit = self._misfit(hello)
+                first_status = _with_misfit(conversion.status(status, self._members(hello.gang_id)), misfit)
+                await self._serve(hello, first_status, leaf, request_iterator, context, misfit)
         except conversion.InvalidMessage as error:
-            _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
+            self._log(logging.WARNING, hello, f"loses its stream: {error}")
             await invalid_argument(str(error)).end_call(context)
         except RpcAbort as error:
-            _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
+            self._log(logging.WARNING, hello, f"loses its stream: {error}")
             await error.end_call(context)
+
+    def _log(self, level: int, hello: pb.AgentHello, what: str) -> None:
+        self._caller_log.log(level, current_caller().uid, f"{hello.gang_id}: the agent on {hello.node} {what}")
 
     async def _admit(self, hello: pb.AgentHello) -> str:
         """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
@@ -176,7 +180,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """Why an agent of this version carries no ranks; empty: it may."""
         reason = compatibility.misfit(self._side, compatibility.read(f"the agent on {hello.node}", hello.release))
         if reason:
-            _log.error("%s: %s", hello.gang_id, reason)
+            self._caller_log.log(logging.ERROR, current_caller().uid, f"{hello.gang_id}: {reason}")
         return reason or ""
 
     def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:

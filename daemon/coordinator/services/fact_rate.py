@@ -1,16 +1,22 @@
-"""How often one agent or node daemon may do what writes facts into the journal each time.
+"""How often one agent or node daemon may do what writes facts into the journal each time, or a line into the log.
 
 It attaches as somebody new, or says that a signal which lasted is over.
 
 A process that attaches again, as what the journal knows, writes no fact. It may do that as often as its network fails,
 so honest processes never meet this limit: a node starts a new agent or boots a few times in an hour.
+
+A caller may be refused as often as it likes, in any words. Without a bound, one user could fill the disk of the
+management host with lines of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
 
 from muster.daemon.coordinator.services.rpc_errors import resource_exhausted
+from muster.daemon.host import clock
 
 BURST = 20
 """Attaches as somebody new that may follow each other at once."""
@@ -19,6 +25,9 @@ INTERVAL_S = 60.0
 SWEEP_AT = 1024
 """Entries from which on those that count nothing any more are removed: again when twice as many as were left are there,
 so that a site whose nodes all attach at once does not look through all of them for each."""
+
+LINES_AT_ONCE, LINE_INTERVAL_S = 100, 10.0
+"""Lines of one caller that may follow each other at once, and seconds after which one more may: 2 MiB a day at most."""
 
 
 class FactRate:
@@ -53,3 +62,23 @@ class FactRate:
             return True
         self._free_at[identity] = free_at
         return False
+
+
+class CallerLog:
+    """Writes to `logger`: of each caller some lines, and how many more there were."""
+
+    def __init__(self, logger: logging.Logger, now: Callable[[], float] = clock.monotonic) -> None:
+        self._logger = logger
+        self._now = now
+        self._rate = FactRate(LINES_AT_ONCE, LINE_INTERVAL_S)
+        self._left_out: Counter[Hashable] = Counter()
+
+    def log(self, level: int, caller: Hashable, words: str) -> None:
+        """Log `words`, unless this caller has caused too many lines. `caller`: what it has proved to be, a uid for
+        example."""
+        if self._rate.is_too_often(caller, self._now()):
+            self._left_out[caller] += 1
+        elif left_out := self._left_out.pop(caller, 0):
+            self._logger.log(level, "%s (%d lines about this caller were left out before)", words, left_out)
+        else:
+            self._logger.log(level, "%s", words)

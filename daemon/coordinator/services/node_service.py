@@ -25,7 +25,7 @@ from muster.daemon.coordinator.policy.policy import OVER, Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attach_turns import AttachTurns
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
-from muster.daemon.coordinator.services.fact_rate import FactRate
+from muster.daemon.coordinator.services.fact_rate import CallerLog, FactRate
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     failed_precondition,
@@ -92,6 +92,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._unfit = [conversion.unfit_signals(signals) for signals in policy.unfit_signals()]
         self._attach_rate = FactRate()
         self._end_rate = FactRate(ENDS_AT_ONCE, END_INTERVAL_S)
+        self._caller_log = CallerLog(_log)
         self._turns = AttachTurns()
         self._heartbeat_s = heartbeat_s
         self._side = compatibility.own_side("the coordinator")
@@ -109,7 +110,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             self._limit_new_registrations(hello)
             certificate = self._certificates.issue(call_binding.name_of_node_daemon(hello.node), hello)
         except RpcAbort as error:
-            _log.warning("a node daemon at %s is rejected: %s", context.peer(), error)
+            self._caller_log.log(
+                logging.WARNING, current_caller().uid, f"a node daemon at {context.peer()} is rejected: {error}"
+            )
             await error.end_call(context)
         serving = asyncio.create_task(self._serve(hello, certificate, request_iterator, context))
         if before := self._streams.get(hello.node):
@@ -119,7 +122,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             await asyncio.gather(serving, return_exceptions=True)
             raise_unexpected_error(serving)  # gRPC logs it, and the stream ends with an error
         except RpcAbort as error:
-            _log.warning("the stream of the node daemon on %s ends: %s", hello.node, error)
+            self._caller_log.log(
+                logging.WARNING, hello.node, f"the stream of the node daemon on {hello.node} ends: {error}"
+            )
             await error.end_call(context)
         finally:
             serving.cancel()
@@ -192,7 +197,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             self._engine.post(events.NodeHardwareReported(node, conversion.node_report(message.hardware)))
         except conversion.InvalidMessage as error:
-            _log.warning("the daemon of %s: %s", node, error)
+            self._caller_log.log(logging.WARNING, node, f"the daemon of {node}: {error}")
 
     def _ends_too_many(self, event: events.NodeSignalled) -> bool:
         """Whether the node says too often that a signal is over. Each end lets the signal begin again, which writes
@@ -200,7 +205,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         precursors = self._engine.core.state.node(event.node).precursors
         if event.signal not in precursors or not self._end_rate.is_too_often(event.node, clock.monotonic()):
             return False
-        _log.warning("%s: too many signals have ended: the node stays DEGRADED (%s)", event.node, event.reason)
+        words = f"{event.node}: too many signals have ended: the node stays DEGRADED ({event.reason})"
+        self._caller_log.log(logging.WARNING, event.node, words)
         return True
 
     def _post_check(self, node: str, heartbeat: pb.Heartbeat) -> None:
@@ -216,7 +222,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     def _signal_event(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
         decision = self._policy.decide(signal.kind, signal.code)
         where = f" on {signal.device}" if signal.device else ""
-        _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
+        self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"
         reason = decision.reason + where
         return events.NodeSignalled(node, decision.action, reason, signal.text, decision.response, lasting)

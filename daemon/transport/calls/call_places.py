@@ -51,10 +51,11 @@ class Places:
 
 
 class _User:
-    """What one user has under way in one share."""
+    """What one user has under way in one share. `places`: all calls that have not ended. `calls`: those of them that
+    count for the user."""
 
     def __init__(self, reading: int) -> None:
-        self.calls = 0
+        self.places = self.calls = 0
         self.reading = asyncio.Semaphore(reading)
         self.unread_bytes = 0
 
@@ -79,15 +80,20 @@ class CallPlace:
             CallRefused: `who` has too many calls.
         """
         self._calls.take_admitted(who)
-        self._calls.leave_user(self.uid, self._user)
+        self._user.calls -= 1
         self._admitted = who
+
+    def dismiss(self) -> None:
+        """The call counts for its user again: the service is done with it. Its client may still keep it from ending."""
+        self._calls.leave_admitted(self._admitted)
+        self._user.calls += 1
+        self._admitted = None
 
     def end(self) -> None:
         """Give back all that the call holds."""
-        if self._admitted is None:
-            self._calls.leave_user(self.uid, self._user)
-        else:
-            self._calls.leave_admitted(self._admitted)
+        if self._admitted is not None:
+            self.dismiss()
+        self._calls.leave_user(self.uid, self._user)
         self.give_back_unread()
 
     @asynccontextmanager
@@ -152,6 +158,7 @@ class ShareCalls:
             raise busy(f"{who} {user.calls} calls under way, the most here")
         self._places.take()
         self._users[uid] = user
+        user.places += 1
         user.calls += 1
         place = CallPlace(self, uid, user)
         self._until_the_task_ends(place)
@@ -159,9 +166,10 @@ class ShareCalls:
         return place
 
     def leave_user(self, uid: int | None, user: _User) -> None:
-        """One call counts for its user no longer."""
+        """One call of a user has ended."""
+        user.places -= 1
         user.calls -= 1
-        if not user.calls:
+        if not user.places:
             del self._users[uid]
 
     def take_admitted(self, who: Hashable) -> None:
@@ -197,7 +205,16 @@ def current_place() -> CallPlace | None:
     return _place.get()
 
 
-def admit_call(who: Hashable) -> None:
-    """See `CallPlace.admit`."""
-    if place := _place.get():
-        place.admit(who)
+@contextmanager
+def admitted_call(who: Hashable) -> Iterator[None]:
+    """See `CallPlace.admit`. After the block the call counts for its user again, until it ends: `who` may be gone by
+    then, and a client that reads nothing keeps its call for as long as it likes."""
+    place = _place.get()
+    if not place:
+        yield
+        return
+    place.admit(who)
+    try:
+        yield
+    finally:
+        place.dismiss()

@@ -12,7 +12,8 @@ class CallShare:
     Args:
         name: for a reader.
         calls: calls at the same time, of all users; streams count while they are open.
-        user_calls: those of one user. A call counts until it ends, or its service calls `call_places.admit_call`.
+        user_calls: those of one user. A call counts until it ends, but not while its service has admitted it
+            (`call_places.admitted_call`).
         admitted_calls: those that one whom the service has admitted has under way, instead.
         reading: calls of one user that wait for their first messages at the same time. Each may hold a message of the
             largest size. Of a further one no more than `ServerLimits.unread_bytes` is taken.

@@ -19,7 +19,9 @@ _FRAME_BYTES = 16384
 
 
 class HalfCaller:
-    """One connection. `statuses`: gRPC's status of each call that has ended. `sent`: bytes of messages that the server
+    """One connection, which may have no more calls at the same time than the server allows.
+
+    `statuses`: gRPC's status of each call that has ended. `sent`: bytes of messages that the server
     had room for."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
