@@ -817,3 +817,14 @@ def test_a_minor_signal_makes_a_fit_node_degraded_and_nothing_else() -> None:
     health = [(fact.node, fact.health) for fact in world.facts(facts.NodeJudged)]
     assert health == [("n1", NodeHealth.DEGRADED)]
     assert (world.gang.generation, world.slurm) == (1, [])
+
+
+@pytest.mark.parametrize(("signal", "says"), [(24, "ulimit -t"), (25, "ulimit -f"), (9, "")])
+def test_a_rank_that_a_limit_of_the_submitting_shell_ends_says_which(signal: int, says: str) -> None:
+    world = Scenario(2, 0)
+    world.run_until(lambda: world.is_running(1))
+    world.kill_rank("n1", exit_code=-signal)
+    world.run_until(lambda: bool(world.gang.recoveries))
+    assert f"was ended by signal {signal}" in world.gang.recoveries[-1].cause
+    assert ("ulimit" in world.gang.recoveries[-1].cause) == bool(says)
+    assert says in world.gang.recoveries[-1].cause

@@ -65,6 +65,11 @@ FAILED_NAMED = 8
 """Nodes that the reason of a failed gang names."""
 REASON_LENGTH = 200
 """Characters of a rank's last line that a reason quotes."""
+_SIGNALS_OF_LIMITS = {
+    24: " (SIGXCPU: its limit of processor time, ulimit -t of the shell that submitted)",
+    25: " (SIGXFSZ: its limit of a file's size, ulimit -f of the shell that submitted)",
+}
+"""Slurm passes the limits of the submitting shell on to all processes of a job. Login nodes have such limits."""
 
 
 ROUNDS = 12
@@ -520,7 +525,7 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
 
 def _exit_reason(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
-    how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+    how = f"was ended by signal {-code}{_SIGNALS_OF_LIMITS.get(-code, '')}" if code < 0 else f"exited with {code}"
     cause = exit_cause.cause_in(rank.stderr_tail)
     return f"rank {rank.rank} on {node} {how}" + (f": {cause[:REASON_LENGTH]}" if cause else "")
 
