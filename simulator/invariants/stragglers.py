@@ -1,5 +1,5 @@
 """Invariant 12: only a slow rank is named a straggler, with the node that it runs on; its node is left only after the
-rank was slow for as long as the site says, and for no rank is a second node left."""
+rank was a straggler for as long as the site says, and for no rank is a second node left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 class StragglerInvariant:
-    """Which nodes were left for which rank, in this run of each gang's job."""
+    """Which nodes were left for which rank, in this run of each gang's job, and since when each generation has a
+    straggler on a node."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._named_at: dict[tuple[str, int, str], float] = {}
         self._left: dict[tuple[str, int], str] = {}
 
     def check_named(self, fact: facts.StragglerDetected, at: float) -> None:
@@ -28,10 +30,11 @@ class StragglerInvariant:
         require(rank is None or rank.agent.node == fact.node, f"{who} is named, and runs elsewhere")
         since = self._world.step_times.slow_since(fact.gang, fact.rank, fact.node)
         require(since is not None, f"{who} is named a straggler, and was never slow")
+        named_at = self._named_at.setdefault((fact.gang, fact.generation, fact.node), at)
         rule = self._world.limits.straggler
-        if fact.response is None or rule is None or since is None:
+        if fact.response is None or rule is None:
             return
-        require(at - since >= rule.share * rule.window_s, f"{who} has not lasted as long as the site says")
+        require(at - named_at >= rule.share * rule.window_s, f"{who} has not lasted as long as the site says")
         if fact.response is Response.SWAP:
             first = self._left.setdefault((fact.gang, fact.rank), fact.node)
             require(first == fact.node, f"{who} shall be left, although the rank was as slow on {first}")

@@ -176,6 +176,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="        elsewhere = _slow_before_on(gang, group_rank, node)\n",
         bug='        elsewhere = ""\n',
     ),
+    "leave-a-node-for-a-moment": PlantedBug(
+        "A node is left as soon as a rank on it is a straggler.",
+        module=f"{_ROOM}.stragglers.straggler_detector",
+        code="    return named_s >= rule.share * rule.window_s",
+        bug="    return named_s >= 0.0",
+    ),
     "hang-after-any-idleness": PlantedBug(
         "A generation hangs once its ranks have been idle for a quarter of the time that their job allows.",
         module=f"{_ROOM}.hang_detector",
