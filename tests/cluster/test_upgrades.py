@@ -8,15 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.spec import STANDBY, ClusterSpec
 from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.versions.side_by_side import (
     BROKEN,
     OLD,
     OWN,
+    USERS,
     bring_versions,
     package_folder,
     replace,
+    replace_in_users_environment,
     upgrade_all,
     upgrade_coordinator,
     upgrade_daemons,
@@ -81,14 +83,18 @@ def test_everything_is_upgraded_under_a_running_job(versions: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_agents_go_on_from_what_they_have_loaded(versions: Cluster) -> None:
-    """A rank is killed while no module of Muster can be imported."""
+@pytest.mark.parametrize("settings", [(), (f'env.PYTHONPATH = "{package_folder(USERS)}"', 'preload = ["torch"]')])
+def test_agents_and_ranks_go_on_from_what_they_have_loaded(versions: Cluster, settings: tuple[str, ...]) -> None:
+    """A rank is killed while no module of Muster can be imported, of the agents' files or of the user's."""
     upgrade_all(versions, OWN)
+    replace_in_users_environment(versions, OWN)
     wait_all_attached(versions)
-    with Training(versions, TrainingSpec("replaced", nodes=2, spares=0, arguments=BUCKETS)) as training:
+    spec = TrainingSpec("replaced", nodes=2, spares=0, arguments=BUCKETS, settings=settings)
+    with Training(versions, spec) as training:
         training.submit()
         training.wait_step(5)
         replace(versions, BROKEN, *versions.nodes)
+        replace_in_users_environment(versions, BROKEN)
         starts_anew_after_a_killed_rank(training)
         replace(versions, OWN, *versions.nodes)
         training.cancel()
@@ -131,22 +137,65 @@ def test_the_way_back_is_refused_in_words_and_training_goes_on(versions: Cluster
 
 
 @pytest.mark.long
-def test_agents_of_two_versions_are_one_gang(versions: Cluster) -> None:
-    """A new agent on the spare node takes the place of an old one, and keeps the states of an old one's ranks."""
+def test_a_node_that_joins_later_starts_the_new_version_in_a_gang_of_the_old_one(versions: Cluster) -> None:
+    """A state goes from an old agent to the new one of a pool job, and back to an old one on the repaired node."""
     upgrade_all(versions, OLD)
     upgrade_coordinator(versions, OWN)
-    replace(versions, OWN, "n2")
     wait_all_attached(versions)
-    with Training(versions, TrainingSpec("mixed", nodes=2, spares=1, arguments=BUCKETS)) as training:
+    with Training(versions, TrainingSpec("mixed", nodes=2, spares=0, arguments=BUCKETS)) as training:
         training.submit()
         training.wait_step(5)
-        dead = training.node_of(1)
-        versions.crash(dead)
-        training.wait_left(dead)
-        assert training.node_of(1) == "n2"
+        lost = training.node_of(1)
+        (free,) = set(versions.nodes) - {training.node_of(0), lost}
+        upgrade_daemons(versions, OWN, free)
+        versions.crash(lost)
+        joined = training.wait_recovered(2)
+        assert (joined["nodes_out"], joined["nodes_in"]) == ([lost], [free])
+        assert training.repeated_steps(int(joined["generation"])) <= 2
+        starts_anew_after_a_killed_rank(training)
+        before = training.generation
+        versions.repair(lost)
+        back = training.wait_recovered(before + 1)
+        assert (back["action"], back["nodes_in"]) == ("pool node gives way", [lost])
+        assert training.repeated_steps(int(back["generation"])) == 0
         starts_anew_after_a_killed_rank(training)
         training.cancel()
     versions.restore_all()
+
+
+@pytest.mark.long
+def test_a_standby_pair_is_upgraded_one_host_after_the_other() -> None:
+    """The standby first: it takes over from the old leader. The old one can't take back, and says so."""
+    with Cluster.up(ClusterSpec(nodes=2, requeue_delay=1, standby=True)) as pair:
+        bring_versions(pair)
+        upgrade_all(pair, OLD)
+        wait_all_attached(pair)
+        with Training(pair, TrainingSpec("pair", nodes=2, spares=0, arguments=BUCKETS)) as training:
+            training.submit()
+            training.wait_step(5)
+            generation = training.generation
+            stood_by = pair.logs(STANDBY, COORDINATOR).count("standing by")
+            replace(pair, OWN, STANDBY)
+            pair.start_service(STANDBY, COORDINATOR)
+            wait_until(
+                lambda: pair.logs(STANDBY, COORDINATOR).count("standing by") > stood_by, 30, "the new version stands by"
+            )
+            pair.stop_service(CONTROLLER, COORDINATOR)
+            wait_all_attached(pair)
+            assert training.generation == generation
+            starts_anew_after_a_killed_rank(training)
+            # A host that was forgotten: it can't take over, and the new version comes back.
+            pair.start_service(CONTROLLER, COORDINATOR)
+            pair.stop_service(STANDBY, COORDINATOR)
+            refused = "was written by a newer muster"
+            wait_until(lambda: refused in pair.logs(CONTROLLER, COORDINATOR), 30, "the older version refuses")
+            pair.start_service(STANDBY, COORDINATOR)
+            wait_all_attached(pair)
+            upgrade_coordinator(pair, OWN, CONTROLLER)
+            pair.stop_service(STANDBY, COORDINATOR)
+            wait_all_attached(pair)
+            starts_anew_after_a_killed_rank(training)
+            training.cancel()
 
 
 @pytest.mark.long

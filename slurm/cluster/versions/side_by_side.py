@@ -25,10 +25,14 @@ MUSTERD = "musterd"
 _VERSIONS = "/shared/versions"
 _TIMEOUT_S = 300
 
-# usage: replace VERSION
+USERS = "users"
+"""The folder of the user's own environment, where `replace_in_users_environment` puts a version."""
+
+# usage: replace VERSION [FOLDER]; without a folder: where the host's programs have their packages
 _REPLACE = f"""
 set -eu
-site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=${{2:-$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')}}
+mkdir -p "$site"
 cp -r {_VERSIONS}/$1/muster "$site/muster.new"
 rm -rf "$site/muster"
 mv "$site/muster.new" "$site/muster"
@@ -85,10 +89,15 @@ def replace(cluster: Cluster, version: str, *hosts: str) -> None:
         list(pool.map(lambda host: cluster.exec(host, "bash", "-c", _REPLACE, "replace", version), hosts))
 
 
-def upgrade_coordinator(cluster: Cluster, version: str) -> None:
-    """Replaces the controller's files, and restarts the coordinator."""
-    replace(cluster, version, CONTROLLER)
-    cluster.restart_coordinator("TERM")
+def replace_in_users_environment(cluster: Cluster, version: str) -> None:
+    """The same in the user's own environment, `package_folder(USERS)`."""
+    cluster.exec(LOGIN, "bash", "-c", _REPLACE, "replace", version, package_folder(USERS))
+
+
+def upgrade_coordinator(cluster: Cluster, version: str, host: str = CONTROLLER) -> None:
+    """Replaces the files of a management node, and restarts the coordinator there."""
+    replace(cluster, version, host)
+    cluster.restart_coordinator("TERM", host)
 
 
 def upgrade_daemons(cluster: Cluster, version: str, *nodes: str) -> None:
@@ -99,9 +108,10 @@ def upgrade_daemons(cluster: Cluster, version: str, *nodes: str) -> None:
 
 
 def upgrade_all(cluster: Cluster, version: str) -> None:
-    """Every host has this version, and the coordinator begins its journal anew."""
-    replace(cluster, version, LOGIN, CONTROLLER)
-    cluster.stop_service(CONTROLLER, COORDINATOR)
-    cluster.sh(CONTROLLER, "rm -f /var/lib/muster/journal*")
+    """Every host has this version, and the coordinator begins its journal anew. A standby is left stopped."""
+    replace(cluster, version, LOGIN, *cluster.spec.coordinators)
+    for host in cluster.spec.coordinators:
+        cluster.stop_service(host, COORDINATOR)
+    cluster.sh(CONTROLLER, "rm -f /var/lib/muster/journal* /shared/muster/journal*")
     cluster.start_service(CONTROLLER, COORDINATOR)
     upgrade_daemons(cluster, version, *cluster.nodes)
