@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.simulator.coverage.counts import Coverage
@@ -47,6 +47,8 @@ SECOND_LOSS_S, SECOND_GROWTH_S = 60.0, 400.0
 time."""
 FAILED_LAUNCHES_SHARE = 0.1
 """The share of seeds in which launches fail for some time."""
+EARLIER_RUN, EARLIER_VERSION = "/durable/step_00000007_g5_train-u0-0123456789ab", Version(5, 7)
+"""The newest checkpoint of an earlier run, from which the gangs of some seeds go on, and what it holds."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
@@ -153,6 +155,7 @@ class SeedRun:
         self._parity_nodes = random.Random(f"parity {seed}").choice([0, 0, 0, 3, 4])  # likewise
         self._is_sharded = random.Random(f"sharded {seed}").random() < 0.5  # likewise
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
+        self._goes_on = random.Random(f"earlier run {seed}").random() < 0.06  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
 
@@ -164,7 +167,9 @@ class SeedRun:
         spec = replace(spec, more_copies=self._more_copies)
         if spec.nodes >= 3 and self._parity_nodes:
             spec = replace(spec, more_copies=0, parity_nodes=self._parity_nodes)
-        return replace(spec, durable_dir="") if self._has_no_folder else spec
+        if self._has_no_folder:
+            return replace(spec, durable_dir="")
+        return replace(spec, resume_from=EARLIER_RUN) if self._goes_on and spec.durable_dir else spec
 
     def _allow_idleness(self, seed: int) -> None:
         """In some seeds agents measure for how long their ranks are idle."""
@@ -228,6 +233,8 @@ class SeedRun:
         for phase, shares in injection.ARMED_FAULTS.items():
             self._arm_one(random.Random(f"{phase} {seed}").random(), shares, phase)
         self._arm_one(random.Random(f"more {seed}").random(), injection.MORE_FAULTS, Phase.RUNNING)
+        if random.Random(f"unseen crash {seed}").random() < 0.03:
+            injection.arm(self.world, injection.crash_rank_while_coordinator_is_down, 3.5)
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.7:
             injection.arm(self.world, network_faults.isolate_nodes_of_every_gang, 4.0)
         if self.world.durations.step_s() > 1.0:
@@ -268,6 +275,8 @@ class SeedRun:
             limit_s = 200  # without durable storage every run starts afresh: a minute would never suffice
         if spec.min_nodes and self._is_sharded:  # others restore the same, whether they are or not
             world.sharded_gangs.add(gang)
+        if spec.resume_from:
+            world.durable_storage.add(gang, EARLIER_RUN, EARLIER_VERSION)
         world.submit(JobSubmission(gang, spec, limit_s))
         if rng.random() < 0.15:
             world.cluster.update("take the requeue flag off", world.jobs.job_ids[gang], requeue=False)

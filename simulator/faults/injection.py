@@ -161,6 +161,14 @@ def signal_while_coordinator_is_down(world: World, gang: str) -> None:
     hardware.hardware_signal(world, gang)
 
 
+def crash_rank_while_coordinator_is_down(world: World, gang: str) -> None:
+    """A rank crashes while nobody coordinates, and peers often crash because of that."""
+    world.coordinator_restart_s = 2.0
+    if world.coordinator.alive:
+        world.crash_coordinator("by itself")
+    process.kill_rank(world, gang)
+
+
 ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
     Phase.SUBMITTED: {(hardware.crash_batch_host, 0.0): 0.2},
     Phase.PREFLIGHT: {(fail_during_preflight, 0.0): 0.05},

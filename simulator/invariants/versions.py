@@ -121,7 +121,7 @@ class VersionInvariant:
     def check_restored_version(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """A generation starts with the newest version that exists."""
         committed = self._committed.get(fact.gang)
-        newest_available = self._durable.get(fact.gang)
+        newest_available = self._durable.get(fact.gang, _of_earlier_run(gang))
         ranks = len(fact.seats) * gang.spec.ranks_per_node
         if committed is not None and self._is_available(
             gang,
@@ -179,3 +179,8 @@ class VersionInvariant:
             if all((ranks, part) in parts and ranks[part] in held for part in others):
                 return True
         return False
+
+
+def _of_earlier_run(gang: Gang) -> Version | None:
+    """What an earlier run of the job has left. All that the gang itself keeps is newer."""
+    return Version(0, 0) if gang.spec.resume_from else None

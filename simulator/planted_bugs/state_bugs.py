@@ -65,6 +65,12 @@ STATE_BUGS: dict[str, PlantedBug] = {
         code="            fact = fact if progress == gang.progress else replace(fact, progress=progress)",
         bug="            fact = fact if progress else replace(fact, progress=progress)",
     ),
+    "forget-the-earlier-run": PlantedBug(
+        "A job that goes on from an earlier run starts without its checkpoint.",
+        module="muster.daemon.coordinator.core.state.state_updates",
+        code="        gang.durable_path, gang.durable_version = path, Version(",
+        bug='        gang.durable_path, gang.durable_version = "", Version(',
+    ),
     "forget-owed-calls": PlantedBug(
         "A journal snapshot lacks the calls that are owed to Slurm.",
         module=f"{_ROOM}.state.durable_state",
