@@ -97,15 +97,17 @@ def start(level: str, run_dir: str, gang: str, node: str) -> None:
     """Start logging. If the run folder can't be written to, print the reason on stderr; the ranks fail later with the
     same reason."""
     file = path(run_dir, gang, node)
-    formatter = PlainFormatter()
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    stderr = logging.StreamHandler(sys.stderr)
+    # srun mixes the lines of all agents in one file.
+    stderr.setFormatter(PlainFormatter(node=node))
+    handlers: list[logging.Handler] = [stderr]
     try:
         with rank_log_files.hold_log_folder(run_dir, gang, file.parent.name) as folder:
-            handlers.append(_LogFile(file, folder.append(file.name)))
+            handlers.append(own := _LogFile(file, folder.append(file.name)))
+            own.setFormatter(PlainFormatter())
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)
     for handler in handlers:
-        handler.setFormatter(formatter)
         logging.getLogger().addHandler(_QueuedHandler(handler))
     logging.getLogger().setLevel(level.upper())
 

@@ -53,8 +53,9 @@ class PlainFormatter(logging.Formatter):
     The time is that of ISO 8601, with the zone: logs of several hosts and days are read side by side.
     """
 
-    def __init__(self, form: str = "%(asctime)s %(levelname)-7s %(name)s: %(message)s") -> None:
-        super().__init__(form)
+    def __init__(self, form: str = "%(asctime)s %(levelname)-7s %(name)s: %(message)s", *, node: str = "") -> None:
+        """`node`: stands before each line, where the lines of several nodes go into one file."""
+        super().__init__(f"{node.replace('%', '%%')} {form}" if node else form)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """See logging.Formatter."""

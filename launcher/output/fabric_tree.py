@@ -151,7 +151,10 @@ def _domain_line(picture: FabricPicture, domain: Domain) -> str:
         shape = "x".join(map(str, domain.grid.dimensions))
         words.append(f"ring of {shape}" if len(domain.grid.dimensions) == 1 else f"torus of {shape}")
     count = Counter(_summary(picture.use(node)) for node in domain.nodes)
-    words.append(f"{len(domain.nodes)} nodes: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
+    words.append(
+        f"{len(domain.nodes)} node{'s' * (len(domain.nodes) != 1)}: "
+        + ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
+    )
     words.append(_link_words(domain.link))
     if domain.oversubscription > 1:
         words.append(f"{domain.oversubscription:g}:1")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.host import rank_log_files
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
+from muster.launcher.output.next_run import what_is_left
 from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_words
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table
@@ -99,6 +100,8 @@ def _summary(view: GangView, said: Said) -> Iterator[tuple[str, Cell]]:
     yield "step", f"{view.step}, committed {_committed(view)}"
     if not view.final:
         yield from checkpoint_lines(view.checkpoint)
+    elif left := what_is_left(view):
+        yield "durable", left
     yield from _conditions(view)
     yield "nodes", _role_counts(view)
     yield "logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}"

@@ -387,6 +387,9 @@ class Job(Table):
         )
 
 
+_NOT_A_SCRIPT = "a job.toml describes the job and names its script in command: docs/JOBTOML.md"
+
+
 def signal_number(value: Any) -> int | None:
     """The number of a signal given as "USR1", "SIGUSR1" or a number. None if no program can catch it."""
     if type(value) is int or (isinstance(value, str) and value.isdigit()):
@@ -442,4 +445,4 @@ def _tables(text: str, where: str) -> dict[str, Any]:
     try:
         return toml_text.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise WrongInput(f"{where} is not TOML: {error}") from None
+        raise WrongInput(f"{where} is not TOML: {error}", _NOT_A_SCRIPT) from None

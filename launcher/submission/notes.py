@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from muster.v1.common_pb2 import JobSpec
+
+_STARTERS = re.compile(r"torchrun|srun|mpirun|mpiexec|deepspeed")
+_STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def notes(spec: JobSpec, limit_s: int | None) -> Iterator[str]:
     """One line each. `limit_s`: the job's time limit in seconds; None: the job names none."""
+    if starter := _starter(spec.command):
+        yield (
+            f"command: {starter} starts processes of its own, and so does Muster: one for each rank. Name the script "
+            'itself, as in ["python3", "train.py"], and their number with ranks_per_node'
+        )
     if spec.spares:
         yield _cost_of_spares(spec, limit_s)
     if spec.memory_checkpoint and not spec.durable_dir:
@@ -22,3 +32,11 @@ def _cost_of_spares(spec: JobSpec, limit_s: int | None) -> str:
         return f"{words}; no time limit is named"
     hours = limit_s / 3600
     return f"{words}: {hours * spec.spares:.4g} of {hours * nodes:.4g} node hours at the time limit"
+
+
+def _starter(command: Sequence[str]) -> str:
+    """The program of the command that starts ranks itself; empty: it is none that is known."""
+    program = command[0].rpartition("/")[2] if command else ""
+    if _STARTERS.fullmatch(program) or (program == "accelerate" and "launch" in command[1:2]):
+        return program
+    return next((word for option, word in pairwise(command) if option == "-m" and word in _STARTER_MODULES), "")

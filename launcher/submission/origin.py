@@ -17,6 +17,7 @@ from muster.checkpoint.format.folder_names import parse_path
 from muster.launcher.command import print_note
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
+from muster.launcher.output.next_run import why_not_by_itself
 from muster.launcher.submission import left_checkpoints
 from muster.launcher.submission.storage_look import Look
 from muster.launcher.submission.storage_look import look as look_at
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from muster.v1.api_pb2 import GangRef, GangView
     from muster.v1.common_pb2 import JobSpec
 
-_CRASH_LOOP = 93
-"""The exit code of a gang whose software failed again and again (docs/OPERATIONS.md)."""
 _NOTHING = "Nothing was queued"
 _MOST_NAMED = 6
 """Differences that one line names."""
@@ -112,19 +111,10 @@ def _after(last: GangView, path: str) -> str:
         return _start_afresh(f"{before} has left no checkpoint")
     if last.phase == "DONE":
         return _start_afresh(f"{before} is done. {resume} goes on{_at(path)} from its checkpoint")
-    if why := _why_not_by_itself(last):
+    if why := why_not_by_itself(last):
         return _start_afresh(f"{before} {why}. {resume} goes on{_at(path)}")
     print_note(f"muster: goes on{_at(path)} from {path}: {before} has not finished ({last.reason}). Else: --fresh")
     return path
-
-
-def _why_not_by_itself(last: GangView) -> str:
-    """Why only a user can want to go on from what this run has left; empty: there is no such reason."""
-    if last.phase == "CANCELLED":
-        return "was cancelled"
-    if last.not_finite:
-        return f"ended after a value that is not finite ({last.not_finite})"
-    return "failed again and again" if last.exit_code == _CRASH_LOOP else ""
 
 
 def _start_afresh(because: str) -> str:

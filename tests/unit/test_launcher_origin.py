@@ -18,6 +18,8 @@ from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import parser
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.errors import LauncherError, Unavailable, WrongInput
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.tables import gang_details
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, choose_origin
 from muster.launcher.submission.registration import Registration
@@ -451,3 +453,40 @@ async def test_a_durable_folder_that_others_can_write_to_is_refused_before_it_is
     Path(spec.durable_dir).chmod(0o777)
     with pytest.raises(WrongInput, match="all users can write to"):
         await queue(world, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "starter"),
+    [
+        (["torchrun", "--nproc-per-node=2", "train.py"], "torchrun"),
+        (["/opt/venv/bin/torchrun", "train.py"], "torchrun"),
+        (["srun", "python3", "train.py"], "srun"),
+        (["accelerate", "launch", "train.py"], "accelerate"),
+        (["python3", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
+        (["python3", "train.py", "torchrun"], ""),
+        (["python3", "-m", "train"], ""),
+        (["accelerate", "env"], ""),
+    ],
+)
+def test_a_command_that_starts_ranks_itself_is_noted(command: list[str], starter: str) -> None:
+    found = [note for note in notes(JobSpec(command=command), None) if "starts processes of its own" in note]
+    assert bool(found) == bool(starter)
+    assert all(note.startswith(f"command: {starter} starts") for note in found)
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (GangView(phase="FAILED", exit_code=98), "; submitted again, the job goes on from it"),
+        (GangView(phase="CANCELLED", exit_code=130), "; muster submit --resume 7 goes on from it"),
+        (GangView(phase="FAILED", exit_code=93), "; muster submit --resume 7 goes on from it"),
+        (GangView(phase="FAILED", exit_code=98, not_finite="nan"), "; muster submit --resume 7 goes on from it"),
+        (GangView(phase="DONE"), ""),
+    ],
+)
+def test_status_of_an_ended_job_says_what_it_has_left(ended: GangView, words: str) -> None:
+    ended.slurm_job_ids.append(7)
+    ended.final = True
+    assert "durable" not in "\n".join(gang_details(ended, Screen()))
+    ended.checkpoint.durable_path = "/shared/ck/step_00000442_g2_x"
+    assert f"durable\tnewest: /shared/ck/step_00000442_g2_x{words}" in list(gang_details(ended, Screen()))

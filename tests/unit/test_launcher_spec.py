@@ -261,6 +261,14 @@ def test_a_mistake_is_named_with_its_correction(line: str, words: str) -> None:
     assert words in refusal(f"{LEAST}{line}\n")
 
 
+def test_a_script_in_place_of_the_file_gets_advice(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    with pytest.raises(WrongInput, match="is not TOML") as refused:
+        load(script)
+    assert refused.value.hint.startswith("a job.toml describes the job and names its script in command")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

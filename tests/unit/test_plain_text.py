@@ -85,6 +85,11 @@ def test_a_line_of_a_log_has_its_date_and_zone() -> None:
     assert datetime.fromisoformat(line[:29]).timestamp() == pytest.approx(record.created, abs=0.001)
 
 
+def test_a_line_in_a_file_of_several_nodes_begins_with_its_node() -> None:
+    record = logging.LogRecord("muster", logging.INFO, "", 1, "words", (), None)
+    assert re.match(r"n7 \d{4}-\d\d-\d\d .* muster: words", PlainFormatter(node="n7").format(record))
+
+
 def test_a_traceback_keeps_its_lines_and_forges_none() -> None:
     try:
         raise ValueError("bad\n00:00:00 CRITICAL forged \x1b[2J")

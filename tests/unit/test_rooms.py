@@ -188,6 +188,7 @@ ROOMS: dict[str, set[str]] = {
         "launcher",
         "launcher/spec",
         "launcher/plan",
+        "launcher/output",
     },
     "launcher/diagnosis": {
         "fabric/cost",
