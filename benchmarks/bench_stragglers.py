@@ -3,8 +3,11 @@
     python -m benchmarks.bench_stragglers [--clean-steps N] [--virtual-steps N]
 
 - Virtual gangs (`noisy_steps`): within how many steps a rank that is 30 % slower is named, at three strengths of noise,
-  as median and 95th percentile; and how many false names there are in a million steps with heavy tails, drift, and
-  nodes that are slow in turn. A million of such steps takes about five minutes.
+  as median and 95th percentile, from the step 400 on and in a gang that has trained for 4000 steps; and how many false
+  names there are in a million steps with heavy tails (2 % of the steps take 10 times as long), drift (3 % of each
+  rank's pace, and half of that of all), and nodes that are slow in turn: for 20 to 60 steps, 1.2 to 1.6 times. They
+  follow each other at once in one half of the runs, and after 200 steps on average in the other. Turns that come
+  every 2000 steps are counted apart: a steady gang may name the first one.
 - Eight gloo ranks train on this machine with steps of 50 ms, by its real clock. After the clean steps, one is 30 %
   slower. The step times go through the agent's blocks and the coordinator's judgement, as in a job.
 - The cost is that of all calls and hooks in a step of 300 parameters, and that of a block of 10,000 ranks in the
@@ -41,12 +44,16 @@ from muster.v1.rank_pb2 import StepTime
 
 RANKS, SLOW_RANK = 8, 5
 SLOW_STEPS = 120
-NOISES = (0.1, 0.3, 0.6)
+NOISES = (0.03, 0.1, 0.3, 0.6)
 GANGS = ((2, 1), (4, 4), (8, 4), (64, 8))
 """Ranks, and ranks of each node, of the gangs in which one rank is slow."""
 TROUBLED_GANGS = ((2, 1), (4, 1), (8, 4), (64, 8))
 """The same of the gangs in which nobody is: nodes in turn need two nodes."""
 TRIALS, MOST_STEPS, SLOW_FROM = 100, 2000, 400
+SETTLED_TRIALS, SETTLED_FROM = 20, 4000
+"""The same in gangs that have trained for long."""
+PAUSES, SELDOM = (0.0, 200.0), 2000.0
+"""Mean steps between two turns."""
 STEPS_OF_RUN = 10_000
 MANY_RANKS = 10_000
 PAIRS = 9
@@ -98,28 +105,35 @@ def judge(ranks: list[list[StepTime]], clean_steps: int) -> dict[str, int | None
     return {"named_after_steps": None, "named_in_clean_steps": len(named_clean)}
 
 
-def delays() -> dict[str, str]:
+def delays(name: str, trials: int, slow_from: int) -> dict[str, str]:
     """In how many steps a slow rank is named: median and 95th percentile."""
     found = {}
     for (ranks, on_node), noise in itertools.product(GANGS, NOISES):
-        gang = VirtualGang(ranks, on_node, noise, slow_ranks=(ranks - 1,), slow_from=SLOW_FROM)
-        trials = TRIALS if ranks < 64 else TRIALS // 5
-        steps = sorted(gang.steps_until_named(seed, MOST_STEPS) for seed in range(trials))
-        found[f"named_steps_of_{ranks}_ranks_noise_{noise:.0%}"] = f"{steps[trials // 2]}, {steps[trials * 95 // 100]}"
+        gang = VirtualGang(ranks, on_node, noise, slow_ranks=(ranks - 1,), slow_from=slow_from)
+        fewer = trials if ranks < 64 else trials // 5
+        steps = sorted(gang.steps_until_named(seed, MOST_STEPS) for seed in range(fewer))
+        found[f"{name}_of_{ranks}_ranks_noise_{noise:.0%}"] = f"{steps[fewer // 2]}, {steps[fewer * 95 // 100]}"
     return found
 
 
 def false_names(steps: int) -> dict[str, int]:
-    """How many false names there are in so many steps, a share of them at each size and noise."""
-    runs = max(1, steps // (STEPS_OF_RUN * len(TROUBLED_GANGS) * len(NOISES)))
+    """How many false names there are in so many steps, a share of them at each size, noise and pause."""
+    runs = max(1, steps // (STEPS_OF_RUN * len(TROUBLED_GANGS) * len(NOISES) * len(PAUSES)))
     return {
         f"false_names_noise_{noise:.0%}": sum(
-            VirtualGang(ranks, on_node, noise, troubled=True).false_names(seed, STEPS_OF_RUN)
+            VirtualGang(ranks, on_node, noise, troubled=True, pause_steps=pause).false_names(seed, STEPS_OF_RUN)
             for ranks, on_node in TROUBLED_GANGS
+            for pause in PAUSES
             for seed in range(runs)
         )
         for noise in NOISES
     }
+
+
+def names_of_seldom_turns() -> int:
+    """How many of some generations with little noise name a node that is seldom slow, for some tens of steps."""
+    gang = VirtualGang(2, 1, NOISES[0], troubled=True, pause_steps=SELDOM)
+    return sum(gang.false_names(seed, STEPS_OF_RUN) > 0 for seed in range(SETTLED_TRIALS))
 
 
 def block_ms() -> float:
@@ -176,9 +190,11 @@ def main() -> None:
     figures = {
         **judge(ranks, clean_steps),
         "clean_steps": clean_steps,
-        **delays(),
+        **delays("named_steps", TRIALS, SLOW_FROM),
+        **delays("settled_named_steps", SETTLED_TRIALS, SETTLED_FROM),
         "virtual_steps": options.virtual_steps,
         **false_names(options.virtual_steps),
+        f"generations_of_{SETTLED_TRIALS}_that_name_a_seldom_turn": names_of_seldom_turns(),
         "block_of_10000_ranks_ms": round(block_ms(), 1),
         "step_us": round(plain_us, 1),
         "timed_step_us": round(timed_us, 1),

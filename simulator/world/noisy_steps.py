@@ -6,6 +6,7 @@ it does those of a job. `bench_stragglers` and the unit tests use them.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from muster.daemon.coordinator.core.state.block_times import BlockTime, RankPace
 STEP_US, SLOWER = 50_000, 1.3
 SPIKES, SPIKE = 0.02, 10.0
 """How many steps have a heavy tail, as a part, and how many times longer they take."""
-DRIFT, DRIFT_STEPS = 0.02, 4000
+DRIFT, DRIFT_STEPS = 0.03, 4000
 """By how much the pace of each rank swings, as a share, and in how many steps. All ranks together swing by a half."""
-TURN_STEPS, TURN_FACTOR = (20, 60), 1.3
-"""For how many steps each node in turn is slow, and how many times longer its ranks compute then."""
+TURN_STEPS, TURN_FACTOR = (20, 60), (1.2, 1.6)
+"""For how many steps a node in turn is slow, and how many times longer its ranks compute then: drawn for each turn.
+Each round has every node once, in an order of its own, and no node twice in a row."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class VirtualGang:
     """A gang. `noise`: the standard deviation of the time of a step, as a share of its mean; of each rank and step.
 
     `slow_ranks` compute 30 % longer from `slow_from` on, a step. `troubled`: with tails, drift and turns.
+    `pause_steps`: the mean time between two turns, which is distributed exponentially.
     """
 
     ranks: int
@@ -37,6 +40,7 @@ class VirtualGang:
     slow_ranks: tuple[int, ...] = ()
     slow_from: int = 0
     troubled: bool = False
+    pause_steps: float = 0.0
 
     def named(self, seed: int, steps: int) -> Iterator[tuple[int, frozenset[int]]]:
         """After each block: how many steps are over, and who is a straggler now."""
@@ -83,21 +87,31 @@ class VirtualGang:
     def _paces(self, chance: random.Random) -> Iterator[list[float]]:
         """For each step, how many times longer than usual each rank computes, without noise."""
         phases = [2 * math.pi * chance.random() for _ in range(self.ranks)]
-        nodes = math.ceil(self.ranks / self.ranks_per_node)
-        step, turn, turn_ends = 0, 0, 0
-        while True:
-            step += 1
+        turns = self._turns(chance)
+        for step in itertools.count(1):
             slow = SLOWER if step > self.slow_from else 1.0
             paces = [slow if rank in self.slow_ranks else 1.0 for rank in range(self.ranks)]
             if self.troubled:
-                if step > turn_ends:
-                    turn, turn_ends = (turn + 1) % nodes, step + chance.randint(*TURN_STEPS)
+                turn, factor = next(turns)
                 angle = 2 * math.pi * step / DRIFT_STEPS
                 shared = 1.0 + 0.5 * math.sin(angle)
                 for rank, phase in enumerate(phases):
-                    in_turn = TURN_FACTOR if rank // self.ranks_per_node == turn else 1.0
+                    in_turn = factor if rank // self.ranks_per_node == turn else 1.0
                     paces[rank] *= shared * in_turn * (1.0 + DRIFT * math.sin(angle + phase))
             yield paces
+
+    def _turns(self, chance: random.Random) -> Iterator[tuple[int, float]]:
+        """For each step, which node is slow, and how many times longer its ranks compute; node -1: none."""
+        nodes = list(range(math.ceil(self.ranks / self.ranks_per_node)))
+        last = -1
+        while True:
+            chance.shuffle(nodes)
+            if nodes[0] == last:
+                nodes.append(nodes.pop(0))
+            for last in nodes:
+                pause = chance.expovariate(1 / self.pause_steps) if self.pause_steps else 0.0
+                yield from itertools.repeat((-1, 1.0), int(pause))
+                yield from itertools.repeat((last, chance.uniform(*TURN_FACTOR)), chance.randint(*TURN_STEPS))
 
 
 def _median(times_us: list[float]) -> int:

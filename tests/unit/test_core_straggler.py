@@ -144,7 +144,7 @@ def test_a_straggler_that_keeps_pace_again_is_no_longer_named_and_short_recoveri
     for _ in range(600):
         run.step()
         named.append(run.named())
-    assert named[100:400] == [[3]] * 300
+    assert named[108:400] == [[3]] * 292
     assert named[-1] == []
 
 
@@ -247,23 +247,41 @@ def test_a_rank_needs_72_slow_steps_by_the_blocks_that_the_agent_makes() -> None
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(2, 1), (4, 4), (8, 4)])
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 100), (0.3, 300), (0.6, 500)])
 def test_evidence_adds_up_in_noise(ranks: int, ranks_per_node: int, spread: float, most: int) -> None:
-    """Where step times scatter by 60 %, two gangs in ten may take longer."""
-    gang = VirtualGang(ranks, ranks_per_node, spread, slow_ranks=(ranks - 1,), slow_from=120)
+    """One gang in ten may take longer."""
+    gang = VirtualGang(ranks, ranks_per_node, spread, slow_ranks=(ranks - 1,), slow_from=400)
     late = [seed for seed in SEEDS if gang.steps_until_named(seed, most) > most]
-    assert len(late) <= 2 * (spread == 0.6)
+    assert len(late) <= 1
 
 
 def test_ranks_of_a_slow_node_are_named_in_noise() -> None:
     assert VirtualGang(8, 4, 0.3, slow_ranks=(4, 5, 6, 7), slow_from=120).steps_until_named(1, 300) <= 300
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("pause_steps", [0, 200])
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(2, 1), (4, 1), (8, 4)])
-@pytest.mark.parametrize("spread", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("spread", [0.03, 0.1, 0.3, 0.6])
 def test_tails_drift_and_nodes_that_are_slow_in_turn_name_nobody(
-    seed: int, ranks: int, ranks_per_node: int, spread: float
+    pause_steps: float, ranks: int, ranks_per_node: int, spread: float
 ) -> None:
-    assert VirtualGang(ranks, ranks_per_node, spread, troubled=True).false_names(seed, 4000) == 0
+    gang = VirtualGang(ranks, ranks_per_node, spread, troubled=True, pause_steps=pause_steps)
+    assert [gang.false_names(seed, 4000) for seed in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_straggler_is_named_where_nodes_are_slow_in_turn(ranks: int) -> None:
+    gang = VirtualGang(ranks, 1, 0.1, slow_ranks=(1,), slow_from=2000, troubled=True, pause_steps=200)
+    assert [seed for seed in range(4) if gang.steps_until_named(seed, 1000) > 1000] == []
+
+
+def test_a_steady_gang_names_a_slow_rank_after_20_steps() -> None:
+    gang = VirtualGang(8, 4, 0.03, slow_ranks=(5,), slow_from=STEPS_PER_BLOCK * straggler_evidence.SETTLED_BLOCKS)
+    assert gang.steps_until_named(seed=1, most=100) == STEPS_PER_BLOCK * straggler_evidence.QUICK_BLOCKS
+
+
+def test_a_steady_gang_names_one_slow_turn_at_most() -> None:
+    """It can't tell the first turn from a straggler within 20 steps. Then it knows that there are turns."""
+    gang = VirtualGang(2, 1, 0.03, troubled=True, pause_steps=2500)
+    assert [gang.false_names(seed, 20_000) for seed in range(4)] == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.3, 0.6])

@@ -95,11 +95,11 @@ def test_equal_ranks_record_nothing() -> None:
 
 def test_status_shows_it_while_it_is_slow() -> None:
     world = training()
-    report(world, 0, 25, slow_rank=5)
+    report(world, 0, 27, slow_rank=5)
     slow = {rank.rank: round(rank.slower_by, 2) for rank in view(world).ranks if rank.slower_by}
     assert slow == {5: 0.3}
     assert "computes 30% longer than the median rank" in "".join(_words(view(world)))
-    report(world, 25, 15, slow_rank=None)
+    report(world, 27, 15, slow_rank=None)
     assert not any(rank.slower_by for rank in view(world).ranks)
 
 

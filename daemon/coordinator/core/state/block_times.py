@@ -28,15 +28,16 @@ class BlockTime:
 class RankPace:
     """What the blocks of one rank say (the module straggler_evidence).
 
-    `evidence`: that the rank is slow; 0: none. `blocks`: since when there is some, in blocks. `compute_us`, `usual_us`,
-    `waited_us`: means over these blocks, of the newest 32 of them: of its compute time, of the median compute time
-    elsewhere, and of how much longer than this rank the median rank waited. `last_excess`: the logarithm of the first
-    over the second in the newest block. `named`: it is a straggler now. `named_times`: the newest times (seconds) in
-    which it was one, up to the newest block.
+    `evidence`: that the rank is slow; 0: none. `blocks`: since when there is some, in blocks. `total_evidence`: its sum
+    over these blocks. `compute_us`, `usual_us`, `waited_us`: means over these blocks, of the newest 32 of them: of its
+    compute time, of the median compute time elsewhere, and of how much longer than this rank the median rank waited.
+    `last_excess`: the logarithm of the first over the second in the newest block. `named`: it is a straggler now.
+    `named_times`: the newest times (seconds) in which it was one, up to the newest block.
     """
 
     evidence: float = 0.0
     blocks: int = 0
+    total_evidence: float = 0.0
     compute_us: float = 0.0
     usual_us: float = 0.0
     waited_us: float = 0.0
@@ -54,15 +55,18 @@ class RankPace:
 class RankPaces:
     """What the straggler detector knows of a generation.
 
-    `ranks`: by number. `stragglers`: those of them that are stragglers now. `suspected`: the nodes (the ranks, if there
-    is one node) with a rank that was near to it lately, by number, and how many blocks ago. `changes`: of each of the
-    newest blocks, the median rank's change of `last_excess` since the block before.
+    `ranks`: by number. `stragglers`: those of them that are stragglers now. `changes`: of each of the newest blocks,
+    the median rank's change of `last_excess` since the block before. `unrest`: the mean of the most evidence against a
+    rank that is no straggler, over many blocks; it begins with what strong noise makes. `blocks`: how many were judged.
+    `is_steady`: no rank was slow for a while and then kept pace.
     """
 
     ranks: dict[int, RankPace] = field(default_factory=dict)
     stragglers: dict[int, RankPace] = field(default_factory=dict)
-    suspected: dict[int, int] = field(default_factory=dict)
     changes: deque[float] = field(default_factory=lambda: deque(maxlen=BLOCKS_OF_DEVIATION))
+    unrest: float = 0.095
+    blocks: int = 0
+    is_steady: bool = True
 
 
 @dataclass(slots=True)

@@ -3,16 +3,20 @@
 One block proves nothing where step times scatter, and many together do. So each rank has a sum (CUSUM: E. S. Page,
 "Continuous inspection schemes", Biometrika 41, 1954). Each block adds the logarithm of a likelihood ratio (A. Wald,
 "Sequential Analysis", 1947): how much likelier the block is if the rank is slow than if it keeps pace. The sum is never
-below 0, so a long time without trouble hides nothing that comes later.
+below 0, so a long time without trouble hides nothing that comes later. 1 is what names a rank of a gang in which little
+else happens.
 
 - What is judged is the excess: the logarithm of the rank's compute time over the median of the ranks on other nodes. So
   drift that all ranks share cancels out, and ranks of one node that are slow together do not hide each other.
 - The noise is measured: how much the excess of the median rank changes from block to block, in the median of the newest
   64 blocks. Heavy tails and single slow ranks do not move a median.
 - The influence of a block is bounded (P. J. Huber, "A robust version of the probability ratio test", 1965). So no tail,
-  however heavy, makes a straggler. A rank must be slow for 18 blocks (72 steps) at least.
-- Where nodes are slow in turn, for some tens of steps each, none is the straggler. So a suspect on another node raises
-  what is needed, and more than a quarter of suspects lets nobody be named.
+  however heavy, makes a straggler, and a rank must be slow for 18 blocks (72 steps) at least.
+- Nodes that are slow in turn, for some tens of steps each, are no stragglers. They show in evidence that comes and
+  goes. So its mean over a long time, the unrest of the gang, raises what is needed. More than a quarter of suspects,
+  on several nodes, lets nobody be named.
+- A gang is steady while no rank was slow for a while and then kept pace. After 512 blocks of that, 5 with evidence are
+  enough. So the first node that is slow in turn may be named there, and then the gang is steady no longer.
 - The same sum ends it: a straggler is none once the sum is back at 0.
 
 Compute time alone shows only that a rank works longer. A straggler holds the others up, so they must have waited, too.
@@ -32,16 +36,21 @@ logarithms it is somewhat less than half of 30 %, so such a rank gains more than
 LEAST_US = 1000
 """Microseconds by which a slow rank is longer, at least: a process that is scheduled late is as late as that."""
 LEAST_BLOCKS = 18
-"""Blocks with evidence (72 steps) before a rank is named: it is slow, and not only for a moment."""
-ENOUGH = 6.5
-"""The evidence that names a rank, without `FOR_RANKS`. `make bench-stragglers` measures both errors: late names, and
-false ones."""
+"""Blocks with evidence (72 steps) before a rank is named: it is slow, and not only for a turn of some tens of steps."""
+QUICK_BLOCKS = 5
+"""The same in a steady gang (20 steps). A time with evidence for so many blocks that is over ends the steadiness."""
+SETTLED_BLOCKS = 512
+"""Blocks (2048 steps) of a generation before a gang counts as steady."""
+ENOUGH = 7.5
+"""The logarithm of the likelihood ratio that names a rank, without `FOR_RANKS`. `make bench-stragglers` measures both
+errors: late names, and false ones."""
 FOR_RANKS = 1.5
 """The logarithm of the number of ranks is added so many times: each of them is a further chance to be wrong."""
-MOST_FOR = 1 / 13
-"""The part of what is needed that a block adds at most. Less would waste blocks where noise is strong."""
-MOST_AGAINST = 3 / 13
-"""The part of it that a block takes away at most. A rank that keeps pace for a third of the time has no evidence."""
+WIDE_DEVIATION = 0.28
+"""Where blocks deviate by more, one may add more than its part: a turn adds little there, and the bound wastes much."""
+MOST_AGAINST = 3
+"""A block takes away so many times as much as it may add. A rank that keeps pace for a third of the time has no
+evidence."""
 DEVIATION_OF_MEDIAN = 1.4826
 """The standard deviation of normally distributed values, as a multiple of their median absolute deviation. The
 differences of pairs of them have one that is longer by the square root of 2."""
@@ -51,14 +60,14 @@ FIRST_CHANGES = 4
 """Changes that only tell how much times differ. The first steps of a generation are slow anyway."""
 MOST_PART = 0.25
 """The part of the ranks that may be suspects at the same time. One always may, and so may the ranks of one node."""
-BLOCKS_OF_SUSPICION = 128
-"""Blocks (512 steps) for which a suspect raises what is needed to name a rank on another node."""
-SUSPECT_PART = 1 / 3
-"""A rank is a suspect from this part of ENOUGH on, with `FOR_RANKS` added as well."""
-CAUTION = 4
-"""What such a node adds to what is needed, as a multiple of it."""
-MOST_CAUTION = 3
-"""Such nodes that count, at most."""
+SUSPECT_PART = 0.4
+"""A rank is a suspect from this part of the needed evidence on."""
+BLOCKS_OF_UNREST = 1024
+"""Blocks (4096 steps) over which the unrest is a mean; older ones count less and less."""
+CAUTION = 12
+"""The evidence that is needed is so many times the unrest, and at least 1. Strong noise makes an unrest of a 12th."""
+MOST_NEEDED = 6
+"""The evidence that is needed at most, so that a straggler is named also where nodes are slow in turn."""
 WAIT_PART = 0.5
 """The part of the excess that the median rank must wait longer than the slow rank. Other waits blur it."""
 BLOCKS_OF_MEAN = 32
@@ -73,13 +82,11 @@ class _Scale:
     """How a block is judged for the ranks of one group. `usual_us`: the median compute time of all other ranks.
 
     `least`: the excess from which on a block counts for a slow rank. `weight`: the evidence of each unit above it.
-    `needed`: the evidence that names a rank.
     """
 
     usual_us: float
     least: float
     weight: float
-    needed: float
 
 
 def follow(paces: RankPaces, times: Mapping[int, BlockTime], ranks_per_node: int, now: float) -> None:
@@ -88,24 +95,32 @@ def follow(paces: RankPaces, times: Mapping[int, BlockTime], ranks_per_node: int
         return
     # The ranks of a node are not compared with each other, unless there are no others.
     apart = ranks_per_node if len({rank // ranks_per_node for rank in times}) > 1 else 1
-    enough = ENOUGH + FOR_RANKS * math.log(len(times))
-    scales = _scales(paces, times, apart, enough)
-    _add_block(paces, times, apart, scales, enough)
-    suspects = {rank for rank, pace in paces.ranks.items() if pace.evidence >= enough - (1 - SUSPECT_PART) * ENOUGH}
-    _note_suspects(paces, {rank // apart for rank in suspects})
+    paces.ranks = {rank: paces.ranks.get(rank) or RankPace() for rank in times}
+    needed = {rank: _needed(paces, pace) for rank, pace in paces.ranks.items()}
+    is_steady = paces.is_steady and paces.blocks >= SETTLED_BLOCKS
+    least_blocks = QUICK_BLOCKS if is_steady else LEAST_BLOCKS
+    _add_block(paces, times, apart, needed, least_blocks)
+    suspects = {rank for rank, pace in paces.ranks.items() if pace.evidence >= SUSPECT_PART * needed[rank]}
     uneven = len({rank // apart for rank in suspects}) > 1 and len(suspects) > MOST_PART * len(times)
     candidates = {rank: pace for rank, pace in paces.ranks.items() if pace.named or rank in suspects}
     for rank, pace in candidates.items():
-        _name(pace, scales[rank // apart].needed, uneven, now)
+        _name(pace, not uneven and pace.evidence >= needed[rank] and pace.blocks >= least_blocks, now)
     paces.stragglers = {rank: pace for rank, pace in candidates.items() if pace.named}
 
 
+def _needed(paces: RankPaces, pace: RankPace) -> float:
+    """The evidence that names the rank. Its own evidence since it was slow last is no unrest."""
+    return min(max(CAUTION * (paces.unrest - pace.total_evidence / BLOCKS_OF_UNREST), 1.0), MOST_NEEDED)
+
+
 def _add_block(
-    paces: RankPaces, times: Mapping[int, BlockTime], apart: int, scales: Mapping[int, _Scale], enough: float
+    paces: RankPaces, times: Mapping[int, BlockTime], apart: int, needed: Mapping[int, float], least_blocks: int
 ) -> None:
     """Add the evidence of the block to that of each rank."""
     wait_us = statistics.median_high(time.wait_us for time in times.values())
-    paces.ranks = {rank: paces.ranks.get(rank) or RankPace() for rank in times}
+    deviation = _deviation(paces)
+    scales = _scales(times, apart, deviation)
+    most = max(1.0, deviation / WIDE_DEVIATION) / least_blocks
     is_noise_known = len(paces.changes) >= FIRST_CHANGES
     changes = []
     for rank, time in times.items():
@@ -115,23 +130,26 @@ def _add_block(
             changes.append(abs(excess - pace.last_excess))
         pace.last_excess = excess
         if is_noise_known:
-            gain = min(max(scale.weight * (excess - scale.least), -MOST_AGAINST * enough), MOST_FOR * enough)
-            pace.evidence = min(max(pace.evidence + gain, 0.0), scale.needed)
+            gain = min(max(scale.weight * (excess - scale.least), -MOST_AGAINST * most), most)
+            pace.evidence = min(max(pace.evidence + gain, 0.0), needed[rank])
+            if pace.evidence == 0.0 and pace.blocks >= QUICK_BLOCKS:
+                paces.is_steady = False
             _note_times(pace, time.compute_us, scale.usual_us, wait_us - time.wait_us)
     paces.changes.extend([statistics.median(changes)] if changes else [])
+    paces.blocks += 1
+    most_evidence = max((pace.evidence for pace in paces.ranks.values() if not pace.named), default=0.0)
+    paces.unrest += (most_evidence - paces.unrest) / BLOCKS_OF_UNREST
 
 
-def _scales(paces: RankPaces, times: Mapping[int, BlockTime], apart: int, enough: float) -> dict[int, _Scale]:
+def _scales(times: Mapping[int, BlockTime], apart: int, deviation: float) -> dict[int, _Scale]:
     """For each group of `apart` ranks in a row. The weight is that of the likelihood ratio of two normal distributions
     whose means are 0 and twice `least`."""
-    variance = _deviation(paces) ** 2
+    enough = ENOUGH + FOR_RANKS * math.log(len(times))
     usual = _medians_elsewhere({rank: time.compute_us for rank, time in times.items()}, apart)
     scales = {}
     for group, usual_us in usual.items():
         least = math.log1p(max(LEAST_SHARE, LEAST_US / usual_us))
-        others = len(paces.suspected) - (group in paces.suspected)
-        needed = enough * (1 + CAUTION * min(others, MOST_CAUTION))
-        scales[group] = _Scale(usual_us, least, 2 * least / variance, needed)
+        scales[group] = _Scale(usual_us, least, 2 * least / deviation**2 / enough)
     return scales
 
 
@@ -169,27 +187,22 @@ def _place_of(index: int, left_out: Iterable[int]) -> int:
 def _note_times(pace: RankPace, compute_us: float, usual_us: float, waited_us: float) -> None:
     """If the rank is slow, it is so since its evidence was 0 last."""
     if pace.evidence == 0.0:
-        pace.blocks = 0
+        pace.blocks, pace.total_evidence = 0, 0.0
         return
     pace.blocks += 1
+    pace.total_evidence += pace.evidence
     weight = 1 / min(pace.blocks, BLOCKS_OF_MEAN)
     pace.compute_us += weight * (compute_us - pace.compute_us)
     pace.usual_us += weight * (usual_us - pace.usual_us)
     pace.waited_us += weight * (waited_us - pace.waited_us)
 
 
-def _note_suspects(paces: RankPaces, groups: Iterable[int]) -> None:
-    """Groups of which a rank is a suspect now, and for how long they were none."""
-    calm = {group: blocks + 1 for group, blocks in paces.suspected.items() if blocks < BLOCKS_OF_SUSPICION}
-    paces.suspected = calm | dict.fromkeys(groups, 0)
-
-
-def _name(pace: RankPace, needed: float, uneven: bool, now: float) -> None:
-    """Begin, prolong or end the time in which the rank is a straggler. In an uneven job none begins."""
+def _name(pace: RankPace, may_begin: bool, now: float) -> None:
+    """Begin, prolong or end the time in which the rank is a straggler."""
     if pace.named:
         pace.named_times[-1] = (pace.named_times[-1][0], now)
         pace.named = pace.evidence > 0.0
-    elif not uneven and pace.evidence >= needed and pace.blocks >= LEAST_BLOCKS and _is_waited_for(pace):
+    elif may_begin and _is_waited_for(pace):
         pace.named = True
         pace.named_times = [*pace.named_times[1 - TIMES_KEPT :], (now, now)]
 
