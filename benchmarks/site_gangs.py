@@ -22,6 +22,7 @@ from benchmarks import site
 from benchmarks.site_nodes import Counts, LoadedNode, read_signals, tell_counts
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import start_logging
@@ -81,7 +82,7 @@ async def _ping(agent: ScriptedAgent) -> NoReturn:
 
 async def run_node(name: str, address: str, credentials: Credentials, trust: Trust, counts: Counts) -> None:
     """The daemon of one node: its stream, and its answers to probes."""
-    key = ServerKey()
+    key = ServerKey(call_binding.name_of_node_daemon(name))
     server = make_probe_server(credentials, name, f"{name}-1")
     port = bind(server, "127.0.0.1:0", key.certificates())
     await server.start()

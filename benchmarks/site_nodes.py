@@ -21,6 +21,7 @@ from benchmarks import site
 from muster.daemon.host import clock
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.sensors.sensor import Observation
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import start_logging
 from muster.daemon.transport.tls import ServerKey, Trust
@@ -123,7 +124,8 @@ async def _run(found: site.Site, port: int, names: list[str]) -> None:
     counts, trust, credentials = Counts(), found.trust(), found.credentials()
     address = f"127.0.0.1:{port}"
     probe = "127.0.0.1:9"
-    nodes = {name: LoadedNode(name, address, credentials, trust, ServerKey(), counts, probe) for name in names}
+    keys = {name: ServerKey(call_binding.name_of_node_daemon(name)) for name in names}
+    nodes = {name: LoadedNode(name, address, credentials, trust, keys[name], counts, probe) for name in names}
     running = [asyncio.create_task(tell_counts(counts)), asyncio.create_task(site.tell_lag())]
     running.append(asyncio.create_task(_start(nodes.values(), running)))
     await read_signals(nodes)

@@ -123,7 +123,8 @@ class Agent:
     ) -> None:
         self._settings = settings
         self._stream: AgentStream | None = None
-        self._key = ServerKey() if settings.trust else None
+        name = call_binding.name_of_agent(settings.identity.gang, settings.identity.node)
+        self._key = ServerKey(name) if settings.trust else None
         self._names = NameResolver()
         self._channels = PeerChannels(settings.credentials, settings.identity.gang, plain_text=settings.trust is None)
         self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)

@@ -32,6 +32,7 @@ from muster.daemon.node.sensors.nvml import NvmlSensor
 from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 from muster.daemon.node.watchdog import report_alive
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
@@ -89,7 +90,7 @@ class NodeDaemon:
         store, stored = FdStore(settings.systemd.notify), settings.systemd.stored
         self._kept_memory = KeptMemoryStore(store)
         self._reservation = PortReservation(settings.listen, stored, store)
-        self._key = ServerKey() if settings.trust else None
+        self._key = ServerKey(call_binding.name_of_node_daemon(settings.node)) if settings.trust else None
         self._sensors = [make(settings.roots) for make in SENSORS]
         self._nvml = next(sensor for sensor in self._sensors if isinstance(sensor, NvmlSensor))
         self._hardware = HardwareInventory(settings.roots.host_root, self._nvml.gpus.current, self._hardware_changed)

@@ -127,10 +127,13 @@ def bytes_of_public_key(key: Key) -> bytes:
     return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def self_signed(key: Key) -> bytes:
-    """A certificate (PEM) that proves nothing to anybody."""
-    name = _name("not attached yet")
-    return _builder(name, name, key.public_key(), 1).sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+def self_signed(key: Key, name: str) -> bytes:
+    """A certificate (PEM) that proves nothing to anybody. `name`: the DNS name that it claims; empty: none."""
+    subject = _name("not attached yet")
+    builder = _builder(subject, subject, key.public_key(), 1)
+    if name:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def read_certificate_files(certificate: Path, key: Path) -> tuple[bytes, bytes]:

@@ -150,9 +150,9 @@ _ANSWER_WITHOUT_TLS, _CLOSED_AT_ONCE = "WRONG_VERSION_NUMBER", ("failed to conne
 
 
 class ServerKey:
-    """The key of a process that gets its certificate from the coordinator."""
+    """The key of a process that gets its certificate from the coordinator. `name`: see `certificate_name`."""
 
-    def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
+    def __init__(self, name: str, now: Callable[[], float] = clock.monotonic) -> None:
         # Imported here: a program without TLS does not wait for the import.
         from muster.daemon.transport import authority
 
@@ -162,8 +162,9 @@ class ServerKey:
         self._pem = authority.pem_of_key(self._key)
         self.public_key = authority.bytes_of_public_key(self._key)
         """For `authority.Authority.issue` (DER)."""
-        # Until the coordinator has sent a certificate, nobody has a reason to call.
-        self._configuration = self._configuration_of(authority.self_signed(self._key))
+        # Other agents call before the coordinator has sent a certificate. gRPC logs an error for each caller who asks
+        # for a name that no certificate has.
+        self._configuration = self._configuration_of(authority.self_signed(self._key, certificate_name(name)))
 
     def use(self, certificate: bytes) -> None:
         """Prove the name in this certificate (PEM), which belongs to this key, to callers from now on."""
@@ -197,7 +198,7 @@ def pinned_context() -> tuple[ssl.SSLContext, str]:
     from muster.daemon.transport import authority
 
     key = authority.make_key()
-    certificate = authority.self_signed(key)
+    certificate = authority.self_signed(key, "")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     with tempfile.TemporaryFile() as file:  # the standard library reads a key from a file only

@@ -63,7 +63,7 @@ async def server(tmp_path: Path) -> AsyncIterator[grpc.aio.Server]:
 
 async def test_agents_share_the_range_until_it_is_used_up(server: grpc.aio.Server) -> None:
     """Two agents with TLS, each with a port for pieces in plain text. There is no port for a third one."""
-    ports, key = free_ports(4), ServerKey()
+    ports, key = free_ports(4), ServerKey("agent/g/n1")
     found = [
         listen(server, "0.0.0.0:0", ports, certificates) for certificates in (key.certificates, None) for _ in range(2)
     ]

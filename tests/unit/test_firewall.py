@@ -85,7 +85,7 @@ class Shards:
     async def Stored(self, request, context):
         return PeerAck(refused="answered")
 async def serve(secret, authority, ports):
-    identity, key, site = AgentIdentity("g", "n1", "i", os.getuid()), ServerKey(), Authority.create("site")
+    identity, key, site = AgentIdentity("g", "n1", "i", os.getuid()), ServerKey("agent/g/n1"), Authority.create("site")
     key.use(site.issue(key.public_key, [certificate_name(call_binding.name_of_agent("g", "n1"))]))
     Path(authority).write_bytes(site.pem)
     service = PeerService(identity, Shards(), lambda: None)

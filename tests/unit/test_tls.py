@@ -448,7 +448,7 @@ def test_a_coordinator_says_once_a_day_that_its_certificate_expires_soon(
 
 def test_a_certificate_is_renewed_halfway_through_its_life_whenever_its_owner_attaches(site: Authority) -> None:
     now = 0.0
-    key = ServerKey(now=lambda: now)
+    key = ServerKey("musterd/n1", now=lambda: now)
     assert not key.certified_by
     key.use(site.issue(key.public_key, [certificate_name("musterd/n1")]))
     now = RENEW_AFTER_S
@@ -459,11 +459,11 @@ def test_a_certificate_is_renewed_halfway_through_its_life_whenever_its_owner_at
 
 def test_a_certificate_that_names_no_authority_is_asked_for_again() -> None:
     assert authority.issuer_of(b"none") == b""
-    assert authority.issuer_of(authority.self_signed(authority.make_key())) == b""
+    assert authority.issuer_of(authority.self_signed(authority.make_key(), "")) == b""
 
 
 def test_a_key_of_a_server_proves_nothing_before_it_has_a_certificate(site: Authority) -> None:
-    key = ServerKey()
+    key = ServerKey("musterd/n1")
     issued = site.issue(key.public_key, [certificate_name("musterd/n1")])
     assert authority.names_in_certificate(issued) == {certificate_name("musterd/n1")}
 
@@ -488,7 +488,7 @@ async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
 ) -> None:
     """An administrator has removed the issuing authority: agents attach again and get certificates of a new one."""
     name, other = certificate_name(call_binding.name_of_agent("g1", "n1")), Authority.create("other")
-    identity, key = AgentIdentity("g1", "n1", "i", os.getuid()), ServerKey()
+    identity, key = AgentIdentity("g1", "n1", "i", os.getuid()), ServerKey("musterd/n1")
     key.use(site.issue(key.public_key, [name]))
     service = PeerService(identity, Shards(), lambda: None)
     server = make_agent_server(credentials, agent_limits(members=2), identity, service)
@@ -510,9 +510,18 @@ async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
     await server.stop(None)
 
 
+async def test_a_caller_who_comes_before_the_certificate_is_no_error_in_the_log(
+    credentials: SecretCredentials, site: Authority, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = ServerKey("musterd/n1")
+    async with serving(credentials, key.certificates()) as port:
+        assert await ping(port, credentials, trust_in(site), server="musterd/n1") != "OK"
+    assert "No match found for server name" not in capfd.readouterr().err
+
+
 async def test_handshakes_at_the_same_time_end_no_server(credentials: SecretCredentials, site: Authority) -> None:
     """gRPC frees a replaced certificate while other handshakes read it. So it must be given each certificate once."""
-    key = ServerKey()
+    key = ServerKey("musterd/n1")
     key.use(site.issue(key.public_key, [LOOPBACK]))
     async with serving(credentials, key.certificates()) as port:
         for _ in range(3):

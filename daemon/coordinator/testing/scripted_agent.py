@@ -66,7 +66,7 @@ class ScriptedAgent:
         self._credentials = credentials
         self.certificate = pb.Certificate()
         self._trust = trust
-        self._key = ServerKey() if trust else None
+        self._key = ServerKey(call_binding.name_of_agent(gang, node)) if trust else None
         self.hello = pb.AgentHello(
             gang_id=gang, slurm_job_id=job, slurm_restart_count=restarts, node=node,
             incarnation=f"{node}-{incarnation}", spec=spec, batch_host=batch_host, pool_serial=pool,

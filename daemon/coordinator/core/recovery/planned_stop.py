@@ -61,7 +61,9 @@ def _limit_reason(gang_turn: GangTurn) -> str:
     if gang_turn.now < stop_at:
         gang_turn.turn.tick_at(stop_at)
         return ""
-    return f"the time limit of job {gang_turn.gang.job} is {max(0.0, limit_at - gang_turn.now):.0f} s away"
+    # The reason stays after the end, so it is true at any time.
+    before_s = max(0.0, limit_at - gang_turn.now)
+    return f"stopped for the time limit of job {gang_turn.gang.job}, {before_s:.0f} s before it"
 
 
 def due_at(gang_turn: GangTurn) -> float | None:
