@@ -28,7 +28,7 @@ def cause_in(text: str) -> str:
     Returns:
         "": there is no line.
     """
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in text.splitlines() if _RANK_PREFIX.sub("", line).strip()]
     lines = [line for line in lines if not _LIBRARY_LOG.match(line)] or lines[-1:]
     for number in range(len(lines) - 1, -1, -1):
         line = _RANK_PREFIX.sub("", lines[number])
