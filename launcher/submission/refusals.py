@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.launcher.spec.job_options import all_options
@@ -17,17 +17,23 @@ _NO_SUCH_SHAPE = "Requested topology configuration is not available"
 def hint_for(message: str, job: Job, options: Sequence[SbatchOption] = ()) -> str:
     """The hint for Slurm's `message`. Empty if its words say it all. `options`: those of the command line."""
     own = {option.name: str(option) for option in all_options(job, options)}
-    gres = f"gpus_per_node = {job.gpus_per_node}" if job.gpus_per_node else own.get("gres", "")
+    gres = f"gpus_per_node = {job.gpus_per_node}: " if job.gpus_per_node else _given(own, "gres", "gpus-per-node")
     hints = {
         _NO_SUCH_SHAPE: "nodes + spares must be the size of a shape that the torus has (scontrol show topoconf, "
         "placements)",
-        "generic resource (gres)": f"{gres}: no node has such a GRES. sinfo -o '%P %G' shows what partitions have",
-        "Invalid partition name": f"{own.get('partition', '')}: sinfo -o %P shows the partitions",
-        "Invalid feature": f"{own.get('constraint', '')}: sinfo -o '%P %f' shows the features of nodes",
-        "Invalid node name": f"{own.get('exclude') or own.get('nodelist', '')} names a node that Slurm does not have",
+        "generic resource (gres)": f"{gres}no node has such a GRES. sinfo -o '%P %G' shows what partitions have",
+        "Invalid partition name": f"{_given(own, 'partition')}sinfo -o %P shows the partitions",
+        "Invalid feature": f"{_given(own, 'constraint')}sinfo -o '%P %f' shows the features of nodes",
+        "Invalid node name": f"{_given(own, 'exclude', 'nodelist')}Slurm does not have one of the nodes",
         "unrecognized option": "sbatch does not have this option. An argument of the script belongs into command of "
         "job.toml",
         "Requested node configuration is not available": "too few nodes of the partition have all that is asked: "
         "sinfo -o '%P %D %c %m %G' shows nodes, CPUs, memory and GRES",
     }
     return next((hint for words, hint in hints.items() if words in message), "")
+
+
+def _given(own: Mapping[str, str], *names: str) -> str:
+    """Those of the options that were given, before a hint; empty: none, a variable or a default of the site says it."""
+    given = " ".join(own[name] for name in names if name in own)
+    return f"{given}: " if given else ""

@@ -411,7 +411,7 @@ def test_the_sites_file_is_read(tmp_path: Path) -> None:
         ("Invalid generic resource (gres) specification", "gpus_per_node = 4: no node has such a GRES."),
         ("Batch job submission failed: Invalid partition name specified", "--partition=gpu: sinfo -o %P"),
         ("Batch job submission failed: Invalid feature specification", "--constraint=h100: sinfo -o"),
-        ("Batch job submission failed: Invalid node name specified", "--exclude=n99 names a node"),
+        ("Batch job submission failed: Invalid node name specified", "--exclude=n99: Slurm does not have"),
         ("Batch job submission failed: Requested topology configuration is not available", "nodes + spares must be"),
         (
             "Batch job submission failed: Requested node configuration is not available",
@@ -425,6 +425,18 @@ def test_refusals_have_hints(message: str, hint: str) -> None:
     found = hint_for(message, job(2, '[slurm]\npartition = "gpu"\nexclude = "n99"'), options)
     assert found.startswith(hint)
     assert bool(found) == bool(hint)
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("Invalid partition name specified", "sinfo -o %P shows"),
+        ("Invalid feature specification", "sinfo -o '%P %f'"),
+        ("Invalid node name specified", "--exclude=n1 --nodelist=n2: Slurm does not have one of the nodes"),
+    ],
+)
+def test_a_hint_names_all_options_that_can_be_meant_and_no_other(message: str, hint: str) -> None:
+    assert hint_for(message, job(2), read_words(["--exclude", "n1", "--nodelist", "n2"])).startswith(hint)
 
 
 NODE = Node("n0", frozenset({NodeState.IDLE}), gres="gpu:2", partitions=("main",))

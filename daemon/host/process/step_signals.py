@@ -1,8 +1,8 @@
 """The signals that Slurm passes to every process of a step, and that are meant for ranks: `sbatch --signal=USR1@60`,
 `scancel --signal=ALRM JOB`. Each of them ends a process that does not expect it.
 
-Muster's own processes ignore them. A rank gets their default action back, as under srun. SIGTERM and SIGINT are not
-among them: they end an agent. Uses the standard library only, because zygotes do.
+Muster's own processes ignore them. A rank gets their default action back, as under srun, except that of SIGUSR2.
+SIGTERM and SIGINT are not among them: they end an agent. Uses the standard library only, because zygotes do.
 """
 
 import signal

@@ -22,7 +22,7 @@ import grpc
 
 from muster.daemon.transport.call_binding import payload_of_call
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
-from muster.daemon.transport.server_limits import COORDINATOR, MIB, SHARD_MESSAGE_BYTES
+from muster.daemon.transport.server_limits import COORDINATOR, KIB, SHARD_MESSAGE_BYTES
 from muster.daemon.transport.site_config import Site, split_address, split_addresses
 from muster.daemon.transport.testing.half_calls import HalfCaller
 
@@ -103,7 +103,7 @@ class Attacker:
 
 def all_attacks(coordinator: Target, agent: Target) -> list[Attack]:
     """All cells of the table that cost memory."""
-    each, ping_bytes = COORDINATOR.calls_per_connection, SHARD_MESSAGE_BYTES - MIB // 1024
+    each, ping_bytes = COORDINATOR.calls_per_connection, SHARD_MESSAGE_BYTES - KIB
     # 256 connections of one address reach the coordinator, as muster-coordinator.nft allows.
     return [
         Attack(REGISTER, coordinator, connections=188, calls=each),
