@@ -64,7 +64,7 @@ RELEASE_AFTER_S = 30.0
 FAILED_NAMED = 8
 """Nodes that the reason of a failed gang names."""
 REASON_LENGTH = 200
-"""Characters of a rank's last line that a reason quotes."""
+"""Characters of what a rank has written that a reason quotes."""
 _SIGNALS_OF_LIMITS = {
     24: " (SIGXCPU: its limit of processor time, ulimit -t of the shell that submitted)",
     25: " (SIGXFSZ: its limit of a file's size, ulimit -f of the shell that submitted)",
