@@ -103,8 +103,8 @@ def last_completed_first(where: str, is_asked: Callable[[str], bool]) -> Iterato
     Raises:
         OSError: the place can't be read.
     """
-    newest = map(_first_believable, _newest_first(where, is_asked).values())
-    found = [one for one in newest if one is not None]
+    asked = (found for gang, found in _newest_first(where, is_asked).items() if is_asked(gang))
+    found = [one for one in map(_first_believable, asked) if one is not None]
     for one in sorted(found, key=lambda one: one.found.completed_ns or 0, reverse=True):
         yield locations.join(where, one.found.name), one.manifest
 

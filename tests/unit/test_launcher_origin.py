@@ -186,6 +186,22 @@ async def test_jobs_of_other_names_and_folders_are_not_spoken_of(
     assert job_identity(JobSpec(name="train")) == "", "without a durable folder there is nothing to inherit"
 
 
+async def test_a_checkpoint_whose_folder_names_no_gang_is_that_of_its_manifest(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier versions named folders so."""
+    left(spec, gang="other-u0-0123456789ab", job="another")
+    [folder] = Path(spec.durable_dir).iterdir()
+    unnamed = folder.rename(folder.with_name("step_00000176_g2"))
+    assert await choose_origin(spec, Asked(), Known(None)) == ""
+    assert capsys.readouterr().err == "", "it is no job train"
+    spec.name = "other"
+    assert await choose_origin(spec, Asked(), Known(None)) == ""
+    assert f"holds a checkpoint of a job other with another command, env or work_dir. --resume {unnamed} goes on" in (
+        capsys.readouterr().err
+    )
+
+
 def test_what_differs_is_named_without_values() -> None:
     one = JobSpec(command=["a"], work_dir="/w", env={"LR": "1", "SEED": "2", "KEY": "secret", "SAME": "x"})
     other = JobSpec(command=["b"], work_dir="/w", env={"LR": "3", "SEED": "2", "SAME": "x", "EMPTY": ""})
