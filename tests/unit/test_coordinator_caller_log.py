@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from muster.daemon.coordinator.services.fact_rate import LINE_INTERVAL_S, LINES_AT_ONCE, CallerLog
+from muster.daemon.coordinator.services.fact_rate import LINE_INTERVAL_S, LINES_AT_ONCE, MOST_LINE_CHARS, CallerLog
 
 STRANGER, ANOTHER = 1002, 1003
 
@@ -45,3 +45,8 @@ def test_a_later_line_says_how_many_were_left_out(log: CallerLog, hand: Hand, ca
     hand.now += LINE_INTERVAL_S
     log.log(logging.WARNING, STRANGER, "and again")
     assert caplog.messages[-1] == "and again"
+
+
+def test_a_line_that_quotes_a_whole_message_is_cut(log: CallerLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.log(logging.WARNING, STRANGER, "x" * 4_000_000)
+    assert caplog.messages == ["x" * MOST_LINE_CHARS + "..."]

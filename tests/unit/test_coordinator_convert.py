@@ -49,6 +49,7 @@ def spec(**more: object) -> common_pb2.JobSpec:
             "'-x' is not the name of a job: 1 to 64 letters, digits, '.', '_' or '-', "
             "of which the first is a letter or digit",
         ),
+        ("run_dir", "/a\nb", "run_dir = '/a\\nb' must have no control characters"),
         ("durable_dir", "/a\nb", "durable_dir = '/a\\nb' must have no control characters"),
         ("durable_dir", "/" * 4097, "durable_dir has 4097 characters: 4096 at most"),
     ],

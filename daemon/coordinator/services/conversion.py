@@ -263,7 +263,8 @@ def _check_size(message: common_pb2.JobSpec) -> None:
         raise InvalidMessage(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
     if message.name:
         check_name(names.check_job, message.name)
-    for field, path in (("durable_dir", message.durable_dir), ("resume_from", message.resume_from)):
+    for field in ("run_dir", "durable_dir", "resume_from"):  # reasons quote them
+        path: str = getattr(message, field)
         check_length(field, path, job_limits.MAX_PATH_CHARS)
         if plain(path) != path:
             raise InvalidMessage(f"{field} = {path!r} must have no control characters")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 
 from muster.daemon.coordinator.services.rpc_errors import resource_exhausted
 from muster.daemon.host import clock
+from muster.daemon.host.plain_text import cut
 
 BURST = 20
 """Attaches as somebody new that may follow each other at once."""
@@ -27,7 +28,9 @@ SWEEP_AT = 1024
 so that a site whose nodes all attach at once does not look through all of them for each."""
 
 LINES_AT_ONCE, LINE_INTERVAL_S = 100, 10.0
-"""Lines of one caller that may follow each other at once, and seconds after which one more may: 2 MiB a day at most."""
+"""Lines of one caller that may follow each other at once, and seconds after which one more may."""
+MOST_LINE_CHARS = 500
+"""Of one line, which may quote a whole message of 4 MiB: 5 MiB a day at most."""
 
 
 class FactRate:
@@ -76,6 +79,7 @@ class CallerLog:
     def log(self, level: int, caller: Hashable, words: str) -> None:
         """Log `words`, unless this caller has caused too many lines. `caller`: what it has proved to be, a uid for
         example."""
+        words = cut(words, MOST_LINE_CHARS)
         if self._rate.is_too_often(caller, self._now()):
             self._left_out[caller] += 1
         elif left_out := self._left_out.pop(caller, 0):
