@@ -252,6 +252,9 @@ async def test_nobody_learns_whether_another_user_has_a_job(shared: ScriptedWorl
     not, has one answer, which names no user and no gang but the one that was asked for."""
     assert shared.coordinator
     assert isinstance(shared.credentials, ChosenUser)
+    beside = events.GangSpec(2, 0, durable_dir="/d", resume_from="/d/step_00000007_g1_x")
+    own = gang_ids.new_gang_id("eve", EVE)
+    shared.coordinator.engine.post(events.GangSubmitted(own, 3, EVE, "eve", beside, '{"name": "eve"}'))
     named = gang_ids.new_gang_id("train", ALICE)
     for gang, job in ((named, 1), ("of-an-earlier-version", 2)):
         shared.coordinator.engine.post(events.GangSubmitted(gang, job, ALICE, "train", events.GangSpec(2, 0), "{}"))
@@ -292,7 +295,9 @@ def _calls_for_a_job(channel: Any) -> list[Callable[[str, Any], Any]]:
     api, diagnosis = api_pb2_grpc.MusterStub(channel), diagnosis_pb2_grpc.DiagnosisStub(channel)
 
     def ref(kind: str, name: Any) -> api_pb2.GangRef:
-        return api_pb2.GangRef(slurm_job_id=name) if kind == "job" else api_pb2.GangRef(gang_id=name)
+        named = api_pb2.GangRef(slurm_job_id=name) if kind == "job" else api_pb2.GangRef(gang_id=name)
+        named.like.CopyFrom(JobSpec(name="eve", durable_dir="/d"))
+        return named
 
     async def read(stream: Any) -> None:
         async for _ in stream:

@@ -27,6 +27,7 @@ from muster.daemon.transport.identity import Caller, set_call
 from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.v1 import api_pb2, api_pb2_grpc
+from muster.v1.common_pb2 import JobSpec
 
 SLURM, OWNER, OTHER = 64030, 1001, 1002
 JOB = api_pb2.GangRef(slurm_job_id=1)
@@ -112,6 +113,29 @@ async def test_roll_calls_of_one_user_are_refused_while_one_is_made_and_others_w
     found = await asyncio.gather(nodes_as(OTHER), nodes_as(OTHER), nodes_as(OWNER), nodes_as(OTHER))
     assert found == [all_nodes, "RESOURCE_EXHAUSTED", all_nodes, "RESOURCE_EXHAUSTED"]
     assert await nodes_as(OTHER) == all_nodes
+
+
+async def test_the_event_loop_goes_on_while_two_specs_are_compared(world: ScriptedWorld) -> None:
+    """The attack: a user has specs of a hundred thousand variables compared again and again."""
+    assert world.coordinator
+    engine, roster = world.coordinator.engine, world.coordinator.roster
+    registered = events.GangSpec(2, 0, durable_dir="/d", resume_from="/d/step_00000007_g1_x")
+    engine.post(events.GangSubmitted("g7", 7, OWNER, "train", registered, '{"name": "train"}'))
+    lookup = SlurmLookup(world.slurm, roster)
+    service = MusterService(engine, lookup, roster, world.rights, StreamLimits(), login_names=LoginNames())
+    like = JobSpec(name="train", durable_dir="/d", env={"LR": "1"})
+    order = []
+
+    async def compare() -> None:
+        set_call(Caller(OWNER, OWNER, "127.0.0.1"), "/muster.v1.Muster/Describe")
+        ref = api_pb2.GangRef(job_identity="of-another", like=like)
+        order.extend((await service.Describe(ref, _Context())).differs)  # type: ignore[arg-type]
+
+    async def go_on() -> None:
+        order.append("others")
+
+    await asyncio.gather(compare(), go_on())
+    assert order == ["others", "env.LR"]
 
 
 def test_a_place_is_given_back_when_a_call_fails() -> None:
