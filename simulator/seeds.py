@@ -209,7 +209,7 @@ class SeedRun:
     def _slow_down(self, seed: int) -> None:
         """In some seeds a node or a rank is slow, and the site leaves nodes for that."""
         rng = random.Random(f"stragglers {seed}")  # as in `_step_s`
-        if rng.random() < 0.24:
+        if rng.random() < 0.36:
             fault = rng.choice([hardware_faults.slow_node, process_faults.slow_rank])
             injection.arm(self.world, fault, 2.0 * rng.random())
 
