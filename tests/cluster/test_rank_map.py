@@ -69,7 +69,8 @@ def test_a_group_that_is_torn_over_leaves_is_named_before_the_first_step(healthy
         assert f"wider than asked: {words}" in status
         lines = healthy.exec(LOGIN, "muster", "events", str(job), user="alice").stdout.splitlines()
         named = next(at for at, line in enumerate(lines) if f"wider than [placement] asks: {words}; predicted" in line)
-        stepped = next(at for at, line in enumerate(lines) if "generation 1 finished its first step" in line)
+        # On a busy machine an agent of two may be paused for seconds before the first step, and ends its ranks.
+        stepped = next(at for at, line in enumerate(lines) if "finished its first step" in line)
         assert named < stepped
         training.cancel()
 

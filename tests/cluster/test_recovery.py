@@ -14,7 +14,8 @@ BUCKETS = (*SMALL_MODEL, "--bucket-cap-mb", "0.05")
 
 
 def slurm_node(cluster: Cluster, node: str) -> str:
-    return cluster.sh(CONTROLLER, f"scontrol show node {node}")
+    """What Slurm shows of a node. While munged can't keep up, it closes connections, and scontrol ends by SIGPIPE."""
+    return wait_until(lambda: cluster.sh(CONTROLLER, f"scontrol show node {node} || true"), 60, f"Slurm shows {node}")
 
 
 def times_downed(cluster: Cluster, node: str) -> int:
