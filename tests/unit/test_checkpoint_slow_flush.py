@@ -15,9 +15,10 @@ from tests.unit.test_checkpoint_service import Gang, flush_all, flush_order, run
 
 from muster.checkpoint.durable.posix_folder import PosixFile, PosixFolder
 from muster.checkpoint.format import durable_folders
-from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_version, flusher, held_shards
+from muster.checkpoint.store.flush.give_up import GiveUp
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource, move_all
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -247,3 +248,28 @@ async def test_a_planned_stop_waits_for_no_storage_in_which_nodes_agree_on_the_v
         outcomes = [str(outcome) for outcome in await running]
         assert all("flush 1 is given up: the ranks need the memory" in words for words in outcomes), outcomes
         assert list(tmp_path.iterdir()) == []
+
+
+class AbandonedStore(PosixFolder):
+    """The flush leader removes the folder of the declarations at this call."""
+
+    abandoned_at = "write"
+
+    def write(self, name: str, data: bytes) -> None:
+        if self.abandoned_at == "write":
+            self.remove_folder(name.partition("/")[0])
+        super().write(name, data)
+
+    def names(self, folder: str = "") -> list[str]:
+        if self.abandoned_at == "names":
+            self.remove_folder(folder)
+        return super().names(folder)
+
+
+@pytest.mark.parametrize("abandoned_at", ["write", "names"])
+def test_a_node_that_declares_when_the_leader_has_ended_the_flush_says_so(tmp_path: Path, abandoned_at: str) -> None:
+    store = AbandonedStore(tmp_path)
+    store.abandoned_at = abandoned_at
+    exchange = flush_version.VersionExchange(store, ".flush-g1-1", "n1", frozenset({"n0", "n1"}), GiveUp())
+    with pytest.raises(FlushError, match="given up: the node that leads the flush has ended it"):
+        flush_version.choose_version(exchange, Version(1, 1))

@@ -23,14 +23,13 @@ from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import ABANDONED, GiveUp
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 
 log = logging.getLogger(__name__)
 
-_ABANDONED = "given up: the node that leads the flush has ended it, its own agent says why"
 FAILURE_MARK = ".failed"
 WRITERS = 4
 """Files that a node writes at a time. One writer rarely fills what a parallel file system can take from a node."""
@@ -111,7 +110,7 @@ def write_part(part: FlushPart, sources: Sequence[RankSource]) -> None:
                 source.begin(part.written)
         _write_rank_files(part, sources, written)
         if part.is_abandoned():
-            raise FlushError(_ABANDONED)
+            raise FlushError(ABANDONED)
     except (OSError, CorruptShard, FlushError) as error:
         failure = _describe_failure(part, error)
         _remove_files(part, written)
@@ -165,7 +164,7 @@ def _write_rank_files(part: FlushPart, sources: Sequence[RankSource], written: l
 
 def _describe_failure(part: FlushPart, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and not _is_there(part.store, part.working_folder):
-        return _ABANDONED
+        return ABANDONED
     return describe_error(error, part.store.where)
 
 

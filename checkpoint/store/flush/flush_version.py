@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import ABANDONED, GiveUp
 
 DECLARATIONS_TIMEOUT_S = 60.0
 """Seconds that an agent waits for the declarations of all others."""
@@ -58,10 +58,12 @@ def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = 
     try:
         store.write(declaration, b"")
         return _wait_for_all(exchange, timeout_s)
-    except (OSError, FlushError):
+    except (OSError, FlushError) as error:
         with suppress(OSError):
             store.remove(declaration)
             store.remove_empty_folder(exchange.folder)  # succeeds if this was the last declaration
+        if isinstance(error, FileNotFoundError):  # the flush leader has removed the folder
+            raise FlushError(ABANDONED) from error
         raise
 
 

@@ -2,6 +2,7 @@
 
 import threading
 
+ABANDONED = "given up: the node that leads the flush has ended it, its own agent says why"
 SLOTS_NEEDED = "the ranks need the memory that it holds for their last step before a stop"
 
 
