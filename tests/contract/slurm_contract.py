@@ -20,6 +20,9 @@ from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
 NO_SUCH_JOB = 999_999
 SILENCE_S = 2.0
+PATIENT_S = 60.0
+"""For a requeue that must succeed: on a busy machine the nodes of the job before it take long to complete. The
+coordinator asks again after its shorter time."""
 REASON = 'muster: [node] Xid 79 (GPU fell off the bus) on gpu 3; "see" events = 7'
 
 
@@ -303,13 +306,13 @@ async def requeue_elsewhere_and_once(world: World) -> None:
     some = await names(world)
     job = await running(world, "-N2", "--no-kill", "--requeue", "-x", some[-1])
     bad = job.nodes[0]
-    await world.slurm.requeue(job.id, [bad], restarts=0)
+    await world.slurm.requeue(job.id, [bad], restarts=0, timeout_s=PATIENT_S)
     again = await until(world, job.id, lambda job: job.running)
     assert again.restart_count == 1
     assert bad not in again.nodes
     assert set(again.excluded) == {some[-1], bad}
     assert again.batch_host == again.nodes[0]
-    await world.slurm.requeue(job.id, [bad], restarts=0)
+    await world.slurm.requeue(job.id, [bad], restarts=0, timeout_s=PATIENT_S)
     assert (await job_of(world, job.id)).restart_count == 1
     assert (await job_of(world, job.id)).running
 
@@ -318,7 +321,7 @@ async def requeue_of_a_waiting_job_excludes_and_starts_it(world: World) -> None:
     some = await names(world)
     id = await world.start(["-N1", "--begin=now+3600"])
     await until(world, id, lambda job: job.state is JobState.PENDING)
-    await world.slurm.requeue(id, some[:1], restarts=0)
+    await world.slurm.requeue(id, some[:1], restarts=0, timeout_s=PATIENT_S)
     after = await until(world, id, lambda job: job.running)
     assert after.nodes[0] != some[0]
     assert after.restart_count == 0
@@ -336,13 +339,13 @@ async def a_node_that_was_excluded_is_admitted_again(world: World) -> None:
     some = await names(world)
     id = await world.start(["-N1", "--begin=now+3600", "-x", f"{some[0]},{some[1]}"])
     await until(world, id, lambda job: job.state is JobState.PENDING)
-    await world.slurm.requeue(id, (), [some[0]], restarts=0)
+    await world.slurm.requeue(id, (), [some[0]], restarts=0, timeout_s=PATIENT_S)
     after = await until(world, id, lambda job: job.running)
     assert after.excluded == (some[1],)
     await world.slurm.cancel(id)
     id = await world.start(["-N1", "--begin=now+3600", "-x", some[0]])
     await until(world, id, lambda job: job.state is JobState.PENDING)
-    await world.slurm.requeue(id, (), [some[0]], restarts=0)
+    await world.slurm.requeue(id, (), [some[0]], restarts=0, timeout_s=PATIENT_S)
     assert (await until(world, id, lambda job: job.running)).excluded == ()
 
 
