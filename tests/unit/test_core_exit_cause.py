@@ -15,14 +15,14 @@ _ILLEGAL_ACCESS = "torch.AcceleratorError: CUDA error: an illegal memory access 
 _ABORTED = "[PG ID 0 Rank 1] Process group watchdog thread terminated with exception: NCCL communicator was aborted"
 OUT_OF_MEMORY = f"""\
 [rank0]: Traceback (most recent call last):
-[rank0]:   File "/work/train.py", line 14, in fault
+[rank0]:   File "/home/alice/train.py", line 14, in fault
 [rank0]:     keep = [torch.empty(1 << 33, dtype=torch.uint8, device="cuda") for _ in range(20)]
 [rank0]:             ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 [rank0]: {_OUT_OF_MEMORY}
 {_GOODBYE}"""
 ILLEGAL_ACCESS = f"""\
 [rank3]: Traceback (most recent call last):
-[rank3]:   File "/work/train.py", line 1162, in synchronize
+[rank3]:   File "/home/alice/train.py", line 1162, in synchronize
 [rank3]:     return torch._C._cuda_synchronize()
 [rank3]:            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 [rank3]: {_ILLEGAL_ACCESS}
@@ -42,26 +42,26 @@ SEGMENTATION_FAULT = """\
 Fatal Python error: Segmentation fault
 
 Current thread 0x00007f0e8f7fe700 (most recent call first):
-  File "/work/train.py", line 20 in step
+  File "/home/alice/train.py", line 20 in step
 
 Extension modules: numpy._core._multiarray_umath, torch._C (total: 53)
 """
 CHAINED = """\
 Traceback (most recent call last):
-  File "/work/data.py", line 3, in read
+  File "/home/alice/data.py", line 3, in read
     return self.shards[key]
 KeyError: 'a'
 
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "/work/train.py", line 9, in <module>
+  File "/home/alice/train.py", line 9, in <module>
     read()
 ValueError: shard a is missing
 """
 STATE_DICT = """\
 Traceback (most recent call last):
-  File "/work/train.py", line 9, in <module>
+  File "/home/alice/train.py", line 9, in <module>
     model.load_state_dict(state)
 RuntimeError: Error(s) in loading state_dict for Net:
 \tMissing key(s) in state_dict: "head.weight".
@@ -69,7 +69,7 @@ RuntimeError: Error(s) in loading state_dict for Net:
 CAUGHT = """\
 reading shard 3 failed, trying again
 Traceback (most recent call last):
-  File "/work/data.py", line 3, in read
+  File "/home/alice/data.py", line 3, in read
     raise TimeoutError("slow")
 TimeoutError: slow
 step 7 loss 2.1

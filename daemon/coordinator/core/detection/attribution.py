@@ -43,13 +43,13 @@ class RankExit:
 
     @property
     def by_fault(self) -> bool:
-        """A signal has ended the rank that does not answer the loss of a peer. SIGKILL is one, unless the rank's agent
-        has sent it."""
+        """A signal has ended the rank, and the cause is not the loss of a peer. SIGKILL counts, too."""
         return self.rank.exit_code == EXIT_BY_SIGKILL or self.by_fault_of_its_own
 
     @property
     def by_fault_of_its_own(self) -> bool:
-        """A signal has ended the rank that neither answers the loss of a peer nor comes from the rank's agent."""
+        """A signal has ended the rank. The cause is neither the loss of a peer nor the rank's own agent, which sends
+        SIGKILL."""
         return (self.rank.exit_code or 0) < 0 and self.rank.exit_code not in EXITS_WITHOUT_FAULT
 
 

@@ -17,9 +17,7 @@ A copy of a shard that does not match its digests is recorded, and its agent use
 A loss that is NaN or infinite is recorded, once a generation. It accuses nobody: most come from the training itself.
 """
 
-from collections.abc import Iterable
-
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import fact_text, facts
 from muster.daemon.coordinator.core.state.events import NotFinite, ReplicaDisagreement
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.turn import GangTurn
@@ -29,8 +27,6 @@ MOST_DISAGREEMENTS = 8
 its memory so often has had a spare by then, or there is none."""
 MOST_CORRUPT_COPIES = 64
 """Corrupt copies of a run that are recorded. An owner's agent could name others without end."""
-NAMES_SHOWN = 8
-"""Ranks and nodes that the words of a disagreement list."""
 
 
 def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
@@ -104,7 +100,7 @@ def _nodes_of(gang_turn: GangTurn, found: ReplicaDisagreement) -> tuple[str, ...
 
 def _words(found: ReplicaDisagreement, nodes: tuple[str, ...], node: str) -> str:
     several = len(found.ranks) > 1
-    ranks = f"rank{'s' * several} {_listed(map(str, found.ranks))} on {_listed(nodes)}"
+    ranks = f"rank{'s' * several} {fact_text.listed(map(str, found.ranks))} on {fact_text.listed(nodes)}"
     where = f"the parameters or optimizer states of step {found.version.step}"
     if node:
         others = found.replicas - len(found.ranks)
@@ -113,12 +109,6 @@ def _words(found: ReplicaDisagreement, nodes: tuple[str, ...], node: str) -> str
     if found.majority:
         return f"replicas disagree: {ranks} differ from the majority in {where}, and no single node explains that"
     return f"replicas disagree: {ranks} differ in {where}, and nobody can tell which are right"
-
-
-def _listed(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - NAMES_SHOWN} more" if len(listed) > NAMES_SHOWN else ""
-    return " ".join(listed[:NAMES_SHOWN]) + more
 
 
 def _why_comparison_ends(gang_turn: GangTurn) -> str:

@@ -38,7 +38,7 @@ from muster.daemon.coordinator.core.recovery import (
 )
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.recovery.parity import rebuildable
-from muster.daemon.coordinator.core.state import facts, placement
+from muster.daemon.coordinator.core.state import fact_text, facts, placement
 from muster.daemon.coordinator.core.state.communication import (
     closer_than_required,
     communicating_seats,
@@ -61,8 +61,6 @@ SLURM_ANSWER_S = 5.0
 """Seconds within which Slurm's end of a job is known. Slurm's view of a job is read every 2 s."""
 RELEASE_AFTER_S = 30.0
 """Seconds after RUNNING until removed nodes are released if no step is declared: a script without the library."""
-FAILED_NAMED = 8
-"""Nodes that the reason of a failed gang names."""
 REASON_LENGTH = 200
 """Characters of what a rank has written that a reason quotes."""
 _SIGNALS_OF_LIMITS = {
@@ -437,9 +435,7 @@ def _first_failure(gang: Gang, words: Mapping[str, str]) -> str:
     first = next(iter(words.values()))
     nodes = {node for node, reason in words.items() if reason == first}
     nodes |= {m.node for m in gang.members.values() if m.removed and m.removal_reason == f"{m.node}: {first}"}
-    shown = sorted(nodes, key=lambda node: (len(node), node))
-    more = f" and {len(shown) - FAILED_NAMED} more" if len(shown) > FAILED_NAMED else ""
-    return f"{', '.join(shown[:FAILED_NAMED])}{more}: {first}"
+    return f"{fact_text.listed(sorted(nodes, key=lambda node: (len(node), node)), ', ')}: {first}"
 
 
 def _too_many(gang_turn: GangTurn, failing: int) -> bool:

@@ -15,6 +15,9 @@ BLOCKS_KEPT = 16
 BLOCKS_OF_DEVIATION = 64
 """Newest blocks from which it is known how much a rank's times differ from block to block."""
 
+FIRST_UNREST = 0.095
+"""The unrest of a generation before its first block: somewhat more than strong noise makes."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
@@ -57,14 +60,14 @@ class RankPaces:
 
     `ranks`: by number. `stragglers`: those of them that are stragglers now. `changes`: of each of the newest blocks,
     the median rank's change of `last_excess` since the block before. `unrest`: the mean of the most evidence against a
-    rank that is no straggler, over many blocks; it begins with what strong noise makes. `blocks`: how many were judged.
+    rank that is no straggler, over many blocks; it begins with FIRST_UNREST. `blocks`: how many were judged.
     `is_steady`: no rank was slow for a while and then kept pace.
     """
 
     ranks: dict[int, RankPace] = field(default_factory=dict)
     stragglers: dict[int, RankPace] = field(default_factory=dict)
     changes: deque[float] = field(default_factory=lambda: deque(maxlen=BLOCKS_OF_DEVIATION))
-    unrest: float = 0.095
+    unrest: float = FIRST_UNREST
     blocks: int = 0
     is_steady: bool = True
 

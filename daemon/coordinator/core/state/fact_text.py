@@ -12,6 +12,8 @@ from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 
+NAMES_SHOWN = 8
+"""Nodes or ranks that a reason names."""
 _VERBS: dict[facts.SlurmVerb, str] = {
     "drain": "drain {node}",
     "down": "drain {node} and set it DOWN",
@@ -30,6 +32,13 @@ _DOMAINS = {
     "pod": ("pod", "pods"),
     "any": ("larger domain", "larger domains"),
 }
+
+
+def listed(names: Iterable[str], between: str = " ") -> str:
+    """The first names, and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - NAMES_SHOWN} more" if len(every) > NAMES_SHOWN else ""
+    return between.join(every[:NAMES_SHOWN]) + more
 
 
 def describe(fact: facts.Fact) -> str:

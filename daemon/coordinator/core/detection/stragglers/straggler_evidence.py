@@ -3,8 +3,7 @@
 One block proves nothing where step times scatter, and many together do. So each rank has a sum (CUSUM: E. S. Page,
 "Continuous inspection schemes", Biometrika 41, 1954). Each block adds the logarithm of a likelihood ratio (A. Wald,
 "Sequential Analysis", 1947): how much likelier the block is if the rank is slow than if it keeps pace. The sum is never
-below 0, so a long time without trouble hides nothing that comes later. 1 is what names a rank of a gang in which little
-else happens.
+below 0, so a long time without trouble hides nothing that comes later. In a calm gang a sum of 1 names a rank.
 
 - What is judged is the excess: the logarithm of the rank's compute time over the median of the ranks on other nodes. So
   drift that all ranks share cancels out, and ranks of one node that are slow together do not hide each other.
@@ -12,8 +11,8 @@ else happens.
   64 blocks. Heavy tails and single slow ranks do not move a median.
 - The influence of a block is bounded (P. J. Huber, "A robust version of the probability ratio test", 1965). So no tail,
   however heavy, makes a straggler, and a rank must be slow for 18 blocks (72 steps) at least.
-- Nodes that are slow in turn, for some tens of steps each, are no stragglers. They show in evidence that comes and
-  goes. So its mean over a long time, the unrest of the gang, raises what is needed. More than a quarter of suspects,
+- Nodes that are slow in turn, for some tens of steps each, are no stragglers. Their evidence comes and goes. So the
+  mean evidence of a long time, the unrest of the gang, raises what is needed. More than a quarter of suspects,
   on several nodes, lets nobody be named.
 - A gang is steady while no rank was slow for a while and then kept pace. After 512 blocks of that, 5 with evidence are
   enough. So the first node that is slow in turn may be named there, and then the gang is steady no longer.
@@ -109,7 +108,8 @@ def follow(paces: RankPaces, times: Mapping[int, BlockTime], ranks_per_node: int
 
 
 def _needed(paces: RankPaces, pace: RankPace) -> float:
-    """The evidence that names the rank. Its own evidence since it was slow last is no unrest."""
+    """The evidence that names the rank. What this rank has added to the unrest, since its evidence was 0 last, does not
+    count."""
     return min(max(CAUTION * (paces.unrest - pace.total_evidence / BLOCKS_OF_UNREST), 1.0), MOST_NEEDED)
 
 
