@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -88,16 +87,18 @@ async def probe(
     """Probe a process. Return None if it answers, otherwise what the connections met. With `trust` it must prove that
     it is the process that was meant; None: plain text.
 
-    A dying node may still accept connections for a moment, so the last result counts, not the first. An empty address
+    A dying node may still accept connections for a moment, so the last result counts, not the first. What is no address
     is NO_ANSWER.
 
     Raises:
         IdentityUnavailable: no credential can be made here; that says nothing about the other process.
         NameUnresolved: no name server answers for the host of the address in half of the time, which says as little.
     """
-    if not probed.address:
-        return Reachability.NO_ANSWER
-    await _check_resolves(probed.address, names or NameResolver(), OWN_SHARE * deadline_s)
+    try:
+        # Agents and daemons give IP addresses unless a site says otherwise.
+        await (names or NameResolver()).ask(split_address(probed.address)[0], OWN_SHARE * deadline_s)
+    except ValueError:
+        return Reachability.NO_ANSWER  # gRPC would take port 65537 for port 1, where somebody else may answer
     current = previous = None
 
     def ping() -> asyncio.Future[bool]:
@@ -129,13 +130,6 @@ async def probe(
         for task in pings:
             task.cancel()
         await asyncio.gather(*pings, return_exceptions=True)
-
-
-async def _check_resolves(address: str, names: NameResolver, timeout_s: float) -> None:
-    """Raises NameUnresolved: the address holds a name, and no name server answers. Agents and daemons give IP addresses
-    unless a site says otherwise."""
-    with suppress(ValueError):  # no address at all: nothing answers there
-        await names.ask(split_address(address)[0], timeout_s)
 
 
 async def _ping(probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None) -> bool:

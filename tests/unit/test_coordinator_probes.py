@@ -123,6 +123,14 @@ async def test_a_probe_without_an_address(credentials: Credentials) -> None:
     assert await probe(_probed("", "n1"), credentials, 2.0) is Reachability.NO_ANSWER
 
 
+async def test_a_port_that_is_too_large_is_not_taken_for_another(
+    agent: ScriptedAgent, credentials: Credentials
+) -> None:
+    host, _, port = agent.address.rpartition(":")
+    probed = _probed(f"{host}:{int(port) + 65536}", "n1")
+    assert await probe(probed, credentials, 2.0) is Reachability.NO_ANSWER
+
+
 async def test_a_probe_of_an_address_that_another_node_has_now(agent: ScriptedAgent, credentials: Credentials) -> None:
     assert await probe(_probed(agent.address, "n2"), credentials, 0.3) is Reachability.ACCEPTED
 
