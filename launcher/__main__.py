@@ -1,4 +1,4 @@
-"""The command `muster`. Its exit statuses are listed in docs/OPERATIONS.md."""
+"""The command `muster`. Its exit statuses are listed in docs/operations/something-is-down.md."""
 
 from __future__ import annotations
 

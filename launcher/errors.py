@@ -7,7 +7,7 @@
         NotAllowed          77  the caller may not do that
         SiteFault           78  the site: settings, munge, Slurm's commands missing
 
-The numbers are those of sysexits.h. docs/OPERATIONS.md lists them for users.
+The numbers are those of sysexits.h. docs/operations/something-is-down.md lists them for users.
 """
 
 from __future__ import annotations

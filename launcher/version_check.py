@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from muster import __version__, compatibility
 from muster.launcher.errors import SiteFault
 
-_HINT = "docs/UPGRADES.md says which versions work together, and in which order to install them"
+_HINT = "docs/operations/upgrade.md says which versions work together, and in which order to install them"
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 

@@ -10,4 +10,4 @@ ACCUSE_AFTER_S = 1.25
 SELF_FENCE_AFTER_S = 2.0
 """Seconds without an answer from the coordinator and from a majority, after which an agent kills its own ranks."""
 FENCING_TIMEOUTS_S = (ACCUSE_AFTER_S, SELF_FENCE_AFTER_S)
-"""What agents and coordinators say in hello. A change of either needs every job to end first (docs/UPGRADES.md)."""
+"""What agents and coordinators say in hello. docs/operations/upgrade.md: a change of either needs every job to end."""

@@ -1,8 +1,8 @@
 """What each server of Muster accepts from its callers: sizes of messages, connections, calls, times.
 
 Every limit is larger than what Muster's own processes need, and small enough that callers without a credential cost
-little, and that one user takes no place of others. `channel.make_server` applies the limits. docs/OPERATIONS.md lists
-them for operators, docs/SECURITY.md says what one user can hold at most.
+little, and that one user takes no place of others. `channel.make_server` applies the limits. docs/operations/limits.md
+lists them for operators, docs/SECURITY.md says what one user can hold at most.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.v1.api_pb2 import GangView
 
 _CRASH_LOOP = 93
-"""The exit code of a gang whose software failed again and again (docs/OPERATIONS.md)."""
+"""The exit code of a gang whose software failed again and again (docs/operations/something-is-down.md)."""
 
 
 def why_not_by_itself(last: GangView) -> str:

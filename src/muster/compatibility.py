@@ -94,7 +94,7 @@ def misfit(mine: Side, theirs: Side) -> str | None:
     if older.protocol < newer.oldest_protocol:
         return (
             f"{_words(older)} speaks protocol {older.protocol}, and {_words(newer)} protocols {newer.oldest_protocol} "
-            f"to {newer.protocol}: install versions that docs/UPGRADES.md allows side by side"
+            f"to {newer.protocol}: install versions that docs/operations/upgrade.md allows side by side"
         )
     if mine.fencing_ms and theirs.fencing_ms and mine.fencing_ms != theirs.fencing_ms:
         return (

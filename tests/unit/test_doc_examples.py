@@ -26,7 +26,7 @@ from muster.launcher.spec.spec import Job, parse
 from muster.slurm.client.parsing.hostlist import expand
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 JOB = """
 name = "tiny"
@@ -189,9 +189,16 @@ def test_settings_within_sentences_exist() -> None:
 
 
 def test_every_setting_of_a_site_has_its_row() -> None:
-    rows = "".join(re.findall(r"^\| `.*", (ROOT / "docs" / "OPERATIONS.md").read_text(), re.MULTILINE))
+    rows = "".join(re.findall(r"^\| `.*", (ROOT / "docs" / "operations" / "settings.md").read_text(), re.MULTILINE))
     settings = {*Site.__dataclass_fields__, *policy._Limits.model_fields}
     assert {key for key in settings if f"`{key}`" not in rows} == set()
+
+
+def test_every_kind_of_signal_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "operations" / "signals.md").read_text()
+    table = page.partition("## The kinds of signals")[2].partition("\n## ")[0]
+    kinds = {kind for kind, rows in policy._shipped_table().items() if "default" in rows} - {"straggler"}
+    assert set(re.findall(r"`([a-z-]+)`", table)) == kinds
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES for block in _blocks(page, "python")])

@@ -21,7 +21,7 @@ from muster.daemon.coordinator.policy.policy import Over, SignalAction
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 SOURCES = [path for path in sorted(ROOT.glob("[a-z]*/**/*.py")) if not {"src", "tests"} & set(path.parts)]
 NAMED = re.compile(r"(?<!`)`([A-Za-z_]\w*)`(?!`)")
 """A name in backticks."""

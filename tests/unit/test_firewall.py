@@ -362,6 +362,6 @@ def test_an_open_connection_outlives_the_loading_of_the_rule(network: Network, a
 
 
 def test_the_documents_name_the_range_of_the_rules() -> None:
-    rules, page = (RULES / "muster-agents.nft").read_text(), (ROOT / "docs" / "OPERATIONS.md").read_text()
+    rules, page = (RULES / "muster-agents.nft").read_text(), (ROOT / "docs" / "operations" / "settings.md").read_text()
     assert "define agent_ports = 61000-61999" in rules
     assert '`"61000-61999"`' in page

@@ -103,10 +103,10 @@ async def test_an_older_command_that_changes_something_is_refused_in_words(
     assert world.coordinator
     coordinator_becomes(world, FAR)
     before = world.coordinator.engine.journal.position
-    with pytest.raises(SiteFault, match=r"docs/UPGRADES.md allows side by side. Nothing was done") as refused:
+    with pytest.raises(SiteFault, match=r"docs/operations/upgrade.md allows side by side. Nothing was done") as refused:
         await muster(world, *command)
     assert refused.value.message.startswith(COORDINATOR_IS_NEWER)
-    assert "UPGRADES" in refused.value.hint
+    assert "docs/operations/upgrade.md" in refused.value.hint
     assert world.coordinator.engine.journal.position == before
 
 
