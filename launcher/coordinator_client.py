@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
+from muster.daemon.host.connection_errors import why_unreached
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.identity import Credentials, IdentityError
@@ -326,29 +327,32 @@ def identity_fault(error: IdentityError) -> SiteFault:
 
 
 def _to_launcher_error(error: grpc.aio.AioRpcError, address: str, trust: Trust | None) -> LauncherError:
-    words = error.details() or error.code().name
+    details = error.details() or error.code().name
+    words, place = why_unreached(details), " or ".join(split_addresses(address))
     match error.code():
         # CANCELLED: the coordinator is stopping and has ended the call.
-        case grpc.StatusCode.UNAVAILABLE if is_proof_failure(words):
+        case grpc.StatusCode.UNAVAILABLE if is_proof_failure(details):
             return SiteFault(
-                f"the server at {address} does not prove that it is a coordinator of this site: {words}",
+                f"the server at {place} does not prove that it is a coordinator of this site: {words}",
                 "check its certificate with `muster pki show` there, and tls_authority in /etc/muster/muster.toml",
             )
-        case grpc.StatusCode.UNAVAILABLE if is_answer_without_tls(words, trust):
+        case grpc.StatusCode.UNAVAILABLE if is_answer_without_tls(details, trust):
             return SiteFault(
-                f"the server at {address} answers in plain text, and this host uses TLS: no credential was sent",
+                f"the server at {place} answers in plain text, and this host uses TLS: no credential was sent",
                 f"{SAME_CONNECTIONS}. If they are the same, another program listens there",
             )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-            tls = f". Or it uses TLS, and this host does not. {SAME_CONNECTIONS}" if may_want_tls(words, trust) else ""
+            tls = (
+                f". Or it uses TLS, and this host does not. {SAME_CONNECTIONS}" if may_want_tls(details, trust) else ""
+            )
             return Unavailable(
-                f"the coordinator at {address} does not answer: {words}",
-                "check that muster-coordinator runs there. The address comes from --coordinator, MUSTER_COORDINATOR or"
-                f" /etc/muster/muster.toml{tls}",
+                f"the coordinator at {place} does not answer: {words}",
+                "look there with: systemctl status muster-coordinator. The address comes from --coordinator, "
+                f"MUSTER_COORDINATOR or `coordinator` of /etc/muster/muster.toml{tls}",
             )
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.FAILED_PRECONDITION:
             return SiteFault(
-                f"the coordinator at {address} rejects the authentication: {words}",
+                f"the coordinator at {place} rejects the authentication: {words}",
                 "check that both hosts have the same munge key and that their clocks agree",
             )
         case grpc.StatusCode.PERMISSION_DENIED:
@@ -358,4 +362,4 @@ def _to_launcher_error(error: grpc.aio.AioRpcError, address: str, trust: Trust |
         case grpc.StatusCode.ABORTED:
             return NotNow(words)
         case code:
-            return LauncherError(f"the coordinator at {address} answered {code.name}: {words}")
+            return LauncherError(f"the coordinator at {place} answered {code.name}: {words}")

@@ -125,11 +125,6 @@ def may_call(method: str, kinds: Iterable[CallerKind]) -> bool:
     return not {Answer.ALLOWED, Answer.OWN}.isdisjoint(answers(method, kinds))
 
 
-def callers(method: str) -> list[CallerKind]:
-    """The kinds of callers that are let through to `method`, in the order of the table; none: the method has no row."""
-    return [kind for kind in CallerKind if may_call(method, [kind])]
-
-
 def is_public(method: str) -> bool:
     """`method` needs no credential."""
     return may_call(method, [CallerKind.ANONYMOUS])

@@ -36,6 +36,12 @@ from muster.daemon.transport.identity import Caller
 from muster.daemon.transport.management_hosts import ManagementHosts
 
 ROOT = 0
+_REFUSED = {
+    "/muster.v1.Muster/Drain": "only root, SlurmUser and the operators in the coordinator's muster.toml may drain "
+    "nodes: uid {uid} is none of them",
+    "/muster.v1.NodeService/Attach": "only root of a node may report its health: uid {uid} is not root",
+}
+"""By method, for callers who are refused whatever they name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,8 @@ class Rights:
             possible.add(CallerKind.NODE_ROOT)
         if authority_table.may_call(method, possible):
             return ""
-        others = " or ".join(authority_table.callers(method)) or "nobody"
-        return f"uid {uid} may not call {method}: {others} may"
+        known = _REFUSED.get(method, "")
+        return known.format(uid=uid) or f"uid {uid} may not call {method} here"
 
     def allows(
         self,

@@ -25,6 +25,7 @@ from pathlib import Path
 import grpc
 
 from muster.daemon.host import clock
+from muster.daemon.host.connection_errors import why_unreached
 
 _log = logging.getLogger(__name__)
 
@@ -137,9 +138,10 @@ def explain(details: str, trust: Trust | None) -> str:
     """A call's error for a log, with the setting that may be wrong. `trust`: of this side; None: plain text."""
     if is_answer_without_tls(details, trust):
         return f"the server answers in plain text, and this host uses TLS. {SAME_CONNECTIONS} ({details})"
+    words = why_unreached(details)
     if may_want_tls(details, trust):
-        return f"{details}. Does the server use TLS? This host does not. {SAME_CONNECTIONS}"
-    return details
+        return f"{words}. Does the server use TLS? This host does not. {SAME_CONNECTIONS}"
+    return words
 
 
 SAME_CONNECTIONS = (

@@ -633,7 +633,9 @@ def test_exit_status_and_next_step(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "secret").write_text("x" * 64)
     (tmp_path / "secret").chmod(0o600)
     assert main(["nodes", "--coordinator", "127.0.0.1:1", "--auth", f"secret:{tmp_path}/secret"]) == 69
-    assert "check that muster-coordinator runs there" in outputs(capsys)[1]
+    err = outputs(capsys)[1]
+    assert "the coordinator at 127.0.0.1:1 does not answer: nothing listens at 127.0.0.1:1" in err
+    assert "systemctl status muster-coordinator" in err
     assert main(["nodes", "--coordinator", "nowhere"]) == 78
     with pytest.raises(SystemExit) as ended:
         main(["subnit"])

@@ -61,14 +61,25 @@ def test_on_one_machine_the_coordinators_user_is_everybody() -> None:
         (DESCRIBE, OTHER, ""),  # of which job the call is, the message says
         (NODE_ATTACH, ROOT, ""),
         (NODE_ATTACH, COORDINATOR, ""),
-        (NODE_ATTACH, OWNER, f"uid {OWNER} may not call {NODE_ATTACH}: root of the node may"),
-        (NODE_ATTACH, OPERATOR, f"uid {OPERATOR} may not call {NODE_ATTACH}: root of the node may"),
-        (DRAIN, OWNER, f"uid {OWNER} may not call {DRAIN}: an operator on a management host may"),
-        ("/muster.v1.Muster/Format", ROOT, "uid 0 may not call /muster.v1.Muster/Format: nobody may"),
+        (NODE_ATTACH, OWNER, f"only root of a node may report its health: uid {OWNER} is not root"),
+        (NODE_ATTACH, OPERATOR, f"only root of a node may report its health: uid {OPERATOR} is not root"),
+        (DRAIN, OPERATOR, ""),
+        (
+            DRAIN,
+            OWNER,
+            "only root, SlurmUser and the operators in the coordinator's muster.toml may drain nodes: "
+            f"uid {OWNER} is none of them",
+        ),
+        ("/muster.v1.Muster/Format", ROOT, "uid 0 may not call /muster.v1.Muster/Format here"),
     ],
 )
 def test_a_server_refuses_a_uid_that_can_never_call_a_method(method: str, uid: int, refused: str) -> None:
     assert RIGHTS.refusal(method, uid) == refused
+
+
+@pytest.mark.parametrize("method", AUTHORITY)
+def test_a_refusal_speaks_of_what_the_caller_wanted_and_not_of_methods(method: str) -> None:
+    assert all(method not in RIGHTS.refusal(method, uid) for uid in (ROOT, SLURM, OPERATOR, OWNER, OTHER))
 
 
 def test_an_account_coordinator_is_another_user() -> None:

@@ -135,4 +135,4 @@ async def test_a_coordinator_that_is_not_there_is_no_matter_of_the_setting(
     for own in (trust, None):
         details = await _answer(address, world.credentials, own)
         assert details != "OK"
-        assert explain(details, own) == details
+        assert explain(details, own) == f"nothing listens at {address} (connection refused)"
