@@ -150,9 +150,10 @@ async def _first_error(main: asyncio.Task[None], others: list[asyncio.Task[None]
 
 
 async def run_until_signal(work: Callable[[], Awaitable[GangView]]) -> GangView | None:
-    """Runs `work` to its end. Returns None after SIGINT, SIGTERM or SIGHUP (the terminal was closed)."""
+    """Runs `work` to its end. Returns None after SIGINT, SIGQUIT (both from the keyboard), SIGTERM or SIGHUP (the
+    terminal was closed)."""
     loop, task, stop_requested = asyncio.get_running_loop(), asyncio.ensure_future(work()), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop_requested.set)
     waiting = asyncio.ensure_future(stop_requested.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

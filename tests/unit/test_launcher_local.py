@@ -271,10 +271,11 @@ async def test_the_coordinators_port_is_reserved(tmp_path: Path) -> None:
     cluster.stop()
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     run = Run(tmp_path, "echo up; exec sleep 600")
     run.until("up")
-    run.popen.send_signal(signal.SIGINT)
+    run.popen.send_signal(number)
     assert run.end()[0] == 130
     assert run.left() == []
     assert list(tmp_path.iterdir()) == []

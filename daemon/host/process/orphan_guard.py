@@ -15,7 +15,8 @@ from collections.abc import Callable
 from muster.daemon.host import process_tree
 from muster.daemon.host.process import step_signals
 
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""An agent ignores the last two, which Slurm may send to all processes of a step."""
 _KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 
