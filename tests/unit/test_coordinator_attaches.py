@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.daemon.coordinator.services.attach_turns import AttachTurns
+from muster.daemon.coordinator.services.attaches import AttachTurns
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
 
 

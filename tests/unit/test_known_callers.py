@@ -19,7 +19,7 @@ import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
 from muster.daemon.agent.testing.no_shards import NoShards
-from muster.daemon.coordinator.services.fact_rate import LINES_AT_ONCE
+from muster.daemon.coordinator.services.caller_log import LINES_AT_ONCE
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.node.probe_service import make_probe_server

@@ -28,8 +28,9 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
+from muster.daemon.coordinator.services.attaches import FactRate
+from muster.daemon.coordinator.services.caller_log import CallerLog
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
-from muster.daemon.coordinator.services.fact_rate import CallerLog, FactRate
 from muster.daemon.coordinator.services.peer_address import check_peer_address
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,

@@ -23,9 +23,9 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.policy.policy import OVER, Policy
 from muster.daemon.coordinator.services import conversion
-from muster.daemon.coordinator.services.attach_turns import AttachTurns
+from muster.daemon.coordinator.services.attaches import AttachTurns, FactRate
+from muster.daemon.coordinator.services.caller_log import CallerLog
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
-from muster.daemon.coordinator.services.fact_rate import CallerLog, FactRate
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     failed_precondition,

@@ -1,23 +1,21 @@
-"""How often one agent or node daemon may do what writes facts into the journal each time, or a line into the log.
+"""How attaches of agents and node daemons are spread: how often one of them may attach as somebody new, and one after
+another.
 
-It attaches as somebody new, or says that a signal which lasted is over.
-
+To attach as somebody new writes facts into the journal each time; so does the word that a signal which lasted is over.
 A process that attaches again, as what the journal knows, writes no fact. It may do that as often as its network fails,
 so honest processes never meet this limit: a node starts a new agent or boots a few times in an hour.
 
-A caller may be refused as often as it likes, in any words. Without a bound, one user could fill the disk of the
-management host with lines of the log.
+To attach costs much more than a heartbeat: facts for the journal, a certificate. When thousands of daemons attach at
+once, many of their hellos are ready at the same turn of the event loop. A heartbeat that came after them would wait for
+all of them, and its sender would take the coordinator for dead. With turns, it waits for one.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Hashable
+import asyncio
+from collections.abc import Hashable
 
 from muster.daemon.coordinator.services.rpc_errors import resource_exhausted
-from muster.daemon.host import clock
-from muster.daemon.host.plain_text import cut
 
 BURST = 20
 """Attaches as somebody new that may follow each other at once."""
@@ -26,11 +24,6 @@ INTERVAL_S = 60.0
 SWEEP_AT = 1024
 """Entries from which on those that count nothing any more are removed: again when twice as many as were left are there,
 so that a site whose nodes all attach at once does not look through all of them for each."""
-
-LINES_AT_ONCE, LINE_INTERVAL_S = 100, 10.0
-"""Lines of one caller that may follow each other at once, and seconds after which one more may."""
-MOST_LINE_CHARS = 500
-"""Of one line, which may quote a whole message of 4 MiB: 5 MiB a day at most."""
 
 
 class FactRate:
@@ -67,22 +60,13 @@ class FactRate:
         return False
 
 
-class CallerLog:
-    """Writes to `logger`: of each caller some lines, and how many more there were."""
+class AttachTurns:
+    """One hello at each turn of the event loop, in the order of their arrival."""
 
-    def __init__(self, logger: logging.Logger, now: Callable[[], float] = clock.monotonic) -> None:
-        self._logger = logger
-        self._now = now
-        self._rate = FactRate(LINES_AT_ONCE, LINE_INTERVAL_S)
-        self._left_out: Counter[Hashable] = Counter()
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
 
-    def log(self, level: int, caller: Hashable, words: str) -> None:
-        """Log `words`, unless this caller has caused too many lines. `caller`: what it has proved to be, a uid for
-        example."""
-        words = cut(words, MOST_LINE_CHARS)
-        if self._rate.is_too_often(caller, self._now()):
-            self._left_out[caller] += 1
-        elif left_out := self._left_out.pop(caller, 0):
-            self._logger.log(level, "%s (%d lines about this caller were left out before)", words, left_out)
-        else:
-            self._logger.log(level, "%s", words)
+    async def wait(self) -> None:
+        """Wait for this hello's turn. What else is ready in the event loop runs before the next one."""
+        async with self._lock:
+            await asyncio.sleep(0)
