@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from muster.daemon.transport import job_limits
 from muster.daemon.transport.calls.call_share import CallShare
 
 KIB, MIB = 1024, 1024 * 1024
@@ -19,6 +20,12 @@ ORDER_BYTES = 64 * MIB
 """What the coordinator answers to an agent or a user. An order for 250,000 ranks has 20 MB (measured)."""
 SHARD_MESSAGE_BYTES = 16 * MIB
 """Between agents. An offer names each piece: 9 MiB for a shard of 1 TiB."""
+
+SPEC_MESSAGE_BYTES = job_limits.MAX_SPEC_CHARS + 64 * KIB
+"""A message with the spec of a job. A spec has no more bytes on the wire than characters in the journal."""
+HELD_BYTES = 2 * MIB
+"""Messages of one user that wait for Slurm, for example. They take 15 times as much memory (measured: an environment or
+a command of empty words)."""
 
 METADATA_BYTES = 8 * KIB
 """The headers of one call. A munge credential has less than 1 KiB."""
@@ -169,6 +176,8 @@ API_CALLS = CallShare(
     user_calls=256,
     reading=2,
     all_reading=64,
+    first_message_bytes=SPEC_MESSAGE_BYTES,
+    held_bytes=HELD_BYTES,
     # One of the answers is allowed, however large it is. The list of 12,500 nodes has 3 MB.
     unread_answer_bytes=16 * MIB,
 )
@@ -184,8 +193,10 @@ AGENT_CALLS = CallShare(
     user_calls=256,
     reading=2,
     all_reading=64,
-    # Hello and the first status. Only then Slurm is asked about the job.
+    # Hello, and the first status, which is read only when Slurm has named the caller as the user of the job.
     first_messages=2,
+    first_message_bytes=SPEC_MESSAGE_BYTES,
+    held_bytes=HELD_BYTES,
 )
 """AgentService/Attach. The streams of agents of jobs in Slurm's hands are admitted, and count for their user only once
 the coordinator is done with them. An agent may have a few: links that were cut leave streams open until they are found
@@ -194,7 +205,9 @@ out."""
 NODE_DAEMON_CALLS = CallShare("node daemons", calls=17_000, user_calls=17_000, reading=64, all_reading=64)
 """NodeService/Attach. Only root gets so far: all nodes are one user, and come at once after a restart."""
 
-HEALTH_CALLS = CallShare("health", calls=64, user_calls=64, reading=1, all_reading=1)
+HEALTH_CALLS = CallShare(
+    "health", calls=64, user_calls=64, reading=1, all_reading=1, first_message_bytes=SMALL_MESSAGE_BYTES
+)
 """The checks of load balancers and monitors. Callers without a credential are one user, whoever they are. So these
 calls share nothing with those of reflection: nobody delays a check with them."""
 
@@ -288,6 +301,8 @@ STRANGERS_AT_AGENT = CallShare(
     # gRPC has one largest message for all methods of a server, and a shard's offer is large.
     reading=1,
     all_reading=2,
+    # The answer to a Ping repeats its nonce.
+    first_message_bytes=KIB,
     reading_wait_s=PROBE_WAIT_S,
     first_message_s=2.0,
     unread_s=10.0,

@@ -64,11 +64,12 @@ BUSY, LATE = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], grpc.StatusCode.DEADLI
 
 @dataclass(frozen=True)
 class Served:
-    """A server under attack: where it listens, its name, and whose credentials it accepts."""
+    """A server under attack: where it listens, its name, whose credentials it accepts, and the coordinator's Slurm."""
 
     address: str
     name: str
     users: ChosenUser
+    slurm: Any = None
 
     def token(self, uid: int, method: str, message: bytes = b"") -> str:
         return self.users.as_uid(uid).issue(payload_of_call(method, self.name, message))
@@ -105,7 +106,7 @@ async def coordinator(folder: Path, stack: AsyncExitStack, change: Change = soon
     world.settings |= {"share_of": lambda method: change(coordinator_share(method)), **settings}
     await world.start_coordinator()
     stack.push_async_callback(world.close)
-    return Served(world.address, "127.0.0.1", users)
+    return Served(world.address, "127.0.0.1", users, world.slurm)
 
 
 async def _start(server: Any, stack: AsyncExitStack) -> str:

@@ -39,6 +39,24 @@ class Unreadable:
 _UNREADABLE = Unreadable(grpc.StatusCode.INVALID_ARGUMENT, "this is no message of this method: it can't be read")
 
 
+class _Reader:
+    """Reads the messages of one call. `size`: of the newest one. `most`: bytes of the first one; 0: any.
+
+    A message takes up to 75 times its bytes once it is parsed, so one that is too large is not.
+    """
+
+    def __init__(self, deserialize: Callable[[bytes], Any], most: int) -> None:
+        self.size: int | None = None
+        self._deserialize, self._most = deserialize, most
+
+    def __call__(self, message: bytes) -> Any:
+        is_first, self.size = self.size is None, len(message)
+        if is_first and self._most and self.size > self._most:
+            details = f"the message has {self.size} bytes: {self._most} are the most for this method"
+            return Unreadable(grpc.StatusCode.INVALID_ARGUMENT, details)
+        return self._deserialize(message)
+
+
 def read_message(deserialize: Callable[[bytes], Any], message: bytes) -> Any:
     """The message; in its place Unreadable, if it can't be read. gRPC itself would log a traceback."""
     try:
@@ -81,8 +99,9 @@ def timed_handler(
         answer = function  # a coroutine that answers with a stream writes it itself
     else:
         answer = partial(_write_one, function, place.share.unread_s)
-    run = partial(_run, answer, place, begin, handler.request_streaming)
-    return grpc.stream_stream_rpc_method_handler(run, deserialize, handler.response_serializer)
+    reader = _Reader(deserialize, place.share.first_message_bytes)
+    run = partial(_run, answer, place, reader, begin, handler.request_streaming)
+    return grpc.stream_stream_rpc_method_handler(run, reader, handler.response_serializer)
 
 
 _Answer = Callable[[Any, _Context], Awaitable[None]]
@@ -91,6 +110,7 @@ _Answer = Callable[[Any, _Context], Awaitable[None]]
 async def _run(
     answer: _Answer,
     place: CallPlace,
+    reader: _Reader,
     begin: Callable[[_Context], None] | None,
     streams: bool,
     _: object,
@@ -99,7 +119,7 @@ async def _run(
     if begin:
         begin(context)
     try:
-        requests = _requests(context, place)
+        requests = _requests(context, place, reader)
         await answer(requests if streams else await _only(requests), context)
     except CallRefused as error:
         await error.end_call(context)
@@ -127,12 +147,13 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
     raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message, or one that is too large")
 
 
-async def _requests(context: _Context, place: CallPlace) -> AsyncIterator[Any]:
+async def _requests(context: _Context, place: CallPlace, reader: _Reader) -> AsyncIterator[Any]:
     """The messages of a call. Raises CallRefused: one can't be taken, or one of the first ones is late."""
     first = place.share.first_messages
     for _ in range(first) if first else repeat(None):
         async with place.reading():
             message = await _read_within(context, place.share.first_message_s)
+            await place.hold(reader.size or 0)
         if message is EOF:
             return
         yield _checked(message)

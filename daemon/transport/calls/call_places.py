@@ -20,7 +20,7 @@ from typing import Any
 import grpc.aio
 
 from muster.daemon.transport.calls.call_refused import busy
-from muster.daemon.transport.calls.call_share import CallShare
+from muster.daemon.transport.calls.call_share import FREE_BYTES, CallShare
 
 
 class Places:
@@ -57,7 +57,8 @@ class _User:
     def __init__(self, reading: int) -> None:
         self.places = self.calls = 0
         self.reading = asyncio.Semaphore(reading)
-        self.unread_bytes = 0
+        self.unread_bytes = self.held_bytes = 0
+        self.freed = asyncio.Event()
 
 
 class CallPlace:
@@ -70,7 +71,7 @@ class CallPlace:
         self._user = user
         self._admitted: Hashable = None
         self._begun = False
-        self._unread = 0
+        self._unread = self._held = 0
 
     def admit(self, who: Hashable) -> None:
         """The call counts for `who`, and for its user no longer: the service has found that `who` may stay. Such calls
@@ -82,6 +83,7 @@ class CallPlace:
         self._calls.take_admitted(who)
         self._user.calls -= 1
         self._admitted = who
+        self._let_go()
 
     def dismiss(self) -> None:
         """The call counts for its user again: the service is done with it. Its client may still keep it from ending."""
@@ -95,6 +97,7 @@ class CallPlace:
             self.dismiss()
         self._calls.leave_user(self.uid, self._user)
         self.give_back_unread()
+        self._let_go()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -115,6 +118,25 @@ class CallPlace:
         finally:
             for place in places:
                 place.release()
+
+    async def hold(self, size: int) -> None:
+        """Count a message of `size` bytes until the call is admitted, or ends. Waits for room, and the reading place of
+        the call with it. Raises CallRefused: there is none for `reading_wait_s`."""
+        user, most, counted = self._user, self.share.held_bytes, max(0, size - FREE_BYTES)
+        try:
+            async with asyncio.timeout(self.share.reading_wait_s):
+                while most and counted and user.held_bytes and user.held_bytes + counted > most:
+                    await user.freed.wait()
+        except TimeoutError:
+            raise busy(f"messages of {most} bytes of one user are handled at the same time here") from None
+        user.held_bytes += counted
+        self._held += counted
+
+    def _let_go(self) -> None:
+        self._user.held_bytes -= self._held
+        self._held = 0
+        self._user.freed.set()
+        self._user.freed = asyncio.Event()
 
     async def begin_answers(
         self, context: grpc.aio.ServicerContext[Any, Any], metadata: tuple[tuple[str, bytes], ...] = ()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FREE_BYTES = 4096
+"""Bytes of each message that do not count in `CallShare.held_bytes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
@@ -19,6 +22,9 @@ class CallShare:
             largest size. Of a further one no more than `ServerLimits.unread_bytes` is taken.
         all_reading: the same, of all users.
         first_messages: messages that are read so; 0: all. Between later ones a call may be silent.
+        first_message_bytes: the largest first message of a call, beyond which it is not parsed. 0: that of the server.
+        held_bytes: bytes of these messages that the calls of one user hold, until they end or are admitted. A message
+            is always allowed if it is the only one; `FREE_BYTES` of each count nothing. 0: as many as the calls.
         reading_wait_s: seconds in which a call must get such a place. To be refused is an answer to a probe. A probe
             lasts 0.4 s at least, so it waits less.
         first_message_s: seconds in which each of these messages must then come.
@@ -32,6 +38,8 @@ class CallShare:
     reading: int
     all_reading: int
     first_messages: int = 1
+    first_message_bytes: int = 0
+    held_bytes: int = 0
     admitted_calls: int = 8
     reading_wait_s: float = 5.0
     first_message_s: float = 5.0
