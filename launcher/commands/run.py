@@ -119,7 +119,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
 def _check_command(spec: JobSpec) -> None:
     """All nodes are this host: what it does not have, no rank can run."""
     search_path = spec.env.get("PATH", os.environ.get("PATH", os.defpath))
-    if wrong := [missing.words for missing in find_missing(spec.work_dir, spec.command, search_path)]:
+    if wrong := [missing.full for missing in find_missing(spec.work_dir, spec.command, search_path)]:
         raise WrongInput("; ".join(wrong))
 
 

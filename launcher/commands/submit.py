@@ -85,7 +85,7 @@ async def _run(options: argparse.Namespace) -> int:
             submission = await asyncio.to_thread(prepare, options, site)
         finally:
             await ready  # asyncio loses a process whose start is cancelled
-        await _check_paths(submission.spec)
+        await _check_paths(submission.spec, options.job)
         submission = await _shaped(submission, options)
         if shutil.which("sbatch") is None:
             raise _no_sbatch()
@@ -100,16 +100,17 @@ async def _show_script(submission: Submission, options: argparse.Namespace) -> N
     """Prints the script of a dry run. This may be another host than the one on which the job is submitted, so that a
     path which it can't see refuses nothing."""
     try:
-        await _check_paths(submission.spec)
+        await _check_paths(submission.spec, options.job)
     except WrongInput as error:
         print_note(f"muster: on this host the job would be refused: {error.message}")
     print(render(await _shaped(submission, options)), end="")
 
 
-async def _check_paths(spec: JobSpec) -> None:
-    mounts = path_checks.MOUNTS.read_text()
+async def _check_paths(spec: JobSpec, job_toml: Path) -> None:
+    mounts, search_path = path_checks.MOUNTS.read_text(), os.environ.get("PATH", os.defpath)
     paths = "a path of the job (run_dir, work_dir, command)"
-    for doubt in await look(paths, partial(path_checks.check_paths, spec, mounts)):
+    check = partial(path_checks.check_paths, spec, mounts, search_path, job_toml.absolute().parent)
+    for doubt in await look(paths, check):
         print_note(f"muster: {doubt}")
 
 

@@ -11,10 +11,10 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.daemon.agent.start_checks.job_paths import find_missing
+from muster.daemon.agent.start_checks.job_paths import Missing, find_missing
 from muster.daemon.host.held_folder import others_can_lay_links
 from muster.launcher.errors import WrongInput
 from muster.v1.common_pb2 import JobSpec
@@ -35,26 +35,38 @@ class _Mount:
     kind: str
 
 
-def check_paths(spec: JobSpec, mounts: str) -> list[str]:
+def check_paths(spec: JobSpec, mounts: str, search_path: str, beside: Path) -> list[str]:
     """Checks the paths of a job. Returns what is doubtful, one line each.
 
     Args:
         mounts: the text of /proc/self/mounts.
+        search_path: PATH of this shell, which the job inherits.
+        beside: the folder of job.toml.
 
     Raises:
         WrongInput: a path is wrong on every node. The message names all of them.
     """
     shared = _mount_of(Path(spec.run_dir), mounts)
     wrong, doubtful = list(_problems_of_run_dir(Path(spec.run_dir), shared)), []
-    for missing in find_missing(spec.work_dir, spec.command):
+    for missing in find_missing(spec.work_dir, spec.command, spec.env.get("PATH", search_path)):
+        missing = _with_place_beside(missing, spec, beside)
         mount = _mount_of(missing.path, mounts)
-        if mount.kind in _NETWORK or (mount == shared and mount.folder != "/"):
-            wrong.append(missing.words)
+        if missing.path.is_absolute() and (mount.kind in _NETWORK or (mount == shared and mount.folder != "/")):
+            wrong.append(missing.full)
         else:
             doubtful.append(f"{missing.words} on this host: the nodes must have it")
     if wrong:
         raise WrongInput("; ".join(wrong), "Nothing was queued")
     return doubtful
+
+
+def _with_place_beside(missing: Missing, spec: JobSpec, beside: Path) -> Missing:
+    """A relative name counts from work_dir, which is the folder of `muster submit`: job.toml may be in another one."""
+    for word in spec.command:
+        other = beside / word
+        if not os.path.isabs(word) and Path(spec.work_dir, word) == missing.path and other.is_file():
+            return replace(missing, right=f"{other} does: submit from {beside}, or set work_dir")
+    return missing
 
 
 def doubt_of_output(run_dir: Path) -> str:

@@ -19,6 +19,10 @@ def spec(folder: Path, *command: str, run_dir: str = "", work_dir: str = "") -> 
     return JobSpec(command=command, run_dir=run_dir or str(folder / "run"), work_dir=work_dir or str(folder))
 
 
+def look(job: JobSpec, mounts: str, beside: Path = Path("/nowhere")) -> list[str]:
+    return check_paths(job, mounts, "/usr/bin:/bin", beside)
+
+
 def shared(folder: Path, kind: str = "nfs4") -> str:
     return f"/dev/sda1 / ext4 rw 0 0\nfiler:/x {folder} {kind} rw 0 0\n"
 
@@ -39,7 +43,7 @@ def test_what_is_missing_on_shared_storage_is_refused(command: list[str], words:
     (tmp_path / "file").touch(0o644)
     job = spec(tmp_path, *(word.format(tmp_path) for word in command))
     with pytest.raises(WrongInput) as refused:
-        check_paths(job, shared(tmp_path))
+        look(job, shared(tmp_path))
     assert words.format(tmp_path) in refused.value.message
 
 
@@ -70,7 +74,7 @@ def test_a_folder_in_which_others_lead_slurms_output_elsewhere_is_told(
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     job = spec(tmp_path, "python3", f"{tmp_path}/train.py", work_dir=f"{tmp_path}/none", run_dir="/sahred/run")
     with pytest.raises(WrongInput) as refused:
-        check_paths(job, shared(tmp_path))
+        look(job, shared(tmp_path))
     for words in (
         "/sahred does not exist: is it misspelt?",
         f"work_dir = '{tmp_path}/none' does not exist",
@@ -85,20 +89,48 @@ def test_a_run_dir_that_is_local_to_the_host_is_refused(kind: str, is_local: boo
     job = spec(tmp_path, "true", run_dir="/tmp/run")
     if is_local:
         with pytest.raises(WrongInput, match=f"run_dir = '/tmp/run' is local to each host .{kind}.: name a folder"):
-            check_paths(job, mounts)
+            look(job, mounts)
     else:
-        assert check_paths(job, mounts) == []
+        assert look(job, mounts) == []
 
 
 def test_what_only_compute_nodes_may_have_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    (doubt,) = check_paths(spec(tmp_path, "/opt/of-nodes/python", "train.py"), shared(tmp_path))
+    (doubt,) = look(spec(tmp_path, "/opt/of-nodes/python", "train.py"), shared(tmp_path))
     assert doubt == "command: the program /opt/of-nodes/python does not exist on this host: the nodes must have it"
 
 
 @pytest.mark.parametrize(
     "command",
-    [["train"], ["python3", "-m", "x"], ["python3", "-c", "x"], ["python3", "-W", "x", "y"], ["torchrun", "x"]],
+    [["env", "x"], ["python3", "-m", "x"], ["python3", "-c", "x"], ["python3", "-W", "x", "y"]],
 )
 def test_what_nobody_can_judge_is_left_alone(command: list[str], tmp_path: Path) -> None:
-    assert check_paths(spec(tmp_path, *command), shared(tmp_path)) == []
+    assert look(spec(tmp_path, *command), shared(tmp_path)) == []
+
+
+def test_a_program_that_is_not_in_the_path_is_said_and_left_to_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (doubt,) = look(spec(tmp_path, "pyton3", "train.py"), shared(tmp_path))
+    assert doubt == "command: no program 'pyton3' is in PATH on this host: the nodes must have it"
+
+
+def test_the_path_of_env_is_searched(tmp_path: Path) -> None:
+    job = spec(tmp_path, "train")
+    job.env["PATH"] = str(tmp_path)
+    (tmp_path / "train").touch(0o755)
+    assert look(job, shared(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("script", "hint"), [("train.py", True), ("{}/train.py", False)])
+def test_a_script_that_lies_beside_job_toml_is_found(script: str, hint: bool, tmp_path: Path) -> None:
+    home, project = tmp_path / "home", tmp_path / "project"
+    home.mkdir(), project.mkdir()
+    (project / "train.py").touch()
+    job = spec(tmp_path, "python3", script.format(home), work_dir=str(home))
+    words = f"does not exist: {project}/train.py does: submit from {project}, or set work_dir"
+    try:
+        said = look(job, shared(tmp_path), beside=project)[0]
+    except WrongInput as error:
+        said = error.message
+    assert said.startswith("command: the script ")
+    assert (words in said) == hint

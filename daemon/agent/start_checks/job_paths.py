@@ -19,26 +19,36 @@ _FLAGS = frozenset({"-u", "-O", "-B", "-E", "-I", "-P", "-s"})
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that a job needs and this host lacks. `words`: what it is, and what is wrong with it."""
+    """Something that a job needs and this host lacks. `words`: what it is, and what is wrong with it. `right`: what
+    would be right, if that is known.
+    """
 
     path: Path
     words: str
+    right: str = ""
+
+    @property
+    def full(self) -> str:
+        """What is wrong, and what would be right."""
+        return f"{self.words}: {self.right}" if self.right else self.words
 
 
-def find_missing(work_dir: str, command: Sequence[str], search_path: str | None = None) -> Iterator[Missing]:
+def find_missing(work_dir: str, command: Sequence[str], search_path: str) -> Iterator[Missing]:
     """What this host lacks for the command.
 
     Args:
-        search_path: PATH of the command. None: a program without a folder in its name is not looked for.
+        search_path: PATH of the command.
     """
     folder = Path(work_dir)
     has_folder = os.path.isdir(folder)
     if not has_folder:
         yield Missing(folder, f"work_dir = {work_dir!r} {_why_absent(folder) or 'is not a folder'}")
     program = command[0]
-    if search_path is not None and "/" not in program and shutil.which(program, path=search_path) is None:
-        yield Missing(Path(program), f"command: no program {program!r} is in PATH: name its path, or set PATH in [env]")
-    for what, word, right, verb in _files(command):
+    if "/" not in program and shutil.which(program, path=search_path) is None:
+        is_here = has_folder and (folder / program).is_file()
+        right = f"write ./{program} for the file in {folder}" if is_here else "name its path, or set PATH in [env]"
+        yield Missing(Path(program), f"command: no program {program!r} is in PATH", right)
+    for what, word, access, verb in _files(command):
         path = folder / word
         if not has_folder and not os.path.isabs(word):
             continue  # the folder alone is to be named
@@ -46,7 +56,7 @@ def find_missing(work_dir: str, command: Sequence[str], search_path: str | None 
             yield Missing(path, f"command: the {what} {path} {absent}")
         elif _is_no_program(path):
             yield Missing(path, f"command: the {what} {path} is a folder")
-        elif not os.access(path, right):
+        elif not os.access(path, access):
             yield Missing(path, f"command: the {what} {path} can't be {verb} by you")
 
 

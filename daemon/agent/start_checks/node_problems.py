@@ -33,7 +33,7 @@ def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -
     """
     problems = [
         _problem_of_run_dir(spec.run_dir, environ.get(RUN_TOKEN, "")),
-        *(missing.words for missing in job_paths.find_missing(spec.work_dir, spec.command, search_path)),
+        *(missing.full for missing in job_paths.find_missing(spec.work_dir, spec.command, search_path)),
         durable_dir_check.find_problem(
             spec.durable_dir, environ.get(DURABLE_TOKEN, ""), trusts_store=spec.trust_durable_store
         ),
