@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from muster.daemon.host import rank_log_files
-from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable
+from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable, print_note
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import WrongInput
 from muster.launcher.output.rank_logs import RankLogReader, generations
@@ -43,8 +43,11 @@ async def _run(options: argparse.Namespace) -> int:
         )
         found = _copy(reader, to_end=not options.follow)
         if options.follow:
-            await _follow(coordinator, view, reader)
-        elif not found:
+            if not found and not view.final:
+                print_note(f"muster: nothing is written yet: {_state(view)}")
+            view, found_later = await _follow(coordinator, view, reader)
+            found = found or found_later
+        if not found:
             raise _no_logs_error(options, view)
     return 0
 
@@ -72,26 +75,40 @@ def _copy(reader: RankLogReader, *, to_end: bool = False) -> bool:
     return found
 
 
-async def _follow(coordinator: CoordinatorClient, view: GangView, reader: RankLogReader) -> None:
-    ended = asyncio.ensure_future(_until_final(coordinator, view))
+async def _follow(coordinator: CoordinatorClient, view: GangView, reader: RankLogReader) -> tuple[GangView, bool]:
+    """Prints new lines until the gang is final. Returns its last view, and whether there was a line."""
+    ended, found = asyncio.ensure_future(_until_final(coordinator, view)), False
     while not ended.done():
         await asyncio.wait([ended], timeout=POLL_S)
-        _copy(reader)
-    _copy(reader, to_end=True)
-    ended.result()
+        found = _copy(reader) or found
+    return ended.result(), _copy(reader, to_end=True) or found
 
 
-async def _until_final(coordinator: CoordinatorClient, view: GangView) -> None:
-    """Returns when the gang is final. An unavailable coordinator does not end the wait."""
+async def _until_final(coordinator: CoordinatorClient, view: GangView) -> GangView:
+    """Returns the last view when the gang is final. An unavailable coordinator does not end the wait."""
     async for latest in coordinator.follow(gang_ref(view.gang_id), note_coordinator_unavailable):
+        view = latest
         if latest.final:
-            return
+            break
+    return view
 
 
 def _no_logs_error(options: argparse.Namespace, view: GangView) -> WrongInput:
+    folder = _folder(view)
+    known = generations(folder)
+    if not known and not view.generation:
+        return WrongInput(f"no rank has written anything: {_state(view)}", f"muster status {options.job} says more")
     kind = "stacks" if options.stacks else "logs"
     what = "" if options.rank is None else f" of rank {options.rank}"
     what += "" if options.generation is None else f" in generation {options.generation}"
-    known = ", ".join(map(str, generations(_folder(view))))
-    hint = f"generations with logs: {known}" if known else f"the job is {view.phase}; see muster status {options.job}"
-    return WrongInput(f"there are no {kind}{what} under {_folder(view)} (this host must see that folder)", hint)
+    if not known:
+        return WrongInput(f"there are no {kind}{what} under {folder}", "this host must see that folder")
+    return WrongInput(
+        f"there are no {kind}{what} under {folder}", f"generations with logs: {', '.join(map(str, known))}"
+    )
+
+
+def _state(view: GangView) -> str:
+    if view.final:
+        return f"the job is {view.phase}: {view.reason}"
+    return f"the job is {view.phase}" + (f", and waits for {view.waiting_for}" if view.waiting_for else "")

@@ -539,7 +539,8 @@ async def test_logs_come_from_the_run_folder(
 ) -> None:
     job = await queue(world, tmp_path)
     outputs(capsys)
-    with pytest.raises(WrongInput, match="there are no logs"):
+    waits = f"no rank has written anything: the job is SUBMITTED, and waits for Slurm to start job {job}"
+    with pytest.raises(WrongInput, match=waits):
         await muster(world, "logs", str(job))
     for generation in (1, 2):
         folder = tmp_path / "run" / "logs" / gang_of(world, job) / f"g{generation}"
@@ -560,12 +561,27 @@ async def test_logs_come_from_the_run_folder(
     assert "generations with logs: 1, 2" in refused.value.hint
 
 
+async def test_following_a_job_says_what_it_waits_for_and_why_it_ends_without_logs(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await queue(world, tmp_path)
+    outputs(capsys)
+    following = asyncio.ensure_future(muster(world, "logs", "--follow", str(job)))
+    said = f"muster: nothing is written yet: the job is SUBMITTED, and waits for Slurm to start job {job}"
+    async with asyncio.timeout(20):
+        while said not in outputs(capsys)[1]:  # noqa: ASYNC110 - a captured stream tells nobody
+            await asyncio.sleep(0)
+    await muster(world, "cancel", str(job))
+    with pytest.raises(WrongInput, match="no rank has written anything: the job is CANCELLED: cancelled by"):
+        await following
+
+
 async def test_stacks_of_every_generation_are_shown_on_request(
     world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = await queue(world, tmp_path)
     outputs(capsys)
-    with pytest.raises(WrongInput, match="there are no stacks"):
+    with pytest.raises(WrongInput, match="no rank has written anything"):
         await muster(world, "logs", "--stacks", str(job))
     for generation in (1, 2):
         log = rank_log_files.log_path(str(tmp_path / "run"), gang_of(world, job), generation, 0)
