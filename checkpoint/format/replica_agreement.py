@@ -9,6 +9,9 @@ of the group is named; otherwise nobody is.
 
 Only groups that have agreed before are judged, in this generation or at the version from which it started. Ranks that
 differ from the first snapshot on differ for a reason of the script.
+
+Rejected: a second pass over the data, which costs what the snapshot costs; and a collective of digests in the step, for
+which ranks would wait.
 """
 
 from collections import Counter

@@ -3,6 +3,11 @@ the next run reclaims them.
 
 Only complete, digested shards in this node's own slots are deposited, with their digests. Each byte is verified before
 it counts again. If anything fails, the next run starts from durable storage.
+
+Shards are deposited at two moments. The first is when the ranks of a planned stop have ended, before anything is
+written: Slurm's SIGKILL may come sooner than the checkpoint is done. The second is an order EXIT that says that the job
+is requeued; one that says that the job is over withdraws the memory. Until the coordinator has heard of memory that is
+taken back, it is only lent: an agent that ends before that loses nothing.
 """
 
 from __future__ import annotations

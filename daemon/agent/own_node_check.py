@@ -2,6 +2,9 @@
 
 A node without GPUs is checked without PyTorch. Whether PyTorch can be imported there is seen where the ranks will be
 forked from, which costs nothing: no rank starts before these imports have ended.
+
+Rejected: a fork of the zygote for checks with GPUs, which would save the import of PyTorch. A driver that hangs would
+hang a child of the process that starts the ranks.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 MAX_CROWDING = 4
-"""The longest time to return, in multiples of what the coordinator asked for. The time grows while the coordinator is
-too slow for the nodes that return."""
+"""The longest time in which a node returns, in multiples of what the coordinator asked for. A node whose attach fails
+after long doubles its time: many others attach at the same moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The options that make Slurm give a job the nodes that its groups ask for, and the options for less. Pure.
 
-What Slurm 24.11 and 26.05 do with them (tests/cluster/test_topologies.py, tests/cluster/test_racks.py):
+What Slurm 24.11 and 26.05 do with them (tests/cluster/test_topologies.py):
 
 - A tree takes `--switches=COUNT@WAIT`: the most leaf switches of the whole job. When the wait is over, Slurm starts the
   job anywhere. A count that no part of the cluster has is accepted all the same, and blocks the queue for the wait.

@@ -3,6 +3,9 @@
 A pool job is a small Slurm job that adds one node of the site's shared pool to a gang. `muster submit` renders the
 script of a gang's own job (launcher/submission/script.py). An agent renders the script of a pool job. Both scripts
 export the same settings and start the same srun.
+
+`--no-kill`, of sbatch and of srun, has Slurm keep the job when it loses a node. It does not protect srun itself: a node
+that dies while the step is launched takes srun down, and `muster-agent batch` launches the step again.
 """
 
 from __future__ import annotations

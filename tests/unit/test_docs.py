@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import keyword
 import re
 import subprocess
@@ -311,6 +312,26 @@ def test_words_that_the_architecture_quotes_are_in_the_code() -> None:
     known = set(re.findall(r"[\w-]+", "".join(path.read_text() for path in (*SOURCES, *wire))))
     quoted = re.findall(r"`([\w-]+)`", (ROOT / "ARCHITECTURE.md").read_text())
     assert not {name for name in quoted if name not in known}
+
+
+def _timeouts() -> list[tuple[str, float, object]]:
+    """Of each row of the table in ARCHITECTURE.md: the name, its number, and what the code has."""
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("## How long is each timeout?")[2].partition("\n## ")[0]
+    rows, module = [], None
+    for seconds, name, path in re.findall(
+        r"^\| ([\d.]+) \|.*\| `([\w.]+)`(?: in `([\w/.]+)`|, there) \|$", table, re.M
+    ):
+        module = importlib.import_module(f"muster.{path.removesuffix('.py').replace('/', '.')}") if path else module
+        owner, constant = name.split(".")
+        kind = getattr(module, owner, None)
+        rows.append((name, float(seconds), getattr(kind() if kind else module, constant)))
+    assert len(rows) == table.count("\n| ") - 2
+    return rows
+
+
+@pytest.mark.parametrize(("name", "documented", "real"), _timeouts())
+def test_the_table_of_timeouts_is_true(name: str, documented: float, real: object) -> None:
+    assert documented == real, name
 
 
 @pytest.mark.parametrize("name", ["lease.py/none", "failure_detector.no_such_function", "Member.no_such_field"])

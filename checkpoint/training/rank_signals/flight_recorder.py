@@ -12,6 +12,11 @@ The recorder of ProcessGroupNCCL is `FlightRecorder<CUDAEvent>`, that of gloo (s
 write the same JSON (`FlightRecorder::dump_json` in torch/csrc/distributed/c10d/FlightRecorderDetail.hpp), of which the
 part `pg_status` is read. The default group has the id 0 there. Recorders are on by TORCH_FR_BUFFER_SIZE, or
 TORCH_NCCL_TRACE_BUFFER_SIZE in older versions.
+
+Rejected: the list of collectives. To make it, PyTorch asks the GPU about events, which may hang in a GPU that does.
+Ranks ask after their first step, because PyTorch does not lock the counters while a process group is made. In jobs with
+tensor or pipeline parallelism ranks wait in other groups, and messages from rank to rank may be counted, so these jobs
+are left out. This was run with gloo (torch 2.13), and with NCCL never with more than one rank.
 """
 
 import json

@@ -11,6 +11,9 @@ the longest compute time. The parameter whose gradient comes last is learned in 
 
 On a GPU a moment is an event in the stream. Its time is read when it has passed; the GPU is never waited for. A step
 without both moments is not measured (FSDP2 sums gradients without these hooks), nor is one with a declared phase.
+
+Rejected: the time of each collective. That of a fast rank overlaps with its backward pass, so its length is no wait,
+and the hooks of process groups are private or say only when a call was issued.
 """
 
 import time

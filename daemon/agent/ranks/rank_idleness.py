@@ -6,6 +6,10 @@ loop is active, and so is one that prints a line. The core decides what follows.
 
 Intervals are counted, not seconds of a clock: time in which the whole node stood still, or Slurm had suspended the job,
 is at most one interval. A shared disk that hangs blocks nothing here, because only /proc is read.
+
+The measure is strict, because a restart is a strong answer. Rejected: a limit for GPUs, because they show full use
+while NCCL waits; and a limit for each rank alone, because a rank may have nothing to do for hours while another one
+writes.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class RendezvousProcess:
             process_tree.kill(self._pid)
 
     def handle_message(self, message: packets.Message) -> bool:
-        """See RankProcess.heard."""
+        """See RankProcess.handle_message."""
         match message["say"]:
             case "started":
                 self._pid = message["pid"]

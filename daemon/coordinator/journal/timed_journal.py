@@ -21,8 +21,8 @@ from muster.daemon.host.lasting_problem import LastingProblem
 SLOW_WRITE_S = 1.0
 """Seconds from which the log names a write. A commit takes milliseconds; verdicts are measured in seconds."""
 CHECK_S = 2.0
-"""Seconds between two looks at a write that does not end. A coordinator that shares its folder ends 5 s after it could
-renew its lease last: the log has the reason before."""
+"""Seconds between two looks at a write that does not end. A coordinator that shares its folder ends 5 s after its last
+renewal of the lease, and the log shall have the reason by then."""
 CALM_S = 60.0
 """Seconds without a slow write after which the disk counts as fast again."""
 _log = logging.getLogger(__name__)

@@ -5,6 +5,8 @@ What always holds:
 - A node keeps memory of one job at a time, and only for the job and user that a prolog named last.
 - Memory is handed out once, and only to the user who deposited it.
 - Nothing is kept longer than RETENTION_S, or longer than its gang wants it.
+
+Only a rank's own slots are kept. Replicas borrow pieces from those slots, and would double the memory.
 """
 
 from __future__ import annotations

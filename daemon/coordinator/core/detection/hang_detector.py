@@ -10,6 +10,12 @@ all others.
 A declared phase (evaluation, saving) is never a stall. A script that has never declared a step, in no generation, may
 not use the library. It is left alone, unless its job asks for more: then a generation stalls as well if all its ranks
 have been idle for as long as the job allows. Idleness names no rank: those that wait are as idle as the one that hangs.
+
+Stacks are written before the fence, not with it. On a faster node ranks would end while the stacks of others are
+written, and those stacks would show the end of a connection.
+
+A long call that nobody declared, and that keeps the GIL, costs one restart: no silence that ended by itself counts, and
+after one failure in a place a silent rank shortens nothing there.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,9 @@
 
 The result comes from a process of the job's owner. So it counts for this gang only: the node's health does not change,
 and Slurm drains nothing. Each agent checks once in its life.
+
+All checks are asked for before one of them counts: if most nodes have failed, they share a cause in the software, and
+all stay. One result is recorded in the life of an agent, because the job's owner could report others without end.
 """
 
 from collections import defaultdict

@@ -1,5 +1,11 @@
 """Gathering: from Slurm's start of the job to the start of the gang. The agents attach; here it is decided which of
-them to wait for, and for how long."""
+them to wait for, and for how long.
+
+If the batch process and the agent on its host are silent while agents are missing, srun has died with its host, and
+nobody would start the missing agents. Slurm may not notice for half an hour, if the host comes back within seconds. So
+the job is requeued, but not again after the second run in vain. While the batch process is heard, the gang waits for
+its agents until the gather timeout.
+"""
 
 from collections.abc import Collection
 

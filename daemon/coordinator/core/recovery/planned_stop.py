@@ -3,6 +3,10 @@
 Slurm announces the end in three ways: by the job's time limit; by SIGTERM to every process of the job (the grace time
 of a preemption, the end of the time limit, an operator's requeue); or by a job that is already ended or requeued while
 its processes still live (KillWait, 30 s by default).
+
+Orders carry the stop, and the ranks agree on one step. A generation that has not stopped in time is fenced. Then the
+newest version is written, and the gang is requeued or ends. SIGTERM ends no agent: it winds down by itself only if no
+order comes. What a user cancels is not saved.
 """
 
 from muster.daemon.coordinator.core.detection import failure_detector

@@ -3,7 +3,12 @@ start on, and until when.
 
 A Prolog or a plug-in that fails on one node drains that node, and Slurm holds the job until somebody releases it. A job
 that may be requeued is released without that node. A launch that fails again and again has another cause, and each try
-drains a node of the site: then the job stays held, and its user is told how to release it."""
+drains a node of the site: then the job stays held, and its user is told how to release it.
+
+A requeued job starts on none of the nodes that were bad in its last run. One that was out of service is admitted again
+once Slurm has it in service. One that never was (an agent's error) is admitted after ten minutes: a job may wait for
+nodes, but not for nodes that are there. Nodes that the user excluded stay excluded.
+"""
 
 from collections.abc import Collection
 

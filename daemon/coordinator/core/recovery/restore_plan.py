@@ -9,6 +9,9 @@ together from them (`is_resharded`).
 A version on which replicas disagree that agreed before is no source. The commit leader makes such a version void; it
 may fail before all agents know. If neither memory nor durable storage has another version, it is restored with a
 warning: the user can still start afresh, and could not get lost work back.
+
+A version is complete for durable storage only with all ranks that wrote it. So between a shrink of replicas and the
+first commit after it, a lost shard leaves nothing newer to write than the newest durable checkpoint.
 """
 
 from collections import Counter

@@ -2,6 +2,12 @@
 
 Every rule is level-triggered. A rule looks at durable and observed state, never at the last event, so lost, doubled and
 reordered events change nothing but the moment.
+
+A gang that recovers with an empty seat has three ways on, in this order: a node of the site's shared pool, fewer ranks
+if the job is elastic, and a requeue after the newest version is written.
+
+Nothing but its end is decided about a gang whose job Slurm has suspended. All processes of the job are stopped, so
+their silence is no evidence. Once resumed, every agent has its whole time to be heard again.
 """
 
 from collections.abc import Callable, Mapping

@@ -384,7 +384,7 @@ class Gang:
     fabric: FabricRecord | None = None
     """The network of its nodes, as noted last; None: nothing is known but the leaves of members."""
     extra_communication_s: float = 0.0
-    """What that costs in each step, in predicted seconds."""
+    """What `wider_groups` costs in each step, in predicted seconds."""
     mtbf_s: float = 0.0
     """Seconds between two failures of the nodes that carry ranks, as known when the generation started; 0: unknown."""
     resharded: bool = False

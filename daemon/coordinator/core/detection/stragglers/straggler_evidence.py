@@ -20,6 +20,11 @@ below 0, so a long time without trouble hides nothing that comes later. In a cal
 
 Compute time alone shows only that a rank works longer. A straggler holds the others up, so they must have waited, too.
 With two ranks the medians are those of the other one, and the slow one is the one that waits less.
+
+Rejected: several blocks in a row over a threshold of five deviations. Where step times scatter by 30 %, a rank that is
+30 % slower never reaches it. Also rejected: a model of the tails, because every cluster has others; means over several
+blocks before the sum, and the largest evidence in place of the mean, because at the same number of false names both
+take longer. No test can tell a straggler from the first steps of a turn.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Surplus nodes: nodes that came with a job of their own, carry no rank, and are not wanted as spares.
 
 A gang requests several nodes at once, for example a repaired one and one of the shared pool. If both come, one may be
-left over. So it is if a growth was undone, and the next one is far away. The node is given back after a time: other
-jobs want it. Nothing is held against it.
+left over. A node is left over, too, if a growth was undone and the next one is far away. The node is given back after a
+time: other jobs want it. Nothing is held against it.
 """
 
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
