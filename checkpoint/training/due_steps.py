@@ -13,9 +13,9 @@ So a rank waits for rank 0 only if rank 0 is a whole period behind, and between 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from muster.checkpoint.training.agent_connection import FIRST_PERIOD
+from muster.checkpoint.training.agreements.joint_planning import RanksWithStore
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +40,6 @@ class Interval:
         return self.start + max(0, -(-(step - self.start) // self.every)) * self.every
 
 
-class Store(Protocol):
-    """What all ranks can write to and read from (torch.distributed's Store)."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes:
-        """Waits until there is a value."""
-
-
-@dataclass(frozen=True)
-class RankInGroup:
-    """This rank, and the store that it shares with the other ranks."""
-
-    rank: int
-    store: Store
-
-
 class DueSteps:
     """The due steps of one rank.
 
@@ -64,10 +48,10 @@ class DueSteps:
         join_group: returns this rank's place among others, when the first step is finished; None: the rank is alone.
     """
 
-    def __init__(self, every: int | None, join_group: Callable[[], RankInGroup | None] = lambda: None) -> None:
+    def __init__(self, every: int | None, join_group: Callable[[], RanksWithStore | None] = lambda: None) -> None:
         self.is_auto = every is None
         self._join_group = join_group
-        self._group: RankInGroup | None = None
+        self._group: RanksWithStore | None = None
         self._now = Interval(0, every or 1)
         self._before = self._now
         self._looks = 0

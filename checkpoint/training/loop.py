@@ -21,9 +21,9 @@ from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.checkpoint.training.agreements.planned_stop import PlannedStop
-from muster.checkpoint.training.agreements.process_group import rank_and_world_size, store_for
+from muster.checkpoint.training.agreements.process_group import rank_and_world_size, ranks_with_store
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
-from muster.checkpoint.training.due_steps import AUTO, DueSteps, RankInGroup
+from muster.checkpoint.training.due_steps import AUTO, DueSteps
 from muster.checkpoint.training.durable_loading import named_checkpoint, which_checkpoint
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
@@ -82,7 +82,7 @@ class Checkpoint:
             raise CheckpointError(f'every={every!r}: a number of steps, 1 or more, or "{AUTO}"')
         if not 0 <= wait_share <= 1:
             raise CheckpointError(f"wait_share={wait_share}: a share of the time, 0 (never wait) to 1")
-        self._due = DueSteps(None if every == AUTO else int(every), _join_group)
+        self._due = DueSteps(None if every == AUTO else int(every), partial(ranks_with_store, "interval"))
         self._states = TrainingState(states, per_rank, differs_in)
         self._connection = link or AgentConnection.from_environment()
         self._keeper: StepKeeper | None = None
@@ -302,14 +302,6 @@ class Checkpoint:
             assert self._connection is not None
             self._reported_not_finite = True
             self._connection.report_not_finite(n, words)
-
-
-def _join_group() -> RankInGroup | None:
-    """This rank's place among the ranks of the default process group; None if it is alone."""
-    rank, world_size = rank_and_world_size()
-    if world_size == 1:
-        return None
-    return RankInGroup(rank, store_for("interval"))
 
 
 def _durable_source(start: StartPoint, durable: str) -> str | None:

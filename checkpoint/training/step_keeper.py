@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from muster.checkpoint.training.agent_connection import AgentConnection, SnapshotCost
-from muster.checkpoint.training.agreements.joint_planning import JointPlanning, RanksWithStore
-from muster.checkpoint.training.agreements.process_group import rank_and_world_size, store_for
+from muster.checkpoint.training.agreements.joint_planning import JointPlanning
+from muster.checkpoint.training.agreements.process_group import rank_and_world_size, ranks_with_store
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import DueSteps
@@ -54,7 +54,7 @@ class StepKeeper:
         self._writer: SnapshotWriter | None = None
         self._plan: ShardPlan | None = None
         self._structure: Any = None
-        self._joint_planning = JointPlanning(_ranks_that_plan)
+        self._joint_planning = JointPlanning(partial(ranks_with_store, "planning"))
         self._min_object_bytes: dict[str, int] = {}
         self.borrowed_pages = BorrowedPages()
         """Pages that the restore has mapped from a slot. They are copied before a slot is written again."""
@@ -203,11 +203,3 @@ class StepKeeper:
             log.error("no snapshots: %s", refused)
         self._refused, self._asked_at = refused, time.monotonic()
         self._writer = None if refused else SnapshotWriter(plan, self._connection.slots)
-
-
-def _ranks_that_plan() -> RanksWithStore | None:
-    """This rank among all that plan together; None if it is alone."""
-    rank, world_size = rank_and_world_size()
-    if world_size == 1:
-        return None
-    return RanksWithStore(rank, world_size, store_for("planning"))

@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from muster.checkpoint.format.errors import FlushError
-from muster.daemon.agent import listening, memory_handover
+from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.daemon.agent import listening
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
 from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
 from muster.daemon.agent.failure_detector.peers import (
     PeerChannels,
     PeerService,
-    ShardService,
     make_agent_server,
 )
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
@@ -32,7 +31,7 @@ from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.own_hardware import OwnHardware
 from muster.daemon.agent.own_node_check import OwnNodeCheck
 from muster.daemon.agent.pool_jobs import PoolRequests
-from muster.daemon.agent.rank_statuses import RankStatuses, RankStore
+from muster.daemon.agent.rank_statuses import RankStatuses
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_places import RankPlaces
@@ -50,21 +49,13 @@ from muster.v1.agent_pb2 import (
     AgentMessage,
     AgentStatus,
     Certificate,
-    CorruptCopy,
     Duty,
     FlushOrder,
-    FlushProgress,
     MeasureOrder,
     Order,
-    ParityStatus,
     ProbeOrder,
     ProbeResult,
-    ReplicaDisagreement,
-    ReplicaTransfer,
-    RestoreProgress,
-    ShardStatus,
     Silence,
-    SnapshotCost,
 )
 from muster.v1.common_pb2 import JobSpec, Version
 
@@ -84,31 +75,6 @@ _SILENCE_BY_REACHABILITY = {
     Reachability.REFUSED: Silence.SILENCE_CLOSED,
     Reachability.NO_ANSWER: Silence.SILENCE_NO_ANSWER,
 }
-
-
-class CheckpointService(ShardService, memory_handover.HandoverStore, RankStore, Protocol):
-    """The memory store of this node (muster.checkpoint.store.checkpoint_service.CheckpointService)."""
-
-    @property
-    def no_slots(self) -> str: ...
-
-    def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
-    def apply_order(self, order: Order) -> None: ...
-    def fence(self, generation: int) -> None: ...
-    def shards(self) -> list[ShardStatus]: ...
-    def parities(self) -> list[ParityStatus]: ...
-    def committed(self) -> Version | None: ...
-    def disagreement(self) -> ReplicaDisagreement | None: ...
-    def transfers(self) -> list[ReplicaTransfer]: ...
-    def snapshot_cost(self) -> SnapshotCost | None: ...
-    def corrupt_copies(self) -> list[CorruptCopy]: ...
-    def restore_progress(self) -> RestoreProgress | None: ...
-    def flush_progress(self) -> FlushProgress | None: ...
-    async def flush(
-        self, order: FlushOrder, durable_dir: str, keep: int = ..., keep_s: float = ...
-    ) -> Version | None: ...
-    def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
-    async def close(self) -> None: ...
 
 
 MakeCheckpointService = Callable[[PeerChannels, Callable[[], None]], CheckpointService]

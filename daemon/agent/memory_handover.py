@@ -20,11 +20,11 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from threading import Lock
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from muster.checkpoint.format.errors import CorruptShard, OtherLayout
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS
 from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.replication import shard_offers
@@ -46,13 +46,6 @@ _RETRY_S = 3.0
 _TAKEN: packets.Message = {"taken": {}}
 
 
-class HandoverStore(Protocol):
-    """The part of the checkpoint store that the handover uses (muster.checkpoint.store)."""
-
-    def slot_shards(self) -> list[Shard]: ...
-    async def adopt_shard(self, offer: ShardOffer, descriptor: int) -> None: ...
-
-
 class MemoryHandover:
     """The handover of one agent.
 
@@ -68,7 +61,7 @@ class MemoryHandover:
         self._deposited = False
         self._call_lock = Lock()
 
-    async def deposit(self, store: HandoverStore, generation: int) -> None:
+    async def deposit(self, store: CheckpointService, generation: int) -> None:
         """Deposit this node's shards with musterd, in place of an earlier deposit. If musterd is absent or refuses, log
         it. `generation`: the gang's newest."""
         shards = newest_first(store.slot_shards())[:MAX_SHARDS]
@@ -137,7 +130,7 @@ class MemoryHandover:
         fcntl.fcntl(index, fcntl.F_ADD_SEALS, MEMFD_SEALS | fcntl.F_SEAL_WRITE)
         return index
 
-    async def reclaim(self, store: HandoverStore) -> int:
+    async def reclaim(self, store: CheckpointService) -> int:
         """Reclaim what the previous run has deposited on this node. Damaged shards are dropped. Until `confirm`,
         musterd takes everything back if this agent ends.
 
@@ -186,7 +179,7 @@ def _verification_timeout_s(memfds: Sequence[int]) -> float:
     return min(RECLAIM_BASE_S + size / VERIFY_BYTES_PER_S, RECLAIM_MAX_S)
 
 
-async def _verify_all(store: HandoverStore, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
+async def _verify_all(store: CheckpointService, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
     """Have the checkpoint store verify all shards at once: its threads share the work."""
     tasks = (store.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from muster.checkpoint.store.rank_reports import RankReports
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.status_limits import limit_stderr
 from muster.v1.agent_pb2 import RankPhase, RankStatus
-
-
-class RankStore(Protocol):
-    """What the memory store knows of ranks (muster.checkpoint.store.checkpoint_service.CheckpointService)."""
-
-    rank_reports: RankReports
-
-    def progress(self) -> dict[int, int]: ...
-    def is_digesting(self, rank: int, generation: int) -> bool: ...
 
 
 class RankStatuses:
@@ -31,7 +20,7 @@ class RankStatuses:
     def __init__(
         self,
         supervisor: RankSupervisor,
-        store: RankStore,
+        store: CheckpointService,
         idleness: RankIdleness,
         stacks: StackDumps,
         *,

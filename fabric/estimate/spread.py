@@ -47,14 +47,6 @@ class Seats:
         return (len(self.fabric.node(node).nics) or self.nics) / self.local_ranks
 
 
-def tiers_of(ranks: Sequence[int], seats: Seats) -> Tiers:
-    """The tiers of one group, the innermost first."""
-    counts = Counter(map(seats.node_of, ranks))
-    most, node = max((count, name) for name, count in counts.items())
-    in_node = Tier(most, seats.fabric.node(node).gpu_link)
-    return (in_node, *_network(counts, seats))
-
-
 def scattered(ranks: int, seats: Seats) -> Tiers:
     """The tiers of a group of so many ranks if each were on a node of its own, as far from the others as can be."""
     root = seats.fabric.root

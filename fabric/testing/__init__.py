@@ -1,1 +1,1 @@
-"""What tests and benchmarks need to judge a placement: the exact optimum, found by branch and bound."""
+"""What tests and benchmarks need to judge a placement: fabrics of regular shape, and the exact optimum."""

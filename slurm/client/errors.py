@@ -18,7 +18,10 @@ class SlurmError(Exception):
 
 
 class SlurmUnavailable(SlurmError):
-    """Slurm cannot be reached or is not installed on this host. Slurm has done nothing."""
+    """Slurm cannot be reached, is not installed on this host, or has not answered.
+
+    Only after a SlurmTimeout may it have done anything.
+    """
 
 
 class SlurmTimeout(SlurmUnavailable):

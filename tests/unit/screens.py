@@ -12,7 +12,7 @@ from datetime import UTC
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.sources.generators import fat_tree
+from muster.fabric.testing.generators import fat_tree
 from muster.launcher.commands.events import event_lines
 from muster.launcher.diagnosis import screen as diagnosis_screen
 from muster.launcher.diagnosis.diagnosis import Network, diagnose

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.rank_store import Store
 
 from muster.checkpoint.store.commit.snapshot_interval import (
     ENOUGH_SAMPLES,
@@ -15,7 +16,8 @@ from muster.checkpoint.store.commit.snapshot_interval import (
     best_interval,
 )
 from muster.checkpoint.training.agent_connection import FIRST_PERIOD
-from muster.checkpoint.training.due_steps import DueSteps, Interval, RankInGroup
+from muster.checkpoint.training.agreements.joint_planning import RanksWithStore
+from muster.checkpoint.training.due_steps import DueSteps, Interval
 
 HOUR = 3600.0
 
@@ -100,20 +102,6 @@ def test_a_period_is_long_enough_to_cost_nothing_and_short_enough_to_follow() ->
     assert measured(stall_s=0.0, step_s=1e-6, mtbf_s=HOUR).period() == MAX_PERIOD_STEPS
 
 
-class Store:
-    """The store of a process group. A read of what is not there would wait for ever."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value.encode()
-
-    def get(self, key: str) -> bytes:
-        assert key in self.values, f"this rank would wait for {key}"
-        return self.values[key]
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(0, 200)), max_size=8),
     st.integers(0, 1000),
@@ -121,7 +109,7 @@ class Store:
 def test_all_ranks_call_the_same_steps_due(advice: list[tuple[int, int, int]], first: int) -> None:
     """Whatever rank 0's agent says, and when: ranks 1 and 2 are told nothing, and hear of it from rank 0 in time."""
     store = Store()
-    ranks = [DueSteps(None, lambda rank=rank: RankInGroup(rank, store)) for rank in range(3)]  # type: ignore[misc]
+    ranks = [DueSteps(None, lambda rank=rank: RanksWithStore(rank, 3, store)) for rank in range(3)]  # type: ignore[misc]
     said = {at: (every, period) for every, period, at in advice}
     for step in range(first, first + 300):
         if step - first in said:
@@ -134,7 +122,7 @@ def test_all_ranks_call_the_same_steps_due(advice: list[tuple[int, int, int]], f
 
 
 def test_what_rank_0_is_told_counts_from_the_look_after_the_next_on() -> None:
-    rank = DueSteps(None, lambda: RankInGroup(0, Store()))
+    rank = DueSteps(None, lambda: RanksWithStore(0, 2, Store()))
     rank.is_due(1)
     rank.advise(10, 20)
     due = [step for step in range(2, 60) if rank.is_due(step)]
@@ -146,7 +134,7 @@ def test_without_the_store_the_interval_stays() -> None:
         def set(self, key: str, value: str) -> None:
             raise RuntimeError("connection reset")
 
-    rank = DueSteps(None, lambda: RankInGroup(0, Gone()))
+    rank = DueSteps(None, lambda: RanksWithStore(0, 2, Gone()))
     assert all(rank.is_due(step) for step in range(1, 50))
 
 

@@ -9,9 +9,9 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
-from muster.fabric.sources.generators import fat_tree, torus
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree, torus
 
 TREE = fat_tree(2, 2)
 

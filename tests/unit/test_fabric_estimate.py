@@ -23,7 +23,7 @@ from muster.fabric.estimate.memory import activations, fewest_gpus, layer_activa
 from muster.fabric.estimate.operations import compute_bound_limits, layer_operations
 from muster.fabric.estimate.placement_weights import placement_weights
 from muster.fabric.estimate.schedule import Schedule, usual_schedule
-from muster.fabric.estimate.spread import Seats, scattered, slowest_groups, tiers_of
+from muster.fabric.estimate.spread import Seats, scattered, slowest_groups
 from muster.fabric.estimate.step import exposed_buckets
 from muster.fabric.estimate.traffic import Hidden, Traffic, step_traffic
 from muster.fabric.groups.axes import Axes
@@ -33,8 +33,8 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Nic, Node
-from muster.fabric.sources.generators import fat_tree, torus
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree, torus
 
 NVLINK, NIC = Link(1e-6, 450e9), Link(5e-6, 50e9)
 H100 = Chip(989.4e12, 80e9, 3.35e12, efficiency=0.55)
@@ -53,6 +53,11 @@ def _seats(nodes: int, *counts: int, link: Link = NVLINK, nic: Link = NIC, ratio
     fabric = fat_tree(*counts, tiers=Tiers(links, {Level.ANY: ratio, Level.POD: ratio}))
     described = tuple(Node(name, 8, gpu_link=link) for name in fabric.nodes)
     return Seats(Fabric(fabric.root, described), _nodes(nodes), local_ranks=8, nics=8)
+
+
+def tiers_of(ranks: Sequence[int], seats: Seats) -> tuple[Tier, ...]:
+    (tiers,) = slowest_groups([ranks], seats)
+    return tiers
 
 
 def _plan(model: Model, axes: Axes, schedule: Schedule, chip: Chip = H100) -> Plan:

@@ -9,9 +9,9 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.node import Node
 from muster.fabric.placement.failure_domains import MOST_STEPS, FailureDomains
-from muster.fabric.sources.generators import fat_tree, fully_connected
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree, fully_connected
 
 
 def site(leaves: str, racks: str = "", feeds: str = "") -> Fabric:

@@ -8,8 +8,8 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.packed_time import StepTimes, step_times
-from muster.fabric.sources.generators import fat_tree, torus
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree, torus
 
 FOUR_TO_ONE = fat_tree(4, 2, tiers=Tiers(oversubscription={Level.POD: 4.0, Level.ANY: 4.0}))
 """n0 to n3 and n4 to n7."""

@@ -20,7 +20,6 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Nic, Node
-from muster.fabric.placement.gang import gang_traffic
 from muster.fabric.placement.local_order import gpu_order, nearest_nics
 from muster.fabric.placement.maps.assignment import Assignment
 from muster.fabric.placement.maps.clusters import nested
@@ -32,9 +31,9 @@ from muster.fabric.placement.node_groups import NodeGroup, node_groups, without_
 from muster.fabric.placement.preferences import BROKEN_REQUIREMENT_S
 from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import NO_TRAFFIC, Weight, ring_all_reduce, ring_pass, send, usual_weights
-from muster.fabric.sources.generators import fat_tree, fully_connected, torus
 from muster.fabric.sources.tiers import Tiers
 from muster.fabric.testing.exact_placement import Problem, least_cost, random_problem
+from muster.fabric.testing.generators import fat_tree, fully_connected, torus
 
 FAST, SLOW = Link(1e-6, 100e9), Link(10e-6, 10e9)
 
@@ -163,24 +162,6 @@ def test_last_choices_get_a_seat_only_if_there_are_too_few_others() -> None:
     assert place(fabric, groups, fabric.nodes, 3, {"a1": 1, "b1": 2, "b2": 1}).spares == ("a1", "b1", "b2")
     assert place(fabric, groups, fabric.nodes, 3, {f"a{at}": 1 for at in range(3)}).seats == ("b0", "b1", "b2")
     assert "b2" not in place(fabric, groups, fabric.nodes, 3, {"a0": 1, "a1": 1, "a2": 1, "b2": 2}).seats
-
-
-def test_a_gang_makes_its_groups() -> None:
-    axes = Axes(tensor=2, pipeline=2, data=2)
-    packings = [
-        (GroupKind.TENSOR, Level.LEAF, True),
-        (GroupKind.PIPELINE, Level.POD, False),
-        (GroupKind.DATA, Level.ANY, False),
-    ]
-    gang = gang_traffic(axes, 1, usual_weights(axes), packings)
-    levels = {GroupKind.TENSOR: Level.LEAF}, {GroupKind.PIPELINE: Level.POD}
-    assert gang.groups == node_groups(axes, 1, usual_weights(axes), required=levels[0], preferred=levels[1])
-    assert (gang.seats, gang.with_seats(4).axes.data, gang.with_seats(12).axes.data) == (8, 1, 3)
-    assert hash(gang) == hash(gang.with_seats(8))
-    with pytest.raises(ValueError, match="6 nodes are no whole number of replicas: a replica has 4 ranks"):
-        gang.with_seats(6)
-    with pytest.raises(ValueError, match="8 ranks do not fill nodes of 3 ranks"):
-        gang_traffic(axes, 3, usual_weights(axes))
 
 
 def test_too_few_nodes_and_unknown_nodes_are_refused() -> None:

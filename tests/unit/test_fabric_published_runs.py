@@ -18,8 +18,8 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
-from muster.fabric.sources.generators import fat_tree
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree
 
 CHIPS = {
     "H100": (Chip(989.4e12, 85.0e9, 3.35e12, efficiency=0.55), Link(1e-6, 450e9), Link(5e-6, 50e9)),

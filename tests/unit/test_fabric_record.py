@@ -11,9 +11,9 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.model.record import FabricRecord, record_of
-from muster.fabric.sources.generators import fat_tree, fully_connected, rail_optimised, torus
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree, fully_connected, rail_optimised, torus
 
 STORED = TypeAdapter(FabricRecord)
 FABRICS = st.one_of(

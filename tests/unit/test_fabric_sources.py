@@ -11,10 +11,10 @@ from muster.fabric.model.errors import FabricError
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
-from muster.fabric.sources.generators import fat_tree, fully_connected, rail_optimised, torus
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit, read_fabric
 from muster.fabric.sources.tiers import USUAL_LINKS, Tiers
+from muster.fabric.testing.generators import fat_tree, fully_connected, rail_optimised, torus
 
 TIERS = Tiers()
 

@@ -19,7 +19,7 @@ from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.fabric.model.record import record_of
-from muster.fabric.sources.generators import fat_tree
+from muster.fabric.testing.generators import fat_tree
 
 SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
 

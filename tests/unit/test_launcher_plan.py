@@ -25,9 +25,9 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
 from muster.fabric.placement.weights import usual_weights
-from muster.fabric.sources.generators import fat_tree, torus
 from muster.fabric.sources.node_reports import NodeReport
 from muster.fabric.sources.tiers import Tiers
+from muster.fabric.testing.generators import fat_tree, torus
 from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.output.screen import Screen

@@ -22,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "fabric/placement": {"fabric/model", "fabric/groups"},
     "fabric/placement/maps": {"fabric/model", "fabric/groups", "fabric/placement"},
     "fabric/estimate": {"fabric/model", "fabric/groups", "fabric/cost", "fabric/placement"},
-    "fabric/testing": {"fabric/model", "fabric/groups", "fabric/placement", "fabric/placement/maps"},
+    "fabric/testing": {"fabric/sources", "fabric/model", "fabric/groups", "fabric/placement", "fabric/placement/maps"},
     "daemon": set(),
     "daemon/host": set(),
     "daemon/host/process": {"daemon/host"},
@@ -238,7 +238,7 @@ ROOMS: dict[str, set[str]] = {
         "checkpoint/format",
         "daemon/agent/ranks/place",
     },
-    "daemon/agent/failure_detector": {"daemon/host", "daemon/transport", "daemon/transport/calls"},
+    "daemon/agent/failure_detector": {"checkpoint/store", "daemon/host", "daemon/transport", "daemon/transport/calls"},
     "daemon/agent/batch": {"daemon/host/process", "daemon/transport"},
     "daemon/agent": {
         "daemon/hardware",
@@ -280,7 +280,6 @@ ROOMS: dict[str, set[str]] = {
     "daemon/coordinator/core/recovery/parity": {"daemon/coordinator/core/state"},
     "daemon/coordinator/core/recovery": {
         "fabric/cost",
-        "fabric/estimate",
         "fabric/placement/maps",
         "checkpoint/format",
         "daemon/coordinator/core/state",

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.training.agreements.joint_planning import RanksWithStore
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -63,3 +64,9 @@ def sent_by(sender: int, value: Any) -> Any:
 def store_for(purpose: str) -> dist.PrefixStore:
     """The group's store, with keys of their own for a purpose. There is one only if there are several ranks."""
     return dist.PrefixStore(f"muster-{purpose}", dist.distributed_c10d._get_default_store())
+
+
+def ranks_with_store(purpose: str) -> RanksWithStore | None:
+    """This rank among all, with the store for a purpose; None if it is alone."""
+    rank, world_size = rank_and_world_size()
+    return None if world_size == 1 else RanksWithStore(rank, world_size, store_for(purpose))

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.host import clock
 from muster.daemon.transport import authority_table, call_binding
@@ -38,15 +39,6 @@ _Context = Any
 OpenSink = Callable[[], Awaitable[peer_pb2.SinkReply]]
 """Awaits one transfer that measures a link, or says why not."""
 _REPORT_ANSWERED_S = 10.0
-
-
-class ShardService(Protocol):
-    """The part of PeerService that serves shards (muster.checkpoint.store.checkpoint_service)."""
-
-    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardStored: ...
-    def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardOffer]: ...
-    async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck: ...
-    async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +144,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     def __init__(
         self,
         identity: AgentIdentity,
-        shards: ShardService,
+        shards: CheckpointService,
         order: Callable[[], Order | None],
         open_sink: OpenSink | None = None,
         versions: VersionCheck | None = None,
@@ -209,7 +201,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardOffer]:
         self._check_gang(request.gang_id)
-        async with aclosing(self._shards.Fetch(request, context)) as offers:  # type: ignore[type-var]
+        async with aclosing(self._shards.Fetch(request, context)) as offers:
             async for offer in offers:
                 yield offer
 

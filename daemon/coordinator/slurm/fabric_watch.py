@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
@@ -21,7 +21,7 @@ from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.transport import toml_text
 from muster.fabric.sources.site_file import SiteFabric
 from muster.fabric.sources.slurm_topology import SlurmTopology
-from muster.slurm.client.types import Node, Unknown
+from muster.slurm.client.types import Node, Slurm, Unknown
 from muster.slurm.site.fabric import SiteFileError, fabric_of, read_site_file
 
 READ_INTERVAL_S = 60.0
@@ -37,17 +37,11 @@ ATTACH_WAIT_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class SlurmQueries(Protocol):
-    """The part of the Slurm client (slurm/client/types.py) that this watch uses."""
-
-    async def topologies(self, *, timeout_s: float) -> tuple[SlurmTopology, ...] | Unknown: ...
-
-
 class FabricWatch:
     """The newest reading of the site's fabric."""
 
     def __init__(
-        self, slurm: SlurmQueries, roster: SlurmRoster, post: Callable[[events.Event], None], file: Path | None
+        self, slurm: Slurm, roster: SlurmRoster, post: Callable[[events.Event], None], file: Path | None
     ) -> None:
         """`file`: the site's own file; None: there is none. `post` takes the events."""
         self._slurm = slurm

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Mapping
-from typing import NoReturn, Protocol
+from collections.abc import Mapping
+from typing import NoReturn
 
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
-from muster.slurm.client.types import Gone, Node, NodeAnswers, Unknown
+from muster.slurm.client.types import Gone, Node, Slurm, Unknown
 
 REFRESH_INTERVAL_S = 60.0
 """Seconds between two calls for all nodes. Nodes come and go with changes of slurm.conf, which are rare; the answer
@@ -26,13 +26,6 @@ DEADLINE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class SlurmQueries(Protocol):
-    """The part of the Slurm client (slurm/client/types.py) that the roster uses."""
-
-    async def nodes(self, names: Collection[str] | None = None, *, timeout_s: float) -> NodeAnswers | Unknown: ...
-    async def private_data(self, *, timeout_s: float) -> frozenset[str] | Unknown: ...
-
-
 class SlurmRoster:
     """The newest answers of Slurm.
 
@@ -41,7 +34,7 @@ class SlurmRoster:
     Slurm has not said it yet; empty after the first answer.
     """
 
-    def __init__(self, slurm: SlurmQueries) -> None:
+    def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
         self._nodes_unknown = LastingProblem(_log, "Slurm answers with its list of nodes again")
         self._private_unknown = LastingProblem(_log, "Slurm says what is private again")

@@ -9,10 +9,10 @@ of the size of the state.
 
 from collections.abc import Sequence
 
+from muster.daemon.coordinator.core.detection import failure_rate
 from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.coordinator.core.state.turn import GangTurn
-from muster.fabric.estimate.failures import node_mtbf
 from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 
 
@@ -27,7 +27,8 @@ def price(gang_turn: GangTurn) -> MovePrice | None:
     unready = frozenset(spares.difference(planned_swap.ready_spares(gang_turn)))
     if not step_s:
         return MovePrice(size, unready=unready)
-    next_loss_s = node_mtbf(gang.spec.ranks_per_node) / len(gang.seats)
+    turn = gang_turn.turn
+    next_loss_s = failure_rate.job_mtbf_s(turn.state, turn.limits, gang.spec, len(gang.seats), turn.now)
     return MovePrice(size, max(STEPS_UNTIL_NEXT_LOSS, next_loss_s / step_s), step_s, unready)
 
 

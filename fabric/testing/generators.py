@@ -1,4 +1,4 @@
-"""Fabrics of regular shape, for plans of clusters that do not exist and for tests. Nodes are called n0, n1, ..."""
+"""Fabrics of regular shape. Nodes are called n0, n1, ..."""
 
 from __future__ import annotations
 
