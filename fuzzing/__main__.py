@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from fuzzing import near_corpus
@@ -11,7 +12,7 @@ from fuzzing.atheris_run import Outcome, fuzz
 from fuzzing.catalogue import TARGETS, load
 from fuzzing.planted_bugs import PLANTED_BUGS
 from fuzzing.target import TooMuchWork
-from muster.simulator.planted_bugs.planting import plant
+from muster.simulator.planted_bugs.planting import planted
 
 
 def main() -> int:
@@ -19,17 +20,20 @@ def main() -> int:
     options = _options()
     names = [options.target] if options.target else list(TARGETS)
     in_process = options.input or options.near_corpus is not None
-    if options.planted and in_process:
-        plant(PLANTED_BUGS[options.target])
+    if in_process:
+        with planted(PLANTED_BUGS[options.target]) if options.planted else nullcontext():
+            return _run_here(names, options)
+    wanted = Outcome.FOUND if options.planted else Outcome.NOTHING_FOUND
+    outcomes = [fuzz(name, options.seconds, options.build, options.seed, planted=options.planted) for name in names]
+    return int(any(outcome is not wanted for outcome in outcomes))
+
+
+def _run_here(names: list[str], options: argparse.Namespace) -> int:
     if options.input:
         load(options.target).check(options.input.read_bytes())
         print(f"{options.target}: {options.input} passes")
         return 0
-    if options.near_corpus is not None:
-        return _search_near_corpus(names, options.near_corpus, options.planted, options.seed)
-    wanted = Outcome.FOUND if options.planted else Outcome.NOTHING_FOUND
-    outcomes = [fuzz(name, options.seconds, options.build, options.seed, planted=options.planted) for name in names]
-    return int(any(outcome is not wanted for outcome in outcomes))
+    return _search_near_corpus(names, options.near_corpus, options.planted, options.seed)
 
 
 def _search_near_corpus(names: list[str], count: int, planted: bool, seed: int) -> int:

@@ -6,6 +6,7 @@ Modules are instrumented as they are imported, so nothing of Muster is imported 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import atheris
 
@@ -14,16 +15,14 @@ def main() -> None:
     """Never returns."""
     name, *words = sys.argv[1 : sys.argv.index("--")]
     with atheris.instrument_imports(include=["muster", "tomllib", "json"]):
-        if "--planted" in words:
-            from fuzzing.planted_bugs import PLANTED_BUGS
-            from muster.simulator.planted_bugs.planting import plant
-
-            plant(PLANTED_BUGS[name])
         from fuzzing.catalogue import load
+        from fuzzing.planted_bugs import PLANTED_BUGS
+        from muster.simulator.planted_bugs.planting import planted
 
         target = load(name)
     atheris.Setup([sys.argv[0], *sys.argv[sys.argv.index("--") + 1 :]], target.check)
-    atheris.Fuzz()
+    with planted(PLANTED_BUGS[name]) if "--planted" in words else nullcontext():
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":

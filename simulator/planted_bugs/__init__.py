@@ -1,1 +1,1 @@
-"""Deliberate bugs, as changes of a module's text. They test the simulator: its invariants must find each of them."""
+"""Deliberate bugs, each in one function. They test the simulator: its invariants must find each of them."""

@@ -1,6 +1,6 @@
 """Plant one bug and look for it: `python -m muster.simulator.planted_bugs NAME [--seeds N]`.
 
-The exit code is 1 if no seed finds the bug. A bug is planted when its module is imported, so each bug needs a process.
+The exit code is 1 if no seed finds the bug.
 `--renew` looks for all bugs, and writes down the seeds that find them (known_seeds.toml).
 """
 
@@ -11,7 +11,6 @@ import sys
 
 from muster.simulator.planted_bugs import known_seeds
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
-from muster.simulator.planted_bugs.planting import first_seed_that_finds
 
 
 def main() -> int:
@@ -29,8 +28,7 @@ def main() -> int:
         for name in missed:
             print(f"{name}: not found by {options.seeds} seeds")
         return 1 if missed else 0
-    seeds = known_seeds.in_order(options.name, options.seeds)
-    found = first_seed_that_finds(PLANTED_BUGS[options.name], seeds)
+    found = known_seeds.first_seed_that_finds(options.name, options.seeds)
     if found is None:
         print(f"{options.name}: not found by {options.seeds} seeds")
         return 1

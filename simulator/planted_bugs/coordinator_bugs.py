@@ -2,40 +2,35 @@
 
 from muster.simulator.planted_bugs.planting import PlantedBug
 
-_ROOM = "muster.daemon.coordinator"
-
 COORDINATOR_BUGS: dict[str, PlantedBug] = {
     "act-before-journaling": PlantedBug(
         "Orders are sent before the journal holds the facts that they follow from.",
-        module=f"{_ROOM}.shell.event_processing",
-        code="        records = journal.append(outcome.facts, now, cause(event))\n",
-        bug=(
-            "        executor.send_orders(outcome.facts)\n"
-            "        records = journal.append(outcome.facts, now, cause(event))\n"
-        ),
+        function="process_event",
+        code="records = A.append(B, C, D)",
+        bug="executor.send_orders(B)\nrecords = A.append(B, C, D)",
     ),
     "forget-removed-nodes": PlantedBug(
         "A restarted coordinator treats removed nodes as spares.",
-        module=f"{_ROOM}.journal.journal",
-        code="                replay_record(state, Record(*row), position, crc)",
-        bug="                replay_record(state, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
+        function="Journal._replay",
+        code="replay_record(A, B, C, D)",
+        bug='row[4] != "MemberOut" and replay_record(A, B, C, D)',
     ),
     "snapshot-too-far": PlantedBug(
         "A journal snapshot claims a fact that it does not hold.",
-        module=f"{_ROOM}.journal.journal",
-        code="        row = (self.position, text, _crc(self.position, text))",
-        bug="        row = (self.position + 1, text, _crc(self.position + 1, text))",
+        function="Journal._write_snapshot",
+        code="(A, text, _crc(A, text))",
+        bug="(A + 1, text, _crc(A + 1, text))",
     ),
     "show-what-a-restart-forgets": PlantedBug(
         "After the end of its ranks, a gang shows progress that was reported later, which a restart forgets.",
-        module=f"{_ROOM}.services.views",
-        code="    return progress_of(gang, seen) if gang.phase in (Phase.STARTING, Phase.RUNNING) else gang.progress",
-        bug="    return progress_of(gang, seen)",
+        function="views._progress",
+        code="A if B in C else D",
+        bug="A",
     ),
     "keep-memory-after-the-end": PlantedBug(
         "A gang that is over leaves its memory on its nodes.",
-        module=f"{_ROOM}.shell.orders",
-        code="            _set_exit(order, gang.exit_code, gang.reason)",
-        bug="            _set_exit(order, gang.exit_code, gang.reason)\n            order.requeued = True",
+        function="Orders._build",
+        code="_set_exit(order, A.exit_code, B)",
+        bug="_set_exit(order, A.exit_code, B)\norder.requeued = True",
     ),
 }

@@ -6,6 +6,7 @@ nothing else: all seeds are tried then. `python -m muster.simulator.planted_bugs
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import tomllib
@@ -14,9 +15,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from muster.simulator import seeds
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
-from muster.simulator.planted_bugs.planting import first_seed_that_finds
+from muster.simulator.planted_bugs.planting import PlantedBugDoesNotFit, planted
 
+_NO_SUCH_NAME = ("AttributeError", "NameError", "UnboundLocalError")
 _FILE = Path(__file__).with_name("known_seeds.toml")
 _HEADER = """\
 # The seed that has found each planted bug. `python -m muster.simulator.planted_bugs --renew` writes this file.
@@ -37,18 +40,35 @@ def in_order(name: str, count: int) -> Iterator[int]:
     yield from (seed for seed in range(count) if seed != known)
 
 
+def first_seed_that_finds(name: str, count: int) -> seeds.Result | None:
+    """The result of the first of up to `count` seeds that violates an invariant with this bug. None: no seed does.
+
+    Raises:
+        PlantedBugDoesNotFit: the bug has no place; or it names what does not exist, so that any seed would find it.
+    """
+    bug = PLANTED_BUGS[name]
+    logging.disable(logging.CRITICAL)  # transcripts show what the parts would log
+    try:
+        with planted(bug):
+            found = next((result for seed in in_order(name, count) if (result := seeds.run(seed)).violation), None)
+    finally:
+        logging.disable(logging.NOTSET)
+    if found is not None and found.violation.startswith(_NO_SUCH_NAME):
+        raise PlantedBugDoesNotFit(f"{name}: {bug.function} can't be told to do `{bug.bug}`: {found.violation}")
+    return found
+
+
 def renew(count: int) -> list[str]:
     """Look for each bug in up to `count` seeds, and write the file. Returns the bugs that no seed finds."""
     workers, context = os.cpu_count() or 1, multiprocessing.get_context("spawn")
-    # A bug is planted in a process that has not imported its module.
-    with ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(workers, context) as pool:
         found = dict(zip(PLANTED_BUGS, pool.map(partial(_find, count=count), PLANTED_BUGS), strict=True))
     _FILE.write_text(_HEADER + "".join(_lines((name, seed) for name, seed in found.items() if seed is not None)))
     return [name for name, seed in found.items() if seed is None]
 
 
 def _find(name: str, count: int) -> int | None:
-    found = first_seed_that_finds(PLANTED_BUGS[name], in_order(name, count))
+    found = first_seed_that_finds(name, count)
     return None if found is None else found.seed
 
 

@@ -1,16 +1,10 @@
 """The simulator finds bugs: each planted bug is found within 300 seeds, one that shows seldom within more. The seed
 that has found it last is tried first."""
 
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
-from muster.simulator.planted_bugs.known_seeds import in_order, known_seeds
-from muster.simulator.planted_bugs.planting import PlantedBug
+from muster.simulator.planted_bugs.known_seeds import first_seed_that_finds, in_order, known_seeds
 
 SEEDS = 300
 MORE_SEEDS = {
@@ -34,19 +28,7 @@ MORE_SEEDS = {
 
 @pytest.mark.parametrize("name", PLANTED_BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    seeds = str(MORE_SEEDS.get(name, SEEDS))
-    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs", name, "--seeds", seeds]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "found by seed" in done.stdout
-
-
-@pytest.mark.parametrize("planted_bug", PLANTED_BUGS.values(), ids=PLANTED_BUGS)
-def test_a_planted_bug_is_in_its_place(planted_bug: PlantedBug) -> None:
-    spec = find_spec(planted_bug.module)
-    assert spec is not None
-    assert spec.origin is not None
-    assert planted_bug.plant(Path(spec.origin).read_text()).count(planted_bug.bug) >= 1
+    assert first_seed_that_finds(name, MORE_SEEDS.get(name, SEEDS)) is not None
 
 
 def test_the_known_seed_is_tried_first_and_then_all_others() -> None:
@@ -58,8 +40,3 @@ def test_the_known_seed_is_tried_first_and_then_all_others() -> None:
 
 def test_known_seeds_are_those_of_planted_bugs() -> None:
     assert known_seeds().keys() == PLANTED_BUGS.keys(), "python -m muster.simulator.planted_bugs --renew"
-
-
-def test_a_planted_bug_without_a_place_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 times"):
-        PlantedBug("", "module", "gone", "new").plant("text")

@@ -73,7 +73,7 @@ BOUNDARIES = {
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
             "simulator/parallel.py": "seeds run in processes; no daemon imports it",
-            "simulator/planted_bugs/known_seeds.py": "a bug is planted in a process of its own",
+            "simulator/planted_bugs/known_seeds.py": "several bugs are looked for at once",
         },
     ),
     "wall clock": Boundary(
