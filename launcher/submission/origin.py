@@ -175,7 +175,8 @@ async def _without_run(spec: JobSpec, beside: GangView | None, look: Look) -> st
     """The origin of a job of which the coordinator knows no run: step 0, if the durable folder holds nothing of it.
 
     Args:
-        beside: the newest gang with a checkpoint that is another job of the same name in the same folder.
+        beside: the newest gang that is another job of the same name in the same folder, and has a checkpoint; else one
+            that goes on.
     """
     left = await look(spec.durable_dir, partial(left_checkpoints.left_in_folder, spec))
     if left is not None and left.is_same:
@@ -190,15 +191,21 @@ async def _without_run(spec: JobSpec, beside: GangView | None, look: Look) -> st
         )
     if beside is not None and (path := await _newest_left(beside, look)):
         return _start_afresh(
-            f"{_job(beside)} has the same durable_dir, and is another job: {_that_differ(beside.differs)}. "
-            f"--resume {_number(beside)} goes on{_at(path)} from its checkpoint"
+            f"{_of_another(beside)}. --resume {_number(beside)} goes on{_at(path)} from its checkpoint"
         )
     if left is not None:
         return _start_afresh(
             f"durable_dir holds a checkpoint of a job {spec.name} with another command, env or work_dir. "
             f"--resume {left.path} goes on from it"
         )
+    if beside is not None and not beside.final and list(beside.differs) == ["work_dir"]:  # submitted from two folders
+        return _start_afresh(f"{_of_another(beside)}. Both will run")
     return ""
+
+
+def _of_another(beside: GangView) -> str:
+    runs = "" if beside.final else f" is {beside.phase},"
+    return f"{_job(beside)}{runs} has the same durable_dir, and is another job: {_that_differ(beside.differs)}"
 
 
 def _that_differ(names: Sequence[str]) -> str:

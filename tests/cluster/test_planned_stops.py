@@ -119,8 +119,9 @@ def test_a_job_that_was_stopped_and_saved_goes_on_when_it_is_submitted_again(pre
         preempting.sh(LOGIN, another)
         words = ("muster", "submit", "/shared/jobs/again.toml", "--", "--hold")
         afresh = preempting.exec(LOGIN, *words, user=second.spec.user)
-        differs = f"job {second.job} (again) has the same durable_dir, and is another job: its env.LR differs"
-        assert f"starts at step 0: {differs}. --resume {second.job} goes on at step {stopped}" in afresh.stderr
+        assert f"starts at step 0: job {second.job} (again) is " in afresh.stderr
+        differs = "has the same durable_dir, and is another job: its env.LR differs"
+        assert f"{differs}. --resume {second.job} goes on at step {stopped}" in afresh.stderr
         preempting.exec(LOGIN, "muster", "cancel", afresh.stdout.split()[-1], user=second.spec.user)
         second.wait_step(stopped + 1)
         second.finish()

@@ -269,12 +269,15 @@ async def test_nobody_learns_whether_another_user_has_a_job(shared: ScriptedWorl
                 assert str(ALICE) not in words
 
 
-async def test_only_the_owner_learns_of_a_job_of_the_same_name_and_folder(shared: ScriptedWorld) -> None:
+@pytest.mark.parametrize("resume_from", ["/d/step_00000007_g1_x", ""])
+async def test_only_the_owner_learns_of_a_job_of_the_same_name_and_folder(
+    shared: ScriptedWorld, resume_from: str
+) -> None:
     """What differs is said of the caller's own job alone. Where the folder is not named, nothing is."""
     assert shared.coordinator
     assert isinstance(shared.credentials, ChosenUser)
     gang = gang_ids.new_gang_id("train", ALICE)
-    known = events.GangSpec(2, 0, durable_dir="/d", resume_from="/d/step_00000007_g1_x")
+    known = events.GangSpec(2, 0, durable_dir="/d", resume_from=resume_from)
     registered = '{"name": "train", "command": ["a"], "env": {"LR": "1"}}'
     shared.coordinator.engine.post(events.GangSubmitted(gang, 1, ALICE, "train", known, registered))
     for uid, durable_dir, expected in ((ALICE, "/d", ["command", "env.LR"]), (ALICE, "", None), (EVE, "/d", None)):

@@ -228,7 +228,8 @@ async def test_a_job_that_differs_starts_afresh_and_says_what_differs(
         assert await choose_origin(spec, Asked(), Known(view)) == ""
         err = capsys.readouterr().err
         assert err.count("\n") == 1
-        assert "starts at step 0: job 7 (train) has the same durable_dir, and is another job: " in err
+        runs = "" if final else " is RUNNING,"
+        assert f"starts at step 0: job 7 (train){runs} has the same durable_dir, and is another job: " in err
         assert f"{words}. --resume 7 goes on at step 176 from its checkpoint" in err
     assert await choose_origin(spec, Asked(resume="7"), Known(view)) == path
 
@@ -249,6 +250,20 @@ async def test_another_job_that_has_nothing_left_is_not_spoken_of(
     view.differs.append("command")
     assert await choose_origin(spec, Asked(), Known(view)) == ""
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("differs", "is_said"), [(["work_dir"], True), (["command"], False)])
+async def test_the_same_job_from_another_folder_is_told_while_it_runs_and_not_those_of_a_sweep(
+    spec: JobSpec, capsys: pytest.CaptureFixture[str], differs: list[str], is_said: bool
+) -> None:
+    view = ended("", phase="RUNNING")
+    view.final = False
+    view.differs.extend(differs)
+    assert await choose_origin(spec, Asked(), Known(view)) == ""
+    words = (
+        "job 7 (train) is RUNNING, has the same durable_dir, and is another job: its work_dir differs. Both will run"
+    )
+    assert (words in capsys.readouterr().err) == is_said
 
 
 async def test_resume_takes_the_newest_checkpoint_that_is_left_of_a_job(
@@ -447,7 +462,10 @@ async def test_the_coordinator_says_what_makes_the_job_another_one(
     capsys.readouterr()
     second = await queue(world, tmp_path, env={"LR": "3", "KEY": "secret-two"})
     err = capsys.readouterr().err
-    assert f"job {first} (tiny) has the same durable_dir, and is another job: its env.KEY and env.LR differ" in err
+    assert (
+        f"job {first} (tiny) is SUBMITTED, has the same durable_dir, and is another job: its env.KEY and env.LR differ"
+        in err
+    )
     assert f"--resume {first} goes on at step 176" in err
     assert "secret" not in err
     with pytest.raises(WrongInput, match=f"job {second} .tiny. is the same job"):

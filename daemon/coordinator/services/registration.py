@@ -79,14 +79,18 @@ def newest_run(gangs: Iterable[Gang], identity: str, uid: int) -> Gang | None:
 
 
 def newest_beside(gangs: Iterable[Gang], name: str, durable_dir: str, uid: int) -> Gang | None:
-    """The newest gang of user `uid` with a durable checkpoint whose job has this name and durable folder."""
+    """The newest gang of user `uid` whose job has this name and durable folder: one with a durable checkpoint, else one
+    that goes on.
+    """
     place = (name, durable_dir, uid)
     beside = [
         gang
         for gang in gangs
-        if durable_dir and gang.durable_path and (gang.name, gang.spec.durable_dir, gang.owner_uid) == place
+        if durable_dir
+        and (gang.durable_path or not gang.final)
+        and (gang.name, gang.spec.durable_dir, gang.owner_uid) == place
     ]
-    return max(beside, key=lambda gang: gang.registered_at, default=None)
+    return max(beside, key=lambda gang: (bool(gang.durable_path), gang.registered_at), default=None)
 
 
 def _mib(chars: int) -> str:
