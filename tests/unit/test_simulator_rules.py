@@ -1,0 +1,27 @@
+"""`python -m muster.simulator rules` finds what fails without a rule."""
+
+from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
+from muster.simulator.rules import rules
+
+
+def test_a_rule_is_found_by_its_words_with_all_that_checks_it() -> None:
+    """No node is evicted on the coordinator's word."""
+    places = [rule.where for rule in rules(["witness"])]
+    assert "simulator/invariants/node_health.py" in places
+    assert any(place.endswith("planted_bugs trust-one-witness") for place in places)
+    assert any(place.startswith("tests/unit/test_core_") for place in places)
+    assert len(places) < 60
+
+
+def test_every_planted_bug_is_listed_with_its_module() -> None:
+    listed = [rule.where for rule in rules(["(bug)"])]
+    assert len(listed) == len(PLANTED_BUGS)
+    assert len(list(rules(["(bug)", "probe_result.py"]))) > 1
+
+
+def test_scenarios_are_listed() -> None:
+    assert [rule.where for rule in rules(["docs/ladder/fatal-xid.txt"])]
+
+
+def test_words_that_no_rule_has_find_none() -> None:
+    assert not list(rules(["witness", "coffee"]))
