@@ -92,6 +92,11 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
             f"--nodes {options.nodes} and --spares {options.spares}: one workstation can run at most "
             f"{_MAX_LOCAL_NODES} nodes"
         )
+    if options.resume and "/" not in options.resume:
+        raise WrongInput(
+            f"--resume {options.resume}: a run on this workstation knows no other jobs",
+            "name the path of the checkpoint, a folder step_...",
+        )
     spec = _spec(options, options.run_dir or folder / "run")
     _check_command(spec)
     make_run_dir(Path(spec.run_dir))

@@ -300,17 +300,28 @@ def test_a_bad_command_line_is_explained(tmp_path: Path) -> None:
     [
         ("python3 none.py --steps 50", "the script .*/none.py does not exist"),
         ("./none", "the program .*/none does not exist"),
-        ("pyhton3 train.py", "no program 'pyhton3' is in PATH"),
+        ("pyhton3 train.py", "no program 'pyhton3' is in PATH: name its path"),
+        ("train.py", "no program 'train.py' is in PATH: write ./train.py for the file in"),
     ],
 )
 async def test_what_is_not_on_this_host_is_said_before_anything_starts(
     command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    with pytest.raises(WrongInput, match=words):
+        await run_command.COMMAND.run(local_options("--", *command.split()))
+
+
+async def test_a_local_run_resumes_from_a_path_and_from_no_job() -> None:
+    with pytest.raises(WrongInput, match="--resume 17: a run on this workstation knows no other jobs"):
+        await run_command.COMMAND.run(local_options("--resume", "17", "--", "true"))
+
+
+def local_options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     run_command.COMMAND.arguments(parser)
-    with pytest.raises(WrongInput, match=words):
-        await run_command.COMMAND.run(parser.parse_args(["--local", "--", *command.split()]))
+    return parser.parse_args(["--local", *words])
 
 
 def test_a_store_of_objects_is_taken_once_it_is_trusted(tmp_path: Path) -> None:
