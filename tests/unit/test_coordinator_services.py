@@ -692,7 +692,9 @@ async def test_a_gang_that_ends_while_a_view_is_sent_has_a_final_view() -> None:
 async def test_describe_of_an_unknown_job(api: Any) -> None:
     code, words = await _refusal(api.Describe(api_pb2.GangRef(slurm_job_id=42)))
     assert code is grpc.StatusCode.NOT_FOUND
-    assert words == "Slurm job 42: no such job, or not yours. muster status lists your jobs"
+    assert words == (
+        "Slurm job 42: no such job, or not yours. muster status --all lists your jobs, those of the last 7 days, too"
+    )
 
 
 async def test_only_the_owner_of_the_job_may_register_a_gang(world: ScriptedWorld, api: Any) -> None:

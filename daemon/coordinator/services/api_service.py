@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from muster.compatibility import own_side
+from muster.daemon.coordinator.core.core import GANG_KEPT_S
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery.requests import requested_drain
 from muster.daemon.coordinator.core.state import events, facts
@@ -357,8 +358,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _no_such_job(self, ref: pb.GangRef) -> RpcAbort:
         """The answer where there is no such job, and where it is another user's: nobody learns which."""
+        kept = f"those of the last {GANG_KEPT_S / 86400:.0f} days, too"
         return not_found(
-            f"{_describe(ref)}: no such job, or not yours. muster status lists your jobs{self._place_hint()}"
+            f"{_describe(ref)}: no such job, or not yours. muster status --all lists your jobs, {kept}{self._place_hint()}"
         )
 
     def _known(self, ref: pb.GangRef) -> Gang | None:
