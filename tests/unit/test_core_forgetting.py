@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.core import GANG_KEPT_S, GANGS_KEPT, Core
+from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.state_updates import RECOVERIES_KEPT, apply
 

@@ -15,15 +15,12 @@ from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.communication import note_change
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT, Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
 from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, RESUMABLE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Outcome, Turn
 
-GANG_KEPT_S, GANGS_KEPT = 7 * 86400.0, 1000
-"""A gang that is over stays in the durable state for GANG_KEPT_S seconds, and while fewer than GANGS_KEPT newer gangs
-are over. Views and snapshots hold every gang, so old ones must go."""
 CANCELLED = "Job is cancelled"
 """The words of the Slurm client (refusals.CANCELLED) for a requeue that came after a user's scancel."""
 CORRELATED_FAULTS = ""

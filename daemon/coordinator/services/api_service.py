@@ -11,11 +11,11 @@ import grpc
 import grpc.aio
 
 from muster.compatibility import own_side
-from muster.daemon.coordinator.core.core import GANG_KEPT_S
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery.requests import requested_drain
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
@@ -358,10 +358,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _no_such_job(self, ref: pb.GangRef) -> RpcAbort:
         """The answer where there is no such job, and where it is another user's: nobody learns which."""
-        kept = f"those of the last {GANG_KEPT_S / 86400:.0f} days, too"
-        return not_found(
-            f"{_describe(ref)}: no such job, or not yours. muster status --all lists your jobs, {kept}{self._place_hint()}"
-        )
+        listed = f"muster status --all lists your jobs, those of the last {GANG_KEPT_S / 86400:.0f} days, too"
+        return not_found(f"{_describe(ref)}: no such job, or not yours. {listed}{self._place_hint()}")
 
     def _known(self, ref: pb.GangRef) -> Gang | None:
         gangs = self._engine.core.state.gangs

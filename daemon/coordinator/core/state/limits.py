@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from muster.daemon.coordinator.core.state.state_tables import Response
 
+GANG_KEPT_S, GANGS_KEPT = 7 * 86400.0, 1000
+"""A gang that is over stays in the durable state for GANG_KEPT_S seconds, and while fewer than GANGS_KEPT newer gangs
+are over. Views and snapshots hold every gang, so old ones must go."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
