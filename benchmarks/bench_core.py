@@ -35,7 +35,7 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.core.state.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.transport.identity import SecretCredentials
 from muster.simulator import parallel
@@ -140,7 +140,7 @@ class OrderDelivery:
             action(gang)
         self._dispatcher.send_changes(outcome.facts)
         if isinstance(event, events.AgentAttached):
-            stream = AgentStream(event.gang, event.node, event.incarnation)
+            stream = AgentOutbox(event.gang, event.node, event.incarnation)
             self._streams.add(stream)
             self._dispatcher.send_to(stream)
 

@@ -18,7 +18,7 @@ from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent import listening
 from muster.daemon.agent.agent_settings import AgentSettings
-from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
+from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
 from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
 from muster.daemon.agent.failure_detector.peers import (
     PeerChannels,
@@ -88,7 +88,7 @@ class Agent:
         self, settings: AgentSettings, make_checkpoint_service: MakeCheckpointService, make_pool: MakePool
     ) -> None:
         self._settings = settings
-        self._stream: AgentStream | None = None
+        self._stream: CoordinatorStream | None = None
         name = call_binding.name_of_agent(settings.identity.gang, settings.identity.node)
         self._key = ServerKey(name) if settings.trust else None
         self._names = NameResolver()
@@ -101,13 +101,13 @@ class Agent:
         self._ranks_with_steps: frozenset[int] = frozenset()
         self._pool = make_pool(self._status_changed)
         self._stacks = StackDumps(settings.job.run_dir, settings.job.gang)
-        self._facts = OwnHardware(settings.hardware_socket, settings.environ)
+        self._hardware = OwnHardware(settings.hardware_socket, settings.environ)
         self._supervisor = RankSupervisor(
             settings.job,
             self._checkpoints.rank_socket,
             self._ranks_changed,
             lambda: self._node_check.pids,
-            places=RankPlaces(identity.node, settings.spec, settings.environ, lambda: self._facts.current),
+            places=RankPlaces(identity.node, settings.spec, settings.environ, lambda: self._hardware.current),
         )
         # A node that lacks something for the job is said to lack that, and not to have failed a check.
         job, preflight = settings.job.zygote_spec, settings.spec.preflight and not settings.failure
@@ -166,7 +166,7 @@ class Agent:
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)
-        await self._facts.refresh()
+        await self._hardware.refresh()
         self._stream = self._attach(port)
         self._spawn(self._stream.run())
         self._spawn(self._peer_monitor.run())
@@ -210,7 +210,7 @@ class Agent:
         self._handover.confirm()
         self._newest_generation = max(self._newest_generation, order.generation)
         if order.duty == Duty.DUTY_FENCE and (previous is None or previous.duty != order.duty):
-            self._spawn(self._facts.refresh(), vital=False)
+            self._spawn(self._hardware.refresh(), vital=False)
         self._peer_monitor.apply_order(order)
         self._checkpoints.apply_order(order)
         if order.HasField("flush") and order.flush.serial > max(self._flush_serial, self._last_flush[0]):
@@ -365,7 +365,7 @@ class Agent:
             flush_progress=self._checkpoints.flush_progress(),
         )
 
-    def _attach(self, port: int) -> AgentStream:
+    def _attach(self, port: int) -> CoordinatorStream:
         settings = self._settings
         handlers = StreamHandlers(
             hello=partial(self._hello, port),
@@ -379,7 +379,7 @@ class Agent:
             measure=self._handle_measure,
             dismissed=self._dismissed,
         )
-        return AgentStream(settings.coordinator, settings.credentials, handlers, settings.trust)
+        return CoordinatorStream(settings.coordinator, settings.credentials, handlers, settings.trust)
 
     def _hello(self, port: int) -> AgentHello:
         settings = self._settings
@@ -395,7 +395,7 @@ class Agent:
             pool_serial=settings.pool_serial,
             public_key=self._key.public_key if self._key else b"",
             certified_by=self._key.certified_by if self._key else b"",
-            nvlink_domain=self._facts.nvlink_domain,
+            nvlink_domain=self._hardware.nvlink_domain,
             release=self._versions.release,
         )
 

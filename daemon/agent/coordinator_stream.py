@@ -92,7 +92,7 @@ class StreamHandlers:
     dismissed: Callable[[str], None]
 
 
-class AgentStream:
+class CoordinatorStream:
     """The agent's side of AgentService.Attach.
 
     last_contact: monotonic seconds at which the newest answered ping was sent; minus infinity: no ping was answered.

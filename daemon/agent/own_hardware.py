@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from muster.daemon.agent.ranks.place.node_facts import NodeFacts, read_nccl_files
+from muster.daemon.agent.ranks.place.node_inventory import NodeInventory, read_nccl_files
 from muster.daemon.hardware import hardware_client
 from muster.daemon.hardware.node_hardware import nvlink_domain_of
 from muster.v1.common_pb2 import Hardware
@@ -32,11 +32,11 @@ class OwnHardware:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._deadline_s = deadline_s
-        self._asking: asyncio.Future[NodeFacts] | None = None
+        self._asking: asyncio.Future[NodeInventory] | None = None
         self._socket = socket
         self._environ = environ
         self._ask = ask
-        self.current = NodeFacts()
+        self.current = NodeInventory()
         """What was said last."""
 
     @property
@@ -60,5 +60,5 @@ class OwnHardware:
         except hardware_client.HardwareUnknown as error:
             log.info("the hardware of this node is not known: %s", error)
 
-    def _read(self) -> NodeFacts:
-        return NodeFacts(self._ask(self._socket), read_nccl_files(self._environ))
+    def _read(self) -> NodeInventory:
+        return NodeInventory(self._ask(self._socket), read_nccl_files(self._environ))

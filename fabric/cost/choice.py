@@ -38,14 +38,14 @@ class Algorithm(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """An algorithm and its time in seconds."""
 
     algorithm: Algorithm
     seconds: float
 
 
-def cheapest(kind: Collective, tiers: Sequence[Tier], size: float, *, in_network: bool = False) -> Choice:
+def cheapest(kind: Collective, tiers: Sequence[Tier], size: float, *, in_network: bool = False) -> AlgorithmChoice:
     """The cheapest algorithm for `size` bytes. `in_network`: the switches of every tier of the group can reduce.
 
     Raises:
@@ -55,27 +55,31 @@ def cheapest(kind: Collective, tiers: Sequence[Tier], size: float, *, in_network
         raise ValueError(f"a message has 0 or more bytes, not {size:g}")
     joined = hierarchy.without_empty(tiers)
     if not joined:
-        return Choice(Algorithm.NOTHING, 0.0)
+        return AlgorithmChoice(Algorithm.NOTHING, 0.0)
     return min(_choices(kind, joined, size, in_network), key=lambda choice: choice.seconds)
 
 
-def _choices(kind: Collective, tiers: Sequence[Tier], size: float, in_network: bool) -> list[Choice]:
+def _choices(kind: Collective, tiers: Sequence[Tier], size: float, in_network: bool) -> list[AlgorithmChoice]:
     match kind:
         case Collective.ALL_REDUCE:
             found = [
-                Choice(Algorithm.RING, hierarchy.flat_ring_all_reduce(tiers, size)),
-                Choice(Algorithm.TREE, hierarchy.tree_all_reduce(tiers, size)),
-                Choice(Algorithm.LEADERS, hierarchy.leaders_all_reduce(tiers, size)),
-                Choice(Algorithm.SHARDS, hierarchy.sharded_all_reduce(tiers, size)),
+                AlgorithmChoice(Algorithm.RING, hierarchy.flat_ring_all_reduce(tiers, size)),
+                AlgorithmChoice(Algorithm.TREE, hierarchy.tree_all_reduce(tiers, size)),
+                AlgorithmChoice(Algorithm.LEADERS, hierarchy.leaders_all_reduce(tiers, size)),
+                AlgorithmChoice(Algorithm.SHARDS, hierarchy.sharded_all_reduce(tiers, size)),
             ]
-            return [*found, Choice(Algorithm.SWITCH, hierarchy.switch_all_reduce(tiers, size))] if in_network else found
+            return (
+                [*found, AlgorithmChoice(Algorithm.SWITCH, hierarchy.switch_all_reduce(tiers, size))]
+                if in_network
+                else found
+            )
         case Collective.REDUCE_SCATTER | Collective.ALL_GATHER:
             return [
-                Choice(Algorithm.RING, hierarchy.flat_ring_pass(tiers, size)),
-                Choice(Algorithm.SHARDS, hierarchy.sharded_pass(tiers, size)),
+                AlgorithmChoice(Algorithm.RING, hierarchy.flat_ring_pass(tiers, size)),
+                AlgorithmChoice(Algorithm.SHARDS, hierarchy.sharded_pass(tiers, size)),
             ]
         case Collective.ALL_TO_ALL:
-            return [Choice(Algorithm.PAIRS, hierarchy.all_to_all(tiers, size))]
+            return [AlgorithmChoice(Algorithm.PAIRS, hierarchy.all_to_all(tiers, size))]
         case Collective.SEND:
             # One of many pairs that send at the same time: each has the rails of one rank.
-            return [Choice(Algorithm.PAIRS, hierarchy.slowest(tiers).time(size))]
+            return [AlgorithmChoice(Algorithm.PAIRS, hierarchy.slowest(tiers).time(size))]

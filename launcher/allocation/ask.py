@@ -14,8 +14,8 @@ from muster.daemon.host import clock
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation import free_nodes
 from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
-from muster.launcher.allocation.clusters import NodeCluster, clusters_of
-from muster.launcher.allocation.plan import Plan, Request, check_count, check_partitions, check_spread, doubts
+from muster.launcher.allocation.clusters import PackedPieces, clusters_of
+from muster.launcher.allocation.plan import Request, RequestOptions, check_count, check_partitions, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
@@ -60,14 +60,14 @@ def has_own_shape(job: Job, options: Iterable[SbatchOption]) -> bool:
     return any(option.name in _OWN_SHAPE for option in all_options(job, options))
 
 
-def asking(job: Job) -> tuple[NodeCluster, ...]:
+def asking(job: Job) -> tuple[PackedPieces, ...]:
     """What the job's groups ask for. Empty if they ask for nothing."""
     return clusters_of(job.axes, job.placement, job.nodes, virtual_stages=job.parallelism.virtual_stages)
 
 
 async def allocate(
     job: Job,
-    clusters: Sequence[NodeCluster],
+    clusters: Sequence[PackedPieces],
     options: Sequence[SbatchOption],
     script: str,
     slurm: Slurm,
@@ -98,7 +98,7 @@ async def allocate(
     if reported and needs_nvlink and not site.names_nvlink:
         site = replace(site, reported=await reported())
     unknown = check_spread(job.placement, job.nodes, job.spares, site)
-    question = _Question(
+    question = _SlurmQuery(
         slurm,
         script,
         topology_of(topologies, partition),
@@ -144,7 +144,7 @@ async def _site(slurm: Slurm, topologies: Sequence[SlurmTopology]) -> SiteDomain
     return site if isinstance(nodes, Unknown) else load_domains(nodes)
 
 
-async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]) -> Allocation:
+async def _choose(question: _SlurmQuery, job: Job, clusters: Sequence[PackedPieces]) -> Allocation:
     """The request that is made, of those that are possible."""
     plan = await question.with_first_to_start(job, question.plan(job, clusters))
     mode, losses = job.placement.if_not_available, (plan.losses,) if plan.losses else ()
@@ -170,7 +170,7 @@ async def _choose(question: _Question, job: Job, clusters: Sequence[NodeCluster]
     return Allocation(job, request.spares, request.options, notes, choice.reason, as_asked, losses, later)
 
 
-def if_worse(allocation: Allocation, clusters: Sequence[NodeCluster], *, own_shape: bool) -> IfNotAvailable:
+def if_worse(allocation: Allocation, clusters: Sequence[PackedPieces], *, own_shape: bool) -> IfNotAvailable:
     """What the job does if Slurm hands out nodes on which its groups lie wider than asked.
 
     It takes them if they are what Slurm is asked for: if another try would bring nothing better.
@@ -187,7 +187,7 @@ def if_worse(allocation: Allocation, clusters: Sequence[NodeCluster], *, own_sha
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _SlurmQuery:
     """What is the same for every size of a job."""
 
     slurm: Slurm
@@ -197,11 +197,11 @@ class _Question:
     site: SiteDomains
     partition: str | None
 
-    def plan(self, job: Job, clusters: Sequence[NodeCluster]) -> Plan:
+    def plan(self, job: Job, clusters: Sequence[PackedPieces]) -> RequestOptions:
         """What to ask for. Raises WrongInput if a requirement can't be kept."""
         return plan_request(clusters, job.nodes, job.spares, self.topology, self.max_switch_wait_s, self.site)
 
-    async def with_first_to_start(self, job: Job, plan: Plan) -> Plan:
+    async def with_first_to_start(self, job: Job, plan: RequestOptions) -> RequestOptions:
         """The plan with that one of its equal requests as the strict one that starts first."""
         if not plan.others:
             return plan
@@ -240,7 +240,7 @@ class _Question:
             )
 
 
-async def _largest_that_starts_now(question: _Question, job: Job, *, shaped: bool) -> tuple[Job, Request] | None:
+async def _largest_that_starts_now(question: _SlurmQuery, job: Job, *, shaped: bool) -> tuple[Job, Request] | None:
     """The largest of the smaller jobs that starts as soon as it is queued, and its request. By bisection: a larger job
     does not start earlier.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from muster.launcher.allocation.plan import Plan, Request
+from muster.launcher.allocation.plan import Request, RequestOptions
 from muster.launcher.errors import WrongInput
 from muster.launcher.output.screen import time_with_zone
 from muster.launcher.spec.placement import IfNotAvailable
@@ -32,7 +32,7 @@ class Choice:
     """One line for the user. Empty if there was nothing to choose."""
 
 
-def choose(plan: Plan, estimates: Sequence[Estimate], wanted: IfNotAvailable | None, now: float) -> Choice:
+def choose(plan: RequestOptions, estimates: Sequence[Estimate], wanted: IfNotAvailable | None, now: float) -> Choice:
     """Chooses between the strict request and the relaxed ones.
 
     Args:

@@ -21,7 +21,7 @@ _HEAVIEST_FIRST = (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCluster:
+class PackedPieces:
     """What one kind of group asks for: pieces of so many nodes, each within one domain."""
 
     kind: GroupKind
@@ -43,7 +43,7 @@ class NodeCluster:
         return f"{self.kind} groups {verb} be within one {self.level.word}: {self.pieces} times {self.nodes} nodes"
 
 
-def clusters_of(axes: Axes, placement: Placement, nodes: int, *, virtual_stages: int = 1) -> tuple[NodeCluster, ...]:
+def clusters_of(axes: Axes, placement: Placement, nodes: int, *, virtual_stages: int = 1) -> tuple[PackedPieces, ...]:
     """What the groups that span nodes ask for: leaves before pods, required before preferred, heavy traffic first.
 
     Each entry includes the entries before it: its pieces join theirs.
@@ -66,7 +66,7 @@ def clusters_of(axes: Axes, placement: Placement, nodes: int, *, virtual_stages:
         if joined.join(groups, local_ranks):
             sizes = joined.sizes()
             asked = placement.packing(kind).level.word
-            found.append(NodeCluster(kind, max(sizes), len(sizes), level, required, asked))
+            found.append(PackedPieces(kind, max(sizes), len(sizes), level, required, asked))
     return tuple(found)
 
 

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 
 from muster.fabric.model.level import Level
 from muster.launcher.allocation import spares
-from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.plan import NODES_OF_A_SPARE, Plan, Request, Wanted, added_spares, too_large
+from muster.launcher.allocation.clusters import PackedPieces
+from muster.launcher.allocation.plan import (
+    NODES_OF_A_SPARE,
+    NodeRequest,
+    Request,
+    RequestOptions,
+    added_spares,
+    too_large,
+)
 from muster.launcher.allocation.segments import segment_of, smaller_segments
 
 RACK_NODES = 18
@@ -37,10 +44,10 @@ class _Sizes:
 class _Found:
     total: int
     segment: int
-    cluster: NodeCluster
+    cluster: PackedPieces
 
 
-def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
+def plan(wanted: NodeRequest, clusters: Sequence[PackedPieces]) -> RequestOptions:
     """What to ask for on blocks. Raises WrongInput if a requirement fits nowhere."""
     sizes = _sizes(wanted)
     best, notes = _segment_of_groups(wanted, clusters, sizes)
@@ -50,7 +57,7 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
     scattered = Request(wanted.spares, "any nodes", ("--segment=1",))
     if not best:
         fewest = Request(wanted.spares, "the fewest blocks that hold the job")
-        return Plan(fewest, (scattered,) if clusters else (), notes=tuple(notes))
+        return RequestOptions(fewest, (scattered,) if clusters else (), notes=tuple(notes))
     cluster, segment = best.cluster, best.segment
     added = best.total - wanted.total
     words = f"segments of {segment} node{'s' * (segment != 1)}, each within one {cluster.level.word}"
@@ -67,10 +74,10 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
     limit = sizes.limit(cluster.level)
     blocks = spares.Blocks(sizes.most // limit, limit)
     losses = spares.in_segments(wanted.nodes, strict.spares, cluster, segment, blocks)
-    return Plan(strict, relaxed or (scattered,), required, tuple(notes), losses)
+    return RequestOptions(strict, relaxed or (scattered,), required, tuple(notes), losses)
 
 
-def _sizes(wanted: Wanted) -> _Sizes:
+def _sizes(wanted: NodeRequest) -> _Sizes:
     units = wanted.topology.units
     smallest = min((len(unit.nodes) for unit in units if not unit.aggregated), default=0)
     pod = min((len(unit.nodes) for unit in units if unit.aggregated), default=0)
@@ -78,7 +85,7 @@ def _sizes(wanted: Wanted) -> _Sizes:
 
 
 def _segment_of_groups(
-    wanted: Wanted, clusters: Sequence[NodeCluster], sizes: _Sizes
+    wanted: NodeRequest, clusters: Sequence[PackedPieces], sizes: _Sizes
 ) -> tuple[_Found | None, list[str]]:
     """The segment for the groups that Slurm can pack, and why others are not."""
     notes, best = [], None
@@ -100,7 +107,7 @@ def _segment_of_groups(
     return best, notes
 
 
-def _rack_segment(wanted: Wanted, sizes: _Sizes) -> tuple[int, int] | None:
+def _rack_segment(wanted: NodeRequest, sizes: _Sizes) -> tuple[int, int] | None:
     """The total number of nodes and the segment of a job in rack-scale domains. None: the blocks are none."""
     if sizes.block != RACK_NODES and not wanted.site.nvlink_blocks:
         return None
@@ -117,7 +124,7 @@ def _holds(segment: int, best: _Found) -> bool:
     return segment % best.cluster.nodes == 0
 
 
-def _in_racks(wanted: Wanted, total: int, segment: int, notes: Sequence[str]) -> Plan:
+def _in_racks(wanted: NodeRequest, total: int, segment: int, notes: Sequence[str]) -> RequestOptions:
     added = total - wanted.total
     words = f"segments of {segment} node{'s' * (segment != 1)}, each within one rack-scale domain"
     notes = [f"jobs in rack-scale domains have segments of {', '.join(map(str, RACK_SEGMENTS))} nodes by size", *notes]
@@ -129,4 +136,4 @@ def _in_racks(wanted: Wanted, total: int, segment: int, notes: Sequence[str]) ->
         Request(wanted.spares, f"segments of {size} nodes" if size > 1 else "any nodes", (f"--segment={size}",))
         for size in smaller
     )
-    return Plan(Request(wanted.spares + added, words, (f"--segment={segment}",)), relaxed, notes=tuple(notes))
+    return RequestOptions(Request(wanted.spares + added, words, (f"--segment={segment}",)), relaxed, notes=tuple(notes))

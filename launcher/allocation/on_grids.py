@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.plan import Plan, Request, Wanted, added_spares
+from muster.launcher.allocation.clusters import PackedPieces
+from muster.launcher.allocation.plan import NodeRequest, Request, RequestOptions, added_spares
 from muster.launcher.errors import WrongInput
 
 _SIZES_SHOWN = 12
 
 
-def torus_sizes(wanted: Wanted) -> list[int]:
+def torus_sizes(wanted: NodeRequest) -> list[int]:
     """The numbers of nodes of all shapes that jobs may have."""
     return sorted({prod(shape) for unit in wanted.topology.units for shape in unit.shapes})
 
 
-def plan_on_torus(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
+def plan_on_torus(wanted: NodeRequest, clusters: Sequence[PackedPieces]) -> RequestOptions:
     """The next number of nodes that the torus takes.
 
     Raises:
@@ -38,10 +38,10 @@ def plan_on_torus(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
     notes = [f"the torus takes jobs of these numbers of nodes: {known}"]
     if added:
         notes.append(added_spares(added, str(wanted.total), "no such number"))
-    return Plan(Request(wanted.spares + added, f"a shape of {total} nodes"), notes=tuple(notes))
+    return RequestOptions(Request(wanted.spares + added, f"a shape of {total} nodes"), notes=tuple(notes))
 
 
-def plan_on_rings(wanted: Wanted) -> Plan:
+def plan_on_rings(wanted: NodeRequest) -> RequestOptions:
     """Consecutive nodes. Raises WrongInput if the job is larger than the largest ring."""
     largest = max((len(unit.nodes) for unit in wanted.topology.units), default=0)
     if 0 < largest < wanted.total:
@@ -49,4 +49,6 @@ def plan_on_rings(wanted: Wanted) -> Plan:
             f"nodes + spares = {wanted.total}: a job is in one ring, and the largest ring has {largest} nodes",
             f"choose nodes + spares = {largest} or less. Nothing was queued",
         )
-    return Plan(Request(wanted.spares, "consecutive nodes of one ring"), notes=("a ring gives consecutive nodes",))
+    return RequestOptions(
+        Request(wanted.spares, "consecutive nodes of one ring"), notes=("a ring gives consecutive nodes",)
+    )

@@ -8,8 +8,8 @@ from dataclasses import replace
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Unit
 from muster.launcher.allocation import spares
-from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.plan import Plan, Request, Wanted, too_large
+from muster.launcher.allocation.clusters import PackedPieces
+from muster.launcher.allocation.plan import NodeRequest, Request, RequestOptions, too_large
 from muster.launcher.allocation.segments import leaf_count
 from muster.slurm.client.parsing.hostlist import collapse
 
@@ -17,13 +17,13 @@ MOST_PODS = 16
 """Pods of which Slurm is asked when the job would start there. Each question takes some 10 ms."""
 
 
-def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
+def plan(wanted: NodeRequest, clusters: Sequence[PackedPieces]) -> RequestOptions:
     """What to ask for on a tree. Raises WrongInput if a requirement fits nowhere."""
     leaves = leaf_switches(wanted.topology.units)
     sizes = [len(leaf.nodes) for leaf in leaves]
     notes = []
-    best: tuple[int, NodeCluster] | None = None
-    pod: NodeCluster | None = None
+    best: tuple[int, PackedPieces] | None = None
+    pod: PackedPieces | None = None
     for cluster in clusters:
         if cluster.level is not Level.LEAF:
             if cluster.required:
@@ -44,18 +44,18 @@ def plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
 
 
 def _on_leaves(
-    wanted: Wanted,
-    clusters: Sequence[NodeCluster],
-    best: tuple[int, NodeCluster] | None,
+    wanted: NodeRequest,
+    clusters: Sequence[PackedPieces],
+    best: tuple[int, PackedPieces] | None,
     leaves: int,
     notes: Sequence[str],
-) -> Plan:
+) -> RequestOptions:
     if not best:
-        return Plan(wanted.any, notes=tuple(notes))
+        return RequestOptions(wanted.any, notes=tuple(notes))
     count, cluster = best
     required = any(one.required for one in clusters if one.level is Level.LEAF)
     if count >= leaves:
-        return Plan(wanted.any, notes=(f"{cluster.words}; the job needs all leaf switches", *notes))
+        return RequestOptions(wanted.any, notes=(f"{cluster.words}; the job needs all leaf switches", *notes))
     until = f"@{_slurm_time(wanted.wait_s)}" if wanted.wait_s is not None else ""
     words = f"at most {count} leaf switch{'es' * (count != 1)}"
     notes = [f"{cluster.words}: {words}, which hold the whole job", *notes]
@@ -64,10 +64,12 @@ def _on_leaves(
             f"the site lets a job wait {wanted.wait_s} s for that (max_switch_wait); then Slurm starts it anywhere"
         )
     strict = Request(wanted.spares, words, (f"--switches={count}{until}",))
-    return Plan(strict, (wanted.any,), required, tuple(notes))
+    return RequestOptions(strict, (wanted.any,), required, tuple(notes))
 
 
-def _in_pod(plan: Plan, cluster: NodeCluster | None, wanted: Wanted, leaves: Sequence[Unit]) -> Plan:
+def _in_pod(
+    plan: RequestOptions, cluster: PackedPieces | None, wanted: NodeRequest, leaves: Sequence[Unit]
+) -> RequestOptions:
     """The plan with all nodes in one pod, which `cluster` requires. Each pod with room for the job is one request."""
     pods = pods_of(wanted.topology.units, leaves)
     if cluster is None or not pods:  # a tree of two tiers is one pod
@@ -88,7 +90,7 @@ def _in_pod(plan: Plan, cluster: NodeCluster | None, wanted: Wanted, leaves: Seq
         for pod in roomy
     ]
     notes = (*plan.notes, f"{cluster.words}: the nodes of all other pods are excluded, because Slurm keeps to no pod")
-    return Plan(requests[0], (plan.strict, *plan.relaxed), True, notes, plan.losses, tuple(requests[1:]))
+    return RequestOptions(requests[0], (plan.strict, *plan.relaxed), True, notes, plan.losses, tuple(requests[1:]))
 
 
 def leaf_switches(units: Sequence[Unit]) -> list[Unit]:

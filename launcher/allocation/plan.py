@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.sources.slurm_topology import SlurmTopology
-from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 from muster.launcher.errors import WrongInput
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestOptions:
     """What to ask Slurm for."""
 
     strict: Request
@@ -52,7 +52,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NodeRequest:
     """The numbers of a job, and where it shall run."""
 
     nodes: int
@@ -73,7 +73,7 @@ class Wanted:
         return Request(self.spares, "any nodes")
 
 
-def check_size(wanted: Wanted) -> None:
+def check_size(wanted: NodeRequest) -> None:
     """Raises WrongInput if the network has too few nodes for the job, whatever their state."""
     units, members = wanted.topology.units, wanted.topology.members
     check_count(
@@ -97,7 +97,7 @@ def check_partitions(nodes: int, spares: int, partitions: Sequence[Partition]) -
     check_count(nodes, spares, len(largest.nodes), f"partition {largest.name!r}")
 
 
-def check_nvlink(wanted: Wanted, clusters: Sequence[NodeCluster]) -> list[str]:
+def check_nvlink(wanted: NodeRequest, clusters: Sequence[PackedPieces]) -> list[str]:
     """Why groups that shall be in an NVLink domain are not, if the domains are known and too small.
 
     Raises:
@@ -117,7 +117,7 @@ def check_nvlink(wanted: Wanted, clusters: Sequence[NodeCluster]) -> list[str]:
     return notes
 
 
-def _check_reported(cluster: NodeCluster, reported: ReportedDomains | None) -> None:
+def _check_reported(cluster: PackedPieces, reported: ReportedDomains | None) -> None:
     """Refuses a required group that is larger than each domain, if all nodes have reported theirs."""
     if not cluster.required or reported is None or reported.silent or cluster.nodes <= max(reported.sizes, default=0):
         return
@@ -129,7 +129,7 @@ def _check_reported(cluster: NodeCluster, reported: ReportedDomains | None) -> N
     )
 
 
-def doubts(site: SiteDomains, clusters: Sequence[NodeCluster]) -> list[str]:
+def doubts(site: SiteDomains, clusters: Sequence[PackedPieces]) -> list[str]:
     """What the job requires and nobody can check before it starts, one line each."""
     reported, found = site.reported, []
     for cluster in clusters:
@@ -179,7 +179,7 @@ def added_spares(added: int, total: str, reason: str) -> str:
     return f"{added} more spare{'s' * (added != 1)}: {total} nodes are {reason}"
 
 
-def too_large(cluster: NodeCluster, units: str, sizes: Sequence[int], wanted: Wanted) -> WrongInput:
+def too_large(cluster: PackedPieces, units: str, sizes: Sequence[int], wanted: NodeRequest) -> WrongInput:
     """The refusal of a requirement that no part of the network can keep."""
     have = f"{len(sizes)} {units} of at most {max(sizes, default=0)} nodes"
     return WrongInput(

@@ -21,19 +21,19 @@ from dataclasses import replace
 
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.launcher.allocation import on_blocks, on_grids, on_trees
-from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.plan import Plan, Wanted, check_nvlink, check_size
+from muster.launcher.allocation.clusters import PackedPieces
+from muster.launcher.allocation.plan import NodeRequest, RequestOptions, check_nvlink, check_size
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 
 
 def plan_request(
-    clusters: Sequence[NodeCluster],
+    clusters: Sequence[PackedPieces],
     nodes: int,
     spares: int,
     topology: SlurmTopology,
     max_switch_wait_s: int | None,
     site: SiteDomains = NOTHING_SAID,
-) -> Plan:
+) -> RequestOptions:
     """The plan for a job of `nodes` nodes and `spares` more, whose groups ask for `clusters`.
 
     Args:
@@ -43,7 +43,7 @@ def plan_request(
     Raises:
         WrongInput: a requirement, or the number of nodes, fits nowhere in this network.
     """
-    wanted = Wanted(nodes, spares, topology, max_switch_wait_s, site)
+    wanted = NodeRequest(nodes, spares, topology, max_switch_wait_s, site)
     if topology.kind is not Kind.TORUS:  # which says its sizes
         check_size(wanted)
     notes = check_nvlink(wanted, clusters)
@@ -51,7 +51,7 @@ def plan_request(
     return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
 
 
-def _plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
+def _plan(wanted: NodeRequest, clusters: Sequence[PackedPieces]) -> RequestOptions:
     topology = wanted.topology
     if topology.kind is Kind.TREE:
         return on_trees.plan(wanted, clusters)
@@ -62,6 +62,6 @@ def _plan(wanted: Wanted, clusters: Sequence[NodeCluster]) -> Plan:
     if topology.kind is Kind.RING:
         return on_grids.plan_on_rings(wanted)
     if not clusters:
-        return Plan(wanted.any)
+        return RequestOptions(wanted.any)
     why = topology.problem or "Slurm knows of no switches or blocks"
-    return Plan(wanted.any, notes=(f"the groups are not packed by Slurm: {why}",))
+    return RequestOptions(wanted.any, notes=(f"the groups are not packed by Slurm: {why}",))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.clusters import PackedPieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Blocks:
     size: int
 
 
-def on_leaves(nodes: int, spares: int, cluster: NodeCluster, sizes: Sequence[int]) -> str:
+def on_leaves(nodes: int, spares: int, cluster: PackedPieces, sizes: Sequence[int]) -> str:
     """What the loss of a node may do to the groups of `cluster` on a tree, in words. Empty: a spare can be near each of
     them, or there are none.
 
@@ -47,7 +47,7 @@ def on_leaves(nodes: int, spares: int, cluster: NodeCluster, sizes: Sequence[int
     return f"after the loss of a node, {cluster.kind} groups may lie in two leaf switches: {have}; {would}"
 
 
-def in_segments(nodes: int, spares: int, cluster: NodeCluster, segment: int, blocks: Blocks) -> str:
+def in_segments(nodes: int, spares: int, cluster: PackedPieces, segment: int, blocks: Blocks) -> str:
     """The same on blocks. Slurm keeps a segment in one block: a piece whose segment has room for a spare has one near.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
+from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
 from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
@@ -45,7 +45,7 @@ def _attachment(
     credentials: SecretCredentials,
     status: Callable[[], AgentStatus] = AgentStatus,
     answer_timeout_s: float | None = None,
-) -> AgentStream:
+) -> CoordinatorStream:
     def nothing(*_: object) -> None:
         pass
 
@@ -62,7 +62,7 @@ def _attachment(
         measure=nothing,
         dismissed=nothing,
     )
-    return AgentStream(address, credentials, handlers, answer_timeout_s=answer_timeout_s)
+    return CoordinatorStream(address, credentials, handlers, answer_timeout_s=answer_timeout_s)
 
 
 async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(

@@ -15,7 +15,7 @@ from muster.daemon.agent.own_hardware import OwnHardware
 from muster.daemon.agent.ranks.place.group_levels import axes_of, group_levels
 from muster.daemon.agent.ranks.place.host_file import HostFile
 from muster.daemon.agent.ranks.place.local_gpus import LocalGpus, device_variables, local_gpus
-from muster.daemon.agent.ranks.place.node_facts import NodeFacts, read_nccl_files
+from muster.daemon.agent.ranks.place.node_inventory import NodeInventory, read_nccl_files
 from muster.daemon.agent.ranks.rank_environment import StoreAccess, environment_of_rank
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_process import RankId
@@ -190,7 +190,7 @@ def order(generation: int, *nodes: str) -> Order:
 
 def test_the_environment_of_the_ranks_of_a_node_over_two_generations() -> None:
     spec = JobSpec(tensor_parallel=4)
-    places = RankPlaces("n1", spec, SLURM, lambda: NodeFacts(HARDWARE))
+    places = RankPlaces("n1", spec, SLURM, lambda: NodeInventory(HARDWARE))
     ranks = [RankId(4 + local, local, 1) for local in range(4)]
     positions = places.positions(ranks, order(1, "n0", "n1"))
     told = [
@@ -263,7 +263,7 @@ async def test_a_question_that_hangs_is_asked_once_and_its_answer_taken_when_it_
     facts = OwnHardware("s", {}, ask, deadline_s=0.01)
     await facts.refresh()
     await facts.refresh()
-    assert (asked, facts.current) == (["s"], NodeFacts())
+    assert (asked, facts.current) == (["s"], NodeInventory())
     answer.set()
     patient = OwnHardware("s", {}, ask)
     await patient.refresh()

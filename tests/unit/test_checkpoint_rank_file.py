@@ -20,7 +20,7 @@ from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_publish
 from muster.checkpoint.store.flush.flush_part import FlushPart
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import FlushCancellation
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -167,7 +167,7 @@ def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeyp
 def test_a_leader_waits_as_long_as_files_grow(tmp_path: Path) -> None:
     """It looks at the sizes when its time is over, and gives up when nothing has changed since it last did."""
     store = PosixFolder(tmp_path)
-    part = FlushPart(Version(1, 1), 1, store, "g1", "a test", True, ".flush-g1-1", GiveUp())
+    part = FlushPart(Version(1, 1), 1, store, "g1", "a test", True, ".flush-g1-1", FlushCancellation())
     store.make_folder(part.working_folder)
     looks = []
 

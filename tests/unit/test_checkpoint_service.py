@@ -25,7 +25,7 @@ from muster.checkpoint.format.errors import FlushError, RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import FlushCancellation
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.replication import transfer_rates
 from muster.checkpoint.store.streams.stream_sockets import CHANGED, INTACT, REQUEST, TOKEN_BYTES
@@ -1239,7 +1239,7 @@ async def test_a_writer_whose_flush_leader_has_given_up_leaves_nothing(tmp_path:
         "a test",
         is_leader=False,
         declarations=declarations,
-        given_up=GiveUp(),
+        given_up=FlushCancellation(),
     )
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
         flush_part.write_part(part, [])

@@ -18,7 +18,7 @@ from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_version, flusher, held_shards
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import FlushCancellation
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource, move_all
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -270,6 +270,6 @@ class AbandonedStore(PosixFolder):
 def test_a_node_that_declares_when_the_leader_has_ended_the_flush_says_so(tmp_path: Path, abandoned_at: str) -> None:
     store = AbandonedStore(tmp_path)
     store.abandoned_at = abandoned_at
-    exchange = flush_version.VersionExchange(store, ".flush-g1-1", "n1", frozenset({"n0", "n1"}), GiveUp())
+    exchange = flush_version.VersionExchange(store, ".flush-g1-1", "n1", frozenset({"n0", "n1"}), FlushCancellation())
     with pytest.raises(FlushError, match="given up: the node that leads the flush has ended it"):
         flush_version.choose_version(exchange, Version(1, 1))

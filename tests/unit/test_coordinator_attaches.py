@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.daemon.coordinator.services.attaches import AttachTurns
+from muster.daemon.coordinator.services.attaches import AttachQueue
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
 
 
 async def test_a_heartbeat_waits_for_one_hello_at_most() -> None:
-    turns, done = AttachTurns(), []
+    turns, done = AttachQueue(), []
 
     async def attach() -> None:
         await turns.wait()
@@ -24,7 +24,7 @@ async def test_a_heartbeat_waits_for_one_hello_at_most() -> None:
 
 
 async def test_who_gives_up_its_attach_takes_no_turn() -> None:
-    turns = AttachTurns()
+    turns = AttachQueue()
     first, given_up, last = (asyncio.create_task(turns.wait()) for _ in range(3))
     await asyncio.sleep(0)  # one turn of the loop: all of them wait now
     given_up.cancel()

@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.state_updates import apply
-from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.v1 import agent_pb2 as pb
 
@@ -40,9 +40,9 @@ class GangWithStreams:
             apply(self.state, fact, 1.0)
         self.dispatcher.send_changes(decided)
 
-    def attach(self, node: str) -> AgentStream:
+    def attach(self, node: str) -> AgentOutbox:
         """The agent of the node opens its stream."""
-        stream = AgentStream("g", node, "i")
+        stream = AgentOutbox("g", node, "i")
         self.streams.add(stream)
         self.dispatcher.send_to(stream)
         return stream
@@ -54,7 +54,7 @@ class GangWithStreams:
             action(gang)
 
 
-def _duty(stream: AgentStream) -> tuple[int, int, list[str]]:
+def _duty(stream: AgentOutbox) -> tuple[int, int, list[str]]:
     """Duty, serial and members of the newest order."""
     assert stream.last_order
     order = stream.last_order.order

@@ -16,7 +16,7 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import spec
@@ -161,7 +161,7 @@ async def test_a_process_whose_own_munged_is_down_is_alive(credentials: Credenti
 async def test_every_witness_probes(agent: ScriptedAgent, credentials: Credentials) -> None:
     posted: asyncio.Queue[events.Event] = asyncio.Queue()
     streams = AgentStreams()
-    witness = AgentStream("g1", "n2", "i")
+    witness = AgentOutbox("g1", "n2", "i")
     streams.add(witness)
     prober = Prober(credentials, streams, 3, posted.put_nowait)
     prober.start(ProbeRequest(7, "g1", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))

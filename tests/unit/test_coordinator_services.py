@@ -25,7 +25,7 @@ from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.api_service import changed_views
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
-from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
+from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentOutbox
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
@@ -359,7 +359,7 @@ async def test_an_agent_that_attaches_again_replaces_its_stream(world: ScriptedW
     await asyncio.gather(again, return_exceptions=True)
 
 
-def _stream(world: ScriptedWorld, node: str) -> AgentStream:
+def _stream(world: ScriptedWorld, node: str) -> AgentOutbox:
     assert world.coordinator
     stream = world.coordinator.engine.streams.get("g1", node)
     assert stream
@@ -407,13 +407,13 @@ async def test_a_restarted_agent_may_attach(world: ScriptedWorld, first: str) ->
 
 
 async def test_a_stream_is_heard_or_closed_or_silent() -> None:
-    stream = AgentStream("g1", "n1", "a")
+    stream = AgentOutbox("g1", "n1", "a")
     for act, heard in ((stream.note_heard, True), (stream.close, False)):
         waiting = asyncio.create_task(stream.wait_until_heard())
         await asyncio.sleep(0)  # one turn of the loop: the task waits
         act()
         assert await waiting is heard
-    silent = AgentStream("g1", "n1", "a")
+    silent = AgentOutbox("g1", "n1", "a")
     silent.heard_at -= SILENT_STREAM_S
     assert not await silent.wait_until_heard()
 

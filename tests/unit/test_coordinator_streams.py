@@ -19,7 +19,7 @@ from muster.daemon.coordinator.services.attaches import BURST as BURST_OF_AGENTS
 from muster.daemon.coordinator.services.attaches import FactRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
-from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentStream
+from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentOutbox
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
@@ -40,7 +40,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     await made.close()
 
 
-async def _outbox(stream: AgentStream) -> list[pb.CoordinatorMessage]:
+async def _outbox(stream: AgentOutbox) -> list[pb.CoordinatorMessage]:
     """All messages that wait. Closes the stream."""
     stream.close()
     found = []
@@ -51,7 +51,7 @@ async def _outbox(stream: AgentStream) -> list[pb.CoordinatorMessage]:
 
 async def test_what_waits_for_an_agent_that_does_not_read_is_bounded() -> None:
     """The attack: an agent pings without reading the answers."""
-    stream = AgentStream("g1", "n1", "a")
+    stream = AgentOutbox("g1", "n1", "a")
     for number in range(1000):
         stream.put(pb.CoordinatorMessage(pong=pb.AgentPing(seq=number)))
         stream.put(pb.CoordinatorMessage(order=pb.Order(serial=number)))
@@ -61,7 +61,7 @@ async def test_what_waits_for_an_agent_that_does_not_read_is_bounded() -> None:
 
 
 async def test_probes_of_many_nodes_do_not_fill_an_outbox() -> None:
-    stream = AgentStream("g1", "n1", "a")
+    stream = AgentOutbox("g1", "n1", "a")
     for number in range(1000):
         stream.put(pb.CoordinatorMessage(probe=pb.ProbeOrder(node=f"n{number}", probe_id=number)))
     found = [message.probe.probe_id for message in await _outbox(stream)]

@@ -16,9 +16,9 @@ from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking, has_own_shape, topology_of
 from muster.launcher.allocation.choice import choose
-from muster.launcher.allocation.clusters import NodeCluster
+from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.free_nodes import in_words
-from muster.launcher.allocation.plan import Plan, Request
+from muster.launcher.allocation.plan import Request, RequestOptions
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_segments
 from muster.launcher.allocation.shrink import smaller_jobs
@@ -61,7 +61,7 @@ def tensor(nodes: int, degree: int, packed: str = "leaf", spares: int = 0, pipel
     return job(nodes, *tables, spares=spares)
 
 
-def plan(of: Job, topology: SlurmTopology, wait_s: int | None = 300) -> Plan:
+def plan(of: Job, topology: SlurmTopology, wait_s: int | None = 300) -> RequestOptions:
     return plan_request(asking(of), of.nodes, of.spares, topology, wait_s)
 
 
@@ -72,8 +72,8 @@ def test_groups_within_a_node_ask_for_nothing() -> None:
 def test_groups_of_several_nodes_join_those_inside() -> None:
     found = asking(tensor(8, 16, "require leaf", pipeline=2))
     assert found == (
-        NodeCluster(GroupKind.TENSOR, 2, 4, Level.LEAF, True),
-        NodeCluster(GroupKind.PIPELINE, 4, 2, Level.POD, False, "pod"),
+        PackedPieces(GroupKind.TENSOR, 2, 4, Level.LEAF, True),
+        PackedPieces(GroupKind.PIPELINE, 4, 2, Level.POD, False, "pod"),
     )
 
 
@@ -205,7 +205,7 @@ def test_smaller_segments_divide() -> None:
 
 
 STRICT, PAIRS, ANY = Request(0, "segments of 4 nodes"), Request(0, "segments of 2 nodes"), Request(0, "any nodes")
-SOFT, HARD = Plan(STRICT, (PAIRS, ANY)), Plan(STRICT, (PAIRS, ANY), required=True)
+SOFT, HARD = RequestOptions(STRICT, (PAIRS, ANY)), RequestOptions(STRICT, (PAIRS, ANY), required=True)
 NOW = time.mktime((2026, 11, 26, 6, 0, 0, 0, 0, 0))
 SOON, LATER, NEVER = StartEstimate(NOW + 1), StartEstimate(NOW + 1800), NeverStarts("no such nodes")
 AT = time_with_zone(LATER.start)
@@ -240,7 +240,9 @@ FAR = StartEstimate(NOW + 100 * 365 * 86400)
         (SOFT, None, (Unknown("silent"), SOON, SOON), STRICT, "asks for segments of 4 nodes; Slurm does not say"),
     ],
 )
-def test_what_is_chosen(of: Plan, wanted: str | None, estimates: tuple, request_made: Request, reason: str) -> None:  # type: ignore[type-arg]
+def test_what_is_chosen(
+    of: RequestOptions, wanted: str | None, estimates: tuple, request_made: Request, reason: str
+) -> None:  # type: ignore[type-arg]
     found = choose(of, estimates, wanted, NOW)  # type: ignore[arg-type]
     assert found.request == request_made
     assert found.reason.startswith(reason)

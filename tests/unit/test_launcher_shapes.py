@@ -17,8 +17,8 @@ from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking
-from muster.launcher.allocation.clusters import NodeCluster
-from muster.launcher.allocation.plan import Plan, check_spread, doubts
+from muster.launcher.allocation.clusters import PackedPieces
+from muster.launcher.allocation.plan import RequestOptions, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
 from muster.launcher.commands.submit import prepare, with_shape
@@ -51,7 +51,7 @@ def job(nodes: int, *tables: str, spares: int = 0) -> Job:
     return parse("\n".join([PLAIN, f"nodes = {nodes}", f"spares = {spares}", *tables]), "job.toml")
 
 
-def plan(of: Job, topology: SlurmTopology, site: SiteDomains = NOTHING_SAID) -> Plan:
+def plan(of: Job, topology: SlurmTopology, site: SiteDomains = NOTHING_SAID) -> RequestOptions:
     return plan_request(asking(of), of.nodes, of.spares, topology, 300, site)
 
 
@@ -283,7 +283,7 @@ def test_as_many_spares_as_are_told_are_enough_on_blocks(
     assume(piece * pieces + spares <= size * count)
     units = tuple(Unit(f"b{at}", numbered(size * at, size)) for at in range(count))
     blocks = SlurmTopology(Kind.BLOCK, units, base_block=size)
-    groups = [NodeCluster(GroupKind.TENSOR, piece, pieces, Level.LEAF, False)]
+    groups = [PackedPieces(GroupKind.TENSOR, piece, pieces, Level.LEAF, False)]
     told = re.search(r"spares = (\d+) are enough", plan_request(groups, piece * pieces, spares, blocks, None).losses)
     if told:
         found = plan_request(groups, piece * pieces, int(told[1]), blocks, None)

@@ -27,7 +27,7 @@ ALLOWED = {
     "daemon/agent/interface_speed.py": KERNEL,
     "daemon/agent/memory_handover.py": "memory files",
     "daemon/agent/ranks/place/host_file.py": "a memory file of this process",
-    "daemon/agent/ranks/place/node_facts.py": "NCCL's settings, of the user's home and of the site",
+    "daemon/agent/ranks/place/node_inventory.py": "NCCL's settings, of the user's home and of the site",
     "daemon/agent/ranks/process_usage.py": KERNEL,
     "daemon/agent/ranks/rank_main.py": "/dev/null, and the script that the user names",
     "daemon/agent/ranks/rendezvous_store.py": "/dev/null",

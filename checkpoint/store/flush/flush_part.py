@@ -23,7 +23,7 @@ from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import ABANDONED, GiveUp
+from muster.checkpoint.store.flush.give_up import ABANDONED, FlushCancellation
 from muster.checkpoint.store.flush.rank_file import write_rank_file
 from muster.checkpoint.store.flush.rank_source import RankSource
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -55,7 +55,7 @@ class FlushPart:
     reason: str
     is_leader: bool
     declarations: str
-    given_up: GiveUp
+    given_up: FlushCancellation
     written: WrittenBytes = field(default_factory=WrittenBytes)
     job: str = ""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import ABANDONED, GiveUp
+from muster.checkpoint.store.flush.give_up import ABANDONED, FlushCancellation
 
 DECLARATIONS_TIMEOUT_S = 60.0
 """Seconds that an agent waits for the declarations of all others."""
@@ -40,7 +40,7 @@ class VersionExchange:
     folder: str
     node: str
     nodes: frozenset[str]
-    given_up: GiveUp
+    given_up: FlushCancellation
 
 
 def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = DECLARATIONS_TIMEOUT_S) -> Version:

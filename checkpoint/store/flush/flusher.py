@@ -13,7 +13,7 @@ from muster.checkpoint.durable.durable_store import DurableStore
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
-from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, GiveUp
+from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, FlushCancellation
 from muster.checkpoint.store.flush.held_shards import HeldShards
 from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_old
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
@@ -33,7 +33,7 @@ PROGRESS_S = 2.0
 is over within this time copies nothing."""
 
 
-Rebuild = Callable[[int, FlushOrder, WrittenBytes, GiveUp], Awaitable[Shard]]
+Rebuild = Callable[[int, FlushOrder, WrittenBytes, FlushCancellation], Awaitable[Shard]]
 """Rank, order, what counts the bytes, what ends it early: to a shard that no node holds."""
 
 
@@ -70,7 +70,7 @@ class Flusher:
         self._check_room = check_room
         self._rebuild = rebuild
         self._newest_serial = 0
-        self._given_up = GiveUp()
+        self._given_up = FlushCancellation()
         self._held: HeldShards | None = None
         """What the running flush holds; None: nothing yet, or no flush runs."""
         self._choosing: ExitStack | None = None
@@ -111,7 +111,7 @@ class Flusher:
         self._newest_serial = order.serial
         self._written, self._held = WrittenBytes(), None
         self._given_up.set()
-        self._given_up = given_up = GiveUp()
+        self._given_up = given_up = FlushCancellation()
         reports = asyncio.create_task(self._watch())
         try:
             async with self._one_at_a_time:
@@ -132,7 +132,7 @@ class Flusher:
             await self._held.let_go_before_a_stop()
 
     async def _flush(
-        self, order: FlushOrder, store: DurableStore, given_up: GiveUp, retention: Retention
+        self, order: FlushOrder, store: DurableStore, given_up: FlushCancellation, retention: Retention
     ) -> Version | None:
         writers: dict[int, str] = {}
         """The node that writes each rank's file: the first by name of the nodes that hold the rank's shard."""

@@ -6,7 +6,7 @@ ABANDONED = "given up: the node that leads the flush has ended it, its own agent
 SLOTS_NEEDED = "the ranks need the memory that it holds for their last step before a stop"
 
 
-class GiveUp(threading.Event):
+class FlushCancellation(threading.Event):
     """Set when a flush shall be given up. `why`: in words, from then on."""
 
     why = "a newer flush was ordered"

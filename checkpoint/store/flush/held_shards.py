@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, GiveUp
+from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, FlushCancellation
 from muster.checkpoint.store.flush.rank_source import RankSource, move_all
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft
 from muster.checkpoint.store.memory.shards import Shard
@@ -38,7 +38,7 @@ class HeldShards:
         self,
         version: Version,
         shards: Sequence[Shard],
-        given_up: GiveUp,
+        given_up: FlushCancellation,
         run_in_thread: WorkerThreads,
         check_room: Callable[[int], None],
     ) -> None:

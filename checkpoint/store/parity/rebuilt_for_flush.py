@@ -4,7 +4,7 @@ import asyncio
 
 from muster.checkpoint.format.errors import CheckpointError, FlushError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush.give_up import GiveUp
+from muster.checkpoint.store.flush.give_up import FlushCancellation
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.pieces import shard_digest
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
@@ -43,7 +43,7 @@ class RebuiltForFlush:
         self._rebuild = rebuild
         self._run_in_thread = run_in_thread
 
-    async def __call__(self, rank: int, order: FlushOrder, written: WrittenBytes, given_up: GiveUp) -> Shard:
+    async def __call__(self, rank: int, order: FlushOrder, written: WrittenBytes, given_up: FlushCancellation) -> Shard:
         """The shard of a rank at the version of the order. The caller releases it. `written` counts its bytes.
 
         Raises:

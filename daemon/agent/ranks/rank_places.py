@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from muster.daemon.agent.ranks.place.group_levels import axes_of, group_levels
 from muster.daemon.agent.ranks.place.host_file import HostFile
 from muster.daemon.agent.ranks.place.local_gpus import LocalGpus, device_variables, local_gpus
-from muster.daemon.agent.ranks.place.node_facts import NodeFacts
+from muster.daemon.agent.ranks.place.node_inventory import NodeInventory
 from muster.daemon.agent.ranks.rank_environment import RankPosition
 from muster.daemon.agent.ranks.rank_process import RankId
 from muster.daemon.hardware.node_hardware import InvalidHardware, node_of
@@ -32,7 +32,7 @@ class RankPlaces:
         node: str,
         spec: JobSpec | None = None,
         environ: Mapping[str, str] = os.environ,
-        facts: Callable[[], NodeFacts] = NodeFacts,
+        facts: Callable[[], NodeInventory] = NodeInventory,
     ) -> None:
         self._node = node
         self._spec = spec or JobSpec()
@@ -84,7 +84,7 @@ class RankPlaces:
         """Remove the file with the rank map."""
         self._host_file.close()
 
-    def _local_gpus(self, node: Node, facts: NodeFacts, ranks: int) -> LocalGpus:
+    def _local_gpus(self, node: Node, facts: NodeInventory, ranks: int) -> LocalGpus:
         uuids = {gpu.uuid: gpu.index for gpu in facts.hardware.gpus if gpu.uuid}
         return local_gpus(self._environ, self._spec.env, node, uuids, ranks)
 
@@ -95,7 +95,7 @@ class RankPlaces:
         return self._written[1]
 
 
-def _node(name: str, facts: NodeFacts) -> Node:
+def _node(name: str, facts: NodeInventory) -> Node:
     try:
         return node_of(name, facts.hardware)
     except InvalidHardware:

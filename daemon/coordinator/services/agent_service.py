@@ -41,7 +41,7 @@ from muster.daemon.coordinator.services.rpc_errors import (
     unavailable,
 )
 from muster.daemon.coordinator.services.stream_reading import read_messages
-from muster.daemon.coordinator.shell.agent_streams import AgentStream
+from muster.daemon.coordinator.shell.agent_streams import AgentOutbox
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -257,7 +257,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         what = f"the agent of {hello.gang_id} on {hello.node}"
         self._attach_rate.note((hello.gang_id, hello.node), what, clock.monotonic())
 
-    def _other_stream(self, hello: pb.AgentHello) -> AgentStream | None:
+    def _other_stream(self, hello: pb.AgentHello) -> AgentOutbox | None:
         """The stream of another incarnation of this agent in the same run of the job."""
         stream = self._engine.streams.get(hello.gang_id, hello.node)
         if (
@@ -328,7 +328,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         context: _Context,
         misfit: str,
     ) -> None:
-        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count, misfit)
+        stream = AgentOutbox(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count, misfit)
         self._engine.streams.add(stream)
         writer = asyncio.create_task(_send(stream, self._release, context, self._stream_limits.unread_s))
         try:
@@ -341,7 +341,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             if self._engine.streams.remove(stream):
                 self._engine.post(events.AgentDisconnected(stream.gang, stream.node, stream.incarnation))
 
-    async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
+    async def _receive(self, stream: AgentOutbox, messages: AsyncIterator[pb.AgentMessage]) -> None:
         async for message in read_messages(messages, self._stream_limits):
             stream.note_heard()
             if message.HasField("ping"):
@@ -349,7 +349,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             if event := self._event(stream, message):
                 self._engine.post(event)
 
-    def _event(self, stream: AgentStream, message: pb.AgentMessage) -> events.Event | None:
+    def _event(self, stream: AgentOutbox, message: pb.AgentMessage) -> events.Event | None:
         match message.WhichOneof("body"):
             case "status":
                 members = self._members(stream.gang)
@@ -462,7 +462,7 @@ def _with_misfit(status: events.AgentStatus, misfit: str) -> events.AgentStatus:
     return replace(status, failure=misfit) if misfit else status
 
 
-async def _send(stream: AgentStream, release: Release | None, context: _Context, unread_s: float) -> None:
+async def _send(stream: AgentOutbox, release: Release | None, context: _Context, unread_s: float) -> None:
     """`release`: what this coordinator says of itself, with the first message."""
     while (message := await stream.next_message()) is not None:
         if release:

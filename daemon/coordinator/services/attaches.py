@@ -60,7 +60,7 @@ class FactRate:
         return False
 
 
-class AttachTurns:
+class AttachQueue:
     """One hello at each turn of the event loop, in the order of their arrival."""
 
     def __init__(self) -> None:

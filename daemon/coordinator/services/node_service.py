@@ -23,7 +23,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.policy.policy import OVER, Policy
 from muster.daemon.coordinator.services import conversion
-from muster.daemon.coordinator.services.attaches import AttachTurns, FactRate
+from muster.daemon.coordinator.services.attaches import AttachQueue, FactRate
 from muster.daemon.coordinator.services.caller_log import CallerLog
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
 from muster.daemon.coordinator.services.rpc_errors import (
@@ -93,7 +93,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._attach_rate = FactRate()
         self._end_rate = FactRate(ENDS_AT_ONCE, END_INTERVAL_S)
         self._caller_log = CallerLog(_log)
-        self._turns = AttachTurns()
+        self._turns = AttachQueue()
         self._heartbeat_s = heartbeat_s
         self._side = compatibility.own_side("the coordinator")
         self._streams: dict[str, asyncio.Task[None]] = {}

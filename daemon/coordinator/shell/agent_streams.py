@@ -27,7 +27,7 @@ evidence."""
 
 
 @dataclass(eq=False, slots=True)
-class AgentStream:
+class AgentOutbox:
     """One agent's stream. `put` never blocks. `next_message` waits for a message to send.
 
     `last_order` is the newest message with an order that was put. `heard_at`: the time of the agent's last message, on
@@ -122,16 +122,16 @@ class AgentStreams:
     """The newest stream of each (gang, node)."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, dict[str, AgentStream]] = {}
+        self._streams: dict[str, dict[str, AgentOutbox]] = {}
 
-    def add(self, stream: AgentStream) -> None:
+    def add(self, stream: AgentOutbox) -> None:
         """Add `stream`. Closes an earlier stream of the same gang and node."""
         of_gang = self._streams.setdefault(stream.gang, {})
         if before := of_gang.get(stream.node):
             before.close()
         of_gang[stream.node] = stream
 
-    def remove(self, stream: AgentStream) -> bool:
+    def remove(self, stream: AgentOutbox) -> bool:
         """Remove `stream`. False, and nothing happens, if a newer stream has replaced it."""
         of_gang = self._streams.get(stream.gang, {})
         if of_gang.get(stream.node) is not stream:
@@ -147,7 +147,7 @@ class AgentStreams:
             self.remove(stream)
             stream.close()
 
-    def get(self, gang: str, node: str) -> AgentStream | None:
+    def get(self, gang: str, node: str) -> AgentOutbox | None:
         """The stream of the agent of `gang` on `node`."""
         return self._streams.get(gang, {}).get(node)
 
@@ -157,6 +157,6 @@ class AgentStreams:
             for stream in of_gang.values():
                 stream.close()
 
-    def of_gang(self, gang: str) -> Iterator[AgentStream]:
+    def of_gang(self, gang: str) -> Iterator[AgentOutbox]:
         """The streams of a gang's agents."""
         yield from self._streams.get(gang, {}).values()

@@ -25,7 +25,7 @@ from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.journal.timed_journal import TimedJournal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
-from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.event_processing import process_event
 from muster.daemon.coordinator.shell.link_rates import LinkRates
 from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
@@ -146,7 +146,7 @@ class Engine:
             self._queue.clear()
             self._processing = False
 
-    def send_order(self, stream: AgentStream) -> None:
+    def send_order(self, stream: AgentOutbox) -> None:
         """Send the agent of `stream` its current order."""
         self._orders.send_to(stream)
 

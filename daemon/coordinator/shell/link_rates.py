@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from muster.daemon.coordinator.shell.agent_streams import AgentStream
+from muster.daemon.coordinator.shell.agent_streams import AgentOutbox
 from muster.daemon.host import clock
 from muster.v1 import agent_pb2
 
@@ -92,7 +92,7 @@ class LinkRates:
         if answer is not None and (asked, sender) == (gang, node) and not answer.done():
             answer.set_result(message)
 
-    async def measure(self, term: int, stream: AgentStream, receiver: str, address: str) -> KnownRate:
+    async def measure(self, term: int, stream: AgentOutbox, receiver: str, address: str) -> KnownRate:
         """Has the agent of `stream` send to the agent on `receiver`, at `address`.
 
         Raises:

@@ -14,7 +14,7 @@ _MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeInventory:
     """`nccl_files`: the text of NCCL's configuration files, one after the other."""
 
     hardware: Hardware = field(default_factory=Hardware)
