@@ -1,7 +1,4 @@
-"""Run seeds: `python -m muster.simulator --help`. The exit code is 1 if an invariant was violated.
-
-`rules WORD...` prints the rules of the core instead; the exit code is 1 if there is none with these words.
-"""
+"""Run seeds: `python -m muster.simulator --help`. The exit code is 1 if an invariant was violated."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import random
 import sys
 
 from muster.simulator import parallel, seeds
-from muster.simulator.rules import rules
 
 
 def main() -> int:
@@ -26,12 +22,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="how many seeds to run")
     parser.add_argument("--seconds", type=float, help="run as many seeds as fit into this many seconds")
     parser.add_argument("--processes", type=int, help="how many seeds to run at once (default: one for each processor)")
-    what = parser.add_subparsers(dest="what", title="or")
-    listed = what.add_parser("rules", help="print the rules of the core, and what fails without each")
-    listed.add_argument("words", nargs="*", metavar="WORD", help="only rules in which all these words occur")
     options = parser.parse_args()
-    if options.what:
-        return _print_rules(options.words)
     if options.seed is not None:
         return _run_one_seed(options.seed)
     first = options.first
@@ -40,13 +31,6 @@ def main() -> int:
     outcome = parallel.run(first, options.count, options.seconds, options.processes)
     print("\n".join([*outcome.report(), f"first seed: {first}"]))
     return 1 if outcome.failures else 0
-
-
-def _print_rules(words: list[str]) -> int:
-    found = list(rules(words))
-    for rule in found:
-        print(f"{rule.words}\n    {rule.where}")
-    return 0 if found else 1
 
 
 def _run_one_seed(seed: int) -> int:

@@ -2,6 +2,7 @@
 
 The exit code is 1 if no seed finds the bug.
 `--renew` looks for all bugs, and writes down the seeds that find them (known_seeds.toml).
+`--rules WORD...` prints the rules of the core with these words, and what fails without each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 
 from muster.simulator.planted_bugs import known_seeds
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
+from muster.simulator.planted_bugs.rules import rules
 
 
 def main() -> int:
@@ -21,8 +23,11 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("name", choices=PLANTED_BUGS, metavar="NAME", nargs="?", help=", ".join(PLANTED_BUGS))
     what.add_argument("--renew", action="store_true", help="look for all bugs, and write down the seeds that find them")
+    what.add_argument("--rules", nargs="*", metavar="WORD", help="print the rules of the core with all these words")
     parser.add_argument("--seeds", type=int, default=1500, metavar="N", help="how many seeds to run at most (1500)")
     options = parser.parse_args()
+    if options.rules is not None:
+        return _print_rules(options.rules)
     if options.renew:
         missed = known_seeds.renew(options.seeds)
         for name in missed:
@@ -34,6 +39,13 @@ def main() -> int:
         return 1
     print(f"{options.name}: found by seed {found.seed}: {found.violation}")
     return 0
+
+
+def _print_rules(words: list[str]) -> int:
+    found = list(rules(words))
+    for rule in found:
+        print(f"{rule.words}\n    {rule.where}")
+    return 0 if found else 1
 
 
 if __name__ == "__main__":

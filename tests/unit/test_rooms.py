@@ -465,7 +465,7 @@ ROOMS: dict[str, set[str]] = {
         "simulator/faults",
         "simulator/invariants",
     },
-    "simulator/planted_bugs": {"simulator"},
+    "simulator/planted_bugs": {"simulator", "simulator/invariants"},
 }
 """A room, and the rooms that it may import. Each of those stands above it."""
 

@@ -1,7 +1,7 @@
-"""`python -m muster.simulator rules` finds what fails without a rule."""
+"""`python -m muster.simulator.planted_bugs --rules` finds what fails without a rule."""
 
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
-from muster.simulator.rules import rules
+from muster.simulator.planted_bugs.rules import rules
 
 
 def test_a_rule_is_found_by_its_words_with_all_that_checks_it() -> None:

@@ -1,4 +1,4 @@
-"""The rules of the core, and what fails without each: `python -m muster.simulator rules WORD...`
+"""The rules of the core, and what fails without each: `python -m muster.simulator.planted_bugs --rules WORD...`
 
 Nobody writes this list. It is read from what checks the rules: the invariants, the planted bugs, the scenarios of
 docs/ladder and the unit tests of the core. Only a checkout has the last two.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from muster.simulator import invariants
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Rule(NamedTuple):
@@ -43,8 +43,9 @@ def _of_invariants() -> Iterator[Rule]:
 
 def _of_planted_bugs() -> Iterator[Rule]:
     for name, bug in PLANTED_BUGS.items():
-        path = bug.module.removeprefix("muster.").replace(".", "/")
-        yield Rule(f"(bug) {bug.words}", f"{path}.py: python -m muster.simulator.planted_bugs {name}")
+        module, function = bug.place
+        path = module.removeprefix("muster.").replace(".", "/")
+        yield Rule(f"(bug) {bug.words}", f"{path}.py, {function}: python -m muster.simulator.planted_bugs {name}")
 
 
 def _of_scenarios() -> Iterator[Rule]:
