@@ -8,6 +8,8 @@
 
 Importing this package needs neither torch nor numpy. Only the name `Checkpoint` imports torch, and `ShardedSampler`
 numpy.
+
+May import: `checkpoint.data`, `checkpoint.format`, `checkpoint.training`.
 """
 
 from typing import TYPE_CHECKING, Any

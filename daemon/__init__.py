@@ -1,4 +1,7 @@
-"""The long-running processes: node daemon, agent and coordinator."""
+"""The long-running processes: node daemon, agent and coordinator.
+
+May import: nothing.
+"""
 
 import os
 

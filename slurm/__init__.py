@@ -1,1 +1,4 @@
-"""Everything Slurm: the client, the container image and the test cluster."""
+"""Everything Slurm: the client, the container image and the test cluster.
+
+May import: nothing.
+"""

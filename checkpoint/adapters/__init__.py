@@ -2,4 +2,6 @@
 DeepSpeed.
 
 Each module is thin, and imports its library. Muster needs none of them: import the module of the library that you use.
+
+May import: `checkpoint.data`, `checkpoint.format`, `checkpoint.training`.
 """

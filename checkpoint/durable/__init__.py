@@ -2,4 +2,6 @@
 
 Promises one interface, `durable_store.DurableStore`, to those that write (the flush), remove (retention) and read
 (restore). Never imports torch. `checkpoint.store`, `checkpoint.training`, the agent and the launcher import it.
+
+May import: `checkpoint.format`, `daemon.host`.
 """

@@ -2,4 +2,6 @@
 and whether replicas agree, which the agent and the coordinator must judge alike.
 
 Never imports torch. Every other room may import it.
+
+May import: nothing.
 """

@@ -2,4 +2,8 @@
 with `checkpoint.store`.
 
 No program imports it.
+
+May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store`, `checkpoint.store.flush`,
+`checkpoint.store.memory`, `checkpoint.store.replication`, `checkpoint.store.streams`, `checkpoint.training`,
+`daemon.host`.
 """

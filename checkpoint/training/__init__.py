@@ -5,6 +5,10 @@ user's process.
 
 An agent's `muster` is importable in each rank that it forks, also where the rank's own environment has no Muster. The
 packages that Muster needs are not: they belong to the agent's environment. So this package says where to install them.
+
+May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.training.agreements`, `checkpoint.training.copies`,
+`checkpoint.training.durable_loading`, `checkpoint.training.planning`, `checkpoint.training.rank_signals`,
+`checkpoint.training.resharding`, `checkpoint.training.states`.
 """
 
 import importlib

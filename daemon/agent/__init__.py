@@ -3,4 +3,9 @@ node's status.
 
 Its rooms: `ranks` (zygotes, ranks, rendezvous store), `failure_detector` (links to other agents), `batch` (the batch
 script's process), `testing`. No other program imports it; the simulator imports its pure rules.
+
+May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store`, `checkpoint.store.memory`,
+`checkpoint.store.replication`, `checkpoint.store.streams`, `daemon.agent.batch`, `daemon.agent.failure_detector`,
+`daemon.agent.ranks`, `daemon.agent.ranks.place`, `daemon.agent.start_checks`, `daemon.hardware`, `daemon.host`,
+`daemon.preflight`, `daemon.transport`, `slurm.client`, `slurm.client.backends`.
 """

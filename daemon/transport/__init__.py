@@ -1,5 +1,7 @@
 """What all processes use to talk: gRPC channels, identity, authorization, reachability probes, fencing timeouts, site
 settings.
 
-Imports only `daemon.host` and the wire. Every program imports it.
+Every program imports it.
+
+May import: `daemon.host`, `daemon.transport.calls`.
 """

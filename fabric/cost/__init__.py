@@ -2,4 +2,6 @@
 
 Each function states its formula, units and source; docs/PLANNING.md lists them all. Pure: numbers in, numbers out. It
 may import the fabric's model and groups. The launcher and placement may import it.
+
+May import: `fabric.model`.
 """

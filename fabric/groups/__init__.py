@@ -2,4 +2,6 @@
 
 The groups are those that Megatron-LM's `parallel_state` makes. Pure. `launcher/spec` and `fabric/placement` import this
 folder.
+
+May import: nothing.
 """

@@ -1,4 +1,6 @@
 """job.toml: its model, its checks, and its error messages.
 
 Pure. `commands` and `submission` import this folder.
+
+May import: `daemon.transport`, `fabric.groups`, `fabric.model`, `launcher`, `slurm.client`.
 """

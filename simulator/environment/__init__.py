@@ -3,4 +3,6 @@
 It promises: every delay and every failure is drawn from one random generator. `schedule` is virtual time, `durations`
 samples how long things take, `machine` is a node and its processes, `network` carries streams, `unreliable_slurm` is
 Slurm. `simulator/world` imports this room.
+
+May import: `daemon.coordinator.core.state`, `fabric.model`, `fabric.sources`, `slurm.client`, `slurm.client.fake`.
 """

@@ -2,4 +2,6 @@
 
 `reachability` records who could reach whom. `progress` records which steps the coordinator was told of.
 `simulator/invariants` imports this room.
+
+May import: `daemon.coordinator.core.state`, `simulator.environment`, `simulator.world`.
 """

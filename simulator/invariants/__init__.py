@@ -35,4 +35,9 @@ durable state, and the core's rules come to an end in every turn.
 
 A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node
 resumes.
+
+May import: `checkpoint.store.parity`, `daemon.coordinator.core`, `daemon.coordinator.core.detection`,
+`daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`,
+`daemon.coordinator.services`, `daemon.node.kept_memory`, `fabric.model`, `simulator.coverage`,
+`simulator.environment`, `simulator.ground_truth`, `simulator.world`, `slurm.client`.
 """

@@ -2,4 +2,7 @@
 transcripts.
 
 Unit tests of the core and the transcripts of docs/ladder use it.
+
+May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `simulator.environment`,
+`simulator.invariants`, `simulator.world`.
 """

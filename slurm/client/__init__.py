@@ -2,4 +2,6 @@
 
 Subfolders: `backends` (the real clients: Slurm's commands and pyslurm), `parsing` (reads Slurm's output), `fake` (an
 in-memory cluster). The subfolders import this folder. This folder imports none of them.
+
+May import: `fabric.sources`.
 """

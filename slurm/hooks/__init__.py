@@ -1,1 +1,4 @@
-"""Programs that Slurm itself runs on a node, as root."""
+"""Programs that Slurm itself runs on a node, as root.
+
+May import: `daemon.host`.
+"""

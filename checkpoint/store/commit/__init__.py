@@ -2,4 +2,7 @@
 
 Promises that a version is committed only when every shard of it has a replica. Never imports torch. `checkpoint.store`
 and the simulator import it.
+
+May import: `checkpoint.format`, `checkpoint.store.memory`, `checkpoint.store.parity`, `checkpoint.store.replication`,
+`checkpoint.store.streams`, `fabric.cost`.
 """

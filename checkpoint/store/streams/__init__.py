@@ -3,4 +3,6 @@ into the receiver's.
 
 Promises that a piece counts only once its bytes have the digest that came over gRPC. Knows nothing of gangs, versions
 and commits. Never imports torch. `checkpoint.store` imports it.
+
+May import: `checkpoint.format`, `checkpoint.store.memory`, `daemon.host`.
 """

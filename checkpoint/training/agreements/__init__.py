@@ -1,1 +1,4 @@
-"""What the ranks of a job agree on while they train, through their process group and its store."""
+"""What the ranks of a job agree on while they train, through their process group and its store.
+
+May import: `checkpoint.format`.
+"""

@@ -1,1 +1,4 @@
-"""How a state becomes the bytes of a shard: what lies where, and which rank publishes what."""
+"""How a state becomes the bytes of a shard: what lies where, and which rank publishes what.
+
+May import: `checkpoint.format`, `checkpoint.training.agreements`, `checkpoint.training.states`.
+"""

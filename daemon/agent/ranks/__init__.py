@@ -1,5 +1,8 @@
 """Ranks of one node: the reconcile rules, zygotes, forked ranks, their environment, logs and stacks, the rendezvous
 store.
 
-Imports `daemon.host`. The agent imports this room.
+The agent imports this room.
+
+May import: `checkpoint.format`, `daemon.agent.ranks.place`, `daemon.hardware`, `daemon.host`, `daemon.host.process`,
+`fabric.model`.
 """

@@ -2,4 +2,6 @@
 `muster submit` looks at the login node.
 
 `daemon/agent` and `launcher/submission` may import it.
+
+May import: `checkpoint.durable`, `checkpoint.format`.
 """

@@ -5,4 +5,7 @@ durable state (`durable_state`). *Probe requests* are forgotten at a restart. Op
 statuses form the observed state (`observed_state`): they are not journaled, because a restarted coordinator observes
 them again. Orders to agents are a pure function of the durable state. The durable state owes each call to Slurm until
 Slurm has answered it. So every decision can be carried out twice without harm, and a restart is a replay.
+
+May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.recovery`,
+`daemon.coordinator.core.recovery.requests`, `daemon.coordinator.core.state`.
 """

@@ -2,4 +2,7 @@
 
 Nothing here decides, and nothing is journaled. A store that can't be written costs the history, not the coordinator.
 Only `daemon/coordinator` imports this room.
+
+May import: `daemon.coordinator.core.state`, `daemon.coordinator.journal`, `daemon.coordinator.services`,
+`daemon.coordinator.shell`, `daemon.host`.
 """

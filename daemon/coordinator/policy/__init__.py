@@ -1,4 +1,6 @@
 """The site's policy: the action for each hardware signal, the circuit breaker's limits, the shared pool.
 
-Imports `core.state`. `services` and `server` import it.
+`services` and `server` import it.
+
+May import: `daemon.coordinator.core.state`, `daemon.transport`.
 """

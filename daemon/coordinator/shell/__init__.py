@@ -1,4 +1,7 @@
 """All that acts on decisions: one event loop, orders to agents, probes, agents' streams, subscribers of the journal.
 
-Imports `core`, `journal`, `slurm`, and `leadership` for its clock. `services` and `server` import it.
+`services` and `server` import it.
+
+May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`,
+`daemon.coordinator.leadership`, `daemon.coordinator.slurm`, `daemon.host`, `daemon.transport`, `slurm.client`.
 """

@@ -1,4 +1,7 @@
 """The coordinator's side of Slurm: owed calls, look-ups, the watch on jobs and nodes, the roster of all nodes.
 
-Imports `core.state` and `slurm.client`. `shell` and `services` import it.
+`shell` and `services` import it.
+
+May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`, `daemon.host`, `daemon.transport`,
+`fabric.sources`, `slurm.client`, `slurm.client.fake`, `slurm.site`.
 """

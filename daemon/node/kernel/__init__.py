@@ -2,4 +2,6 @@
 
 It judges nothing. A record is believed only if the kernel wrote it, and only from its first character on. `sensors`
 imports it, and so does what reads a log that was saved.
+
+May import: `daemon.host`.
 """

@@ -1,4 +1,7 @@
-"""The sensors of a node: one file each, registered here with one line."""
+"""The sensors of a node: one file each, registered here with one line.
+
+May import: `daemon.host`, `daemon.node.kernel`, `daemon.node.nvml`, `daemon.node.sysfs`, `slurm.client.parsing`.
+"""
 
 from __future__ import annotations
 

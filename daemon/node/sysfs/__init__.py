@@ -1,4 +1,6 @@
 """What the kernel says of the host in files of /sys and /proc: read in a thread with a deadline, believed with care.
 
-Imports nothing of Muster. `daemon/node/sensors` imports it.
+`daemon/node/sensors` imports it.
+
+May import: nothing.
 """

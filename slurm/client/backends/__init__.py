@@ -2,4 +2,6 @@
 
 This folder imports `slurm.client` and `parsing`. Programs import `open`. A program that never needs pyslurm imports
 `commands`.
+
+May import: `fabric.sources`, `slurm.client`, `slurm.client.parsing`.
 """

@@ -1,4 +1,6 @@
 """From evidence to node health: failure detector, probe results, attribution, hangs, outages, circuit breaker.
 
-Imports `core.state`. `core.recovery` imports it.
+`core.recovery` imports it.
+
+May import: `daemon.coordinator.core.state`, `daemon.transport`, `fabric.cost`, `fabric.estimate`.
 """

@@ -1,5 +1,9 @@
 """From node health to the next generation, or to the end: transitions, gathering, shared pool, restore, flush, stop,
 requeue.
 
-Imports `core.state` and `core.detection`. `core.core` imports it.
+`core.core` imports it.
+
+May import: `checkpoint.format`, `daemon.coordinator.core.detection`, `daemon.coordinator.core.detection.stragglers`,
+`daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.recovery.parity`, `daemon.coordinator.core.state`,
+`fabric.cost`, `fabric.placement.maps`.
 """

@@ -1,4 +1,6 @@
 """What a growth may bring that is not wanted: ranks that crash on the nodes that came, and nodes without ranks.
 
-Imports `core.state` and `core.detection`. The rules of `core.recovery` import it.
+The rules of `core.recovery` import it.
+
+May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`.
 """
