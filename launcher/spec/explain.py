@@ -64,6 +64,8 @@ def _requirement(problem: Any) -> str:
             return f"must be {limits['expected']}"
         case "less_than_equal":
             return f"must be {limits['le']:.15g} or less"
+        case "too_long":
+            return f"must have {limits['max_length']} entries or less"
         case kind:
             return _REQUIREMENTS.get(kind, _plain(problem["msg"]))
 

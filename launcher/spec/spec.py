@@ -172,7 +172,9 @@ class Job(Table):
     gpus_per_node: RanksPerNode | None = None
     command: Command
     work_dir: str = ""
-    env: dict[Variable, Annotated[str, AfterValidator(_without_nul)]] = Field(default_factory=dict)
+    env: dict[Variable, Annotated[str, AfterValidator(_without_nul)]] = Field(
+        default_factory=dict, max_length=job_limits.MAX_VARIABLES
+    )
     preload: tuple[str, ...] = ()
     run_dir: str
     durable_dir: str = ""

@@ -52,6 +52,7 @@ def spec(**more: object) -> common_pb2.JobSpec:
         ("run_dir", "/a\nb", "run_dir = '/a\\nb' must have no control characters"),
         ("durable_dir", "/a\nb", "durable_dir = '/a\\nb' must have no control characters"),
         ("durable_dir", "/" * 4097, "durable_dir has 4097 characters: 4096 at most"),
+        ("env", {f"V{n}": "" for n in range(10_001)}, "env has 10001 entries: 10000 at most"),
     ],
 )
 def test_an_impossible_spec_is_rejected_with_its_reason(field: str, value: object, words: str) -> None:

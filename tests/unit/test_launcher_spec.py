@@ -193,6 +193,7 @@ def test_every_key_is_in_the_reference() -> None:
         ('stop_signal = "KILL"', "stop_signal = 'KILL': must be a signal that a program can catch"),
         ('env = { RANK = "0" }', "Muster sets RANK for each rank"),
         ("env = { N = 1 }", "env.N: must be a string in quotes"),
+        ("env = {" + ", ".join(f"V{n} = ''" for n in range(10_001)) + "}", "env: must have 10000 entries or less"),
         ('env = { N = "a\\u0000" }', "env.N: must not contain a NUL character"),
         ('preload = ["a-b"]', "not a valid module name: 'a-b'"),
         ("parallelism = { tensor = 3 }", "context * pipeline = 3 * 1 * 1 = 3 must divide nodes * ranks_per_node = 4"),

@@ -14,12 +14,11 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_steps import RankStep, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
-from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.api_handlers import unary_handler
 from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.registered_spec import registered_spec, shown
-from muster.daemon.coordinator.services.rpc_errors import RpcAbort, aborted, invalid_argument
+from muster.daemon.coordinator.services.registered_spec import shown
+from muster.daemon.coordinator.services.rpc_errors import aborted, invalid_argument
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.link_rates import KnownRate, NotMeasured
 from muster.daemon.host import clock
@@ -59,11 +58,8 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
             links=map(_link_rate, self._engine.links.of_gang(gang.id)),
             past=[_past(one, settings) for one in past[:MOST_PAST]],
         )
-        try:
-            if spec := registered_spec(self._engine.journal, gang.id):
-                reply.spec.CopyFrom(shown(spec))
-        except JournalError as error:
-            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
+        if spec := await self._api.registered_spec(gang):
+            reply.spec.CopyFrom(shown(spec))
         return reply
 
     @unary_handler

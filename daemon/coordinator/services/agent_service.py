@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -32,6 +33,7 @@ from muster.daemon.coordinator.services.attaches import FactRate
 from muster.daemon.coordinator.services.caller_log import CallerLog
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
 from muster.daemon.coordinator.services.peer_address import check_peer_address
+from muster.daemon.coordinator.services.registered_spec import SpecWork
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -96,6 +98,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._fabric = fabric
         self._attach_rate = FactRate()
         self._caller_log = CallerLog(_log)
+        self._specs = SpecWork()
         self._side = compatibility.own_side("the coordinator", FENCING_TIMEOUTS_S)
         self._release = compatibility.to_wire(self._side)
 
@@ -171,8 +174,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
         if not member:
             await self._fabric.wait_until_known(FABRIC_VALID_S)
+        submitted = None if gang else await self._submitted(hello, caller.uid)
         status = await _read_status(messages)
-        self._register(hello, caller)
+        self._register(hello, caller, submitted)
         return member.leaf if member else self._engine.core.observed.leaf(hello.node), status
 
     def _report(self, hello: pb.AgentHello) -> NodeReport:
@@ -268,7 +272,15 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             return None
         return stream
 
-    def _register(self, hello: pb.AgentHello, caller: Caller) -> None:
+    async def _submitted(self, hello: pb.AgentHello, uid: int) -> events.GangSubmitted:
+        try:
+            return await self._specs.do(
+                uid, partial(conversion.submitted, hello.gang_id, hello.slurm_job_id, uid, hello.spec)
+            )
+        except conversion.InvalidMessage as error:
+            raise invalid_argument(str(error)) from None
+
+    def _register(self, hello: pb.AgentHello, caller: Caller, event: events.GangSubmitted | None) -> None:
         """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang.
 
         The checks before have waited for Slurm. Meanwhile another user, or another job, may have registered an id that
@@ -281,10 +293,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             self._check_gang(caller, gang, hello)
             return
         self._check_job_is_free(hello, uid)
-        try:
-            event = conversion.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
-        except conversion.InvalidMessage as error:
-            raise invalid_argument(str(error)) from None
+        if event is None:
+            raise unavailable(f"the gang {hello.gang_id} is gone: attach again")
         limits, now = self._engine.limits, self._engine.clock.now()
         registration.check_budget(gangs.values(), uid, len(event.spec_json), limits, now)
         self._engine.post(event)

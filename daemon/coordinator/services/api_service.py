@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -23,7 +24,7 @@ from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import conversion, registration, views
 from muster.daemon.coordinator.services.api_handlers import stream_handler, unary_handler
 from muster.daemon.coordinator.services.login_names import LoginNames
-from muster.daemon.coordinator.services.registered_spec import registered_spec
+from muster.daemon.coordinator.services.registered_spec import SpecWork, read_spec, registration_of
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
@@ -88,6 +89,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self.side = own_side("the coordinator")
         self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
         self._site_turn = FairQueue(1)
+        self._specs = SpecWork()
         self._engine = engine
         self._lookup = lookup
         self._roster = roster
@@ -102,10 +104,18 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._is_registered(request, caller):
             registration.check_id_is_for(request.gang_id, caller.uid)
             await self._check_may_register(request.slurm_job_id, caller)
-            self._register(request, caller)
+            self._register(request, caller, await self._submitted(request, caller.uid))
         return pb.RegisterReply()
 
-    def _register(self, request: pb.RegisterRequest, caller: Caller) -> None:
+    async def _submitted(self, request: pb.RegisterRequest, uid: int) -> events.GangSubmitted:
+        try:
+            return await self._specs.do(
+                uid, partial(conversion.submitted, request.gang_id, request.slurm_job_id, uid, request.spec)
+            )
+        except conversion.InvalidMessage as error:
+            raise invalid_argument(str(error)) from None
+
+    def _register(self, request: pb.RegisterRequest, caller: Caller, event: events.GangSubmitted) -> None:
         """Register the gang. Nothing else runs between the checks and the event."""
         gangs = self._engine.core.state.gangs
         if self._is_registered(request, caller):
@@ -114,10 +124,6 @@ class MusterService(api_pb2_grpc.MusterServicer):
             whose = f"job {known.job}" if known.owner_uid == caller.uid else "taken"
             raise already_exists(f"gang {request.gang_id} is {whose}: use another id for the new gang")
         registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id, caller.uid)
-        try:
-            event = conversion.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)
-        except conversion.InvalidMessage as error:
-            raise invalid_argument(str(error)) from None
         limits, now = self._engine.limits, self._engine.clock.now()
         registration.check_budget(gangs.values(), caller.uid, len(event.spec_json), limits, now)
         self._post(event)
@@ -137,13 +143,19 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def _beside(self, ref: pb.GangRef) -> pb.GangView:
         """The newest gang of the caller that is another job of the same name in the same folder, and what differs."""
         gangs, like, uid = self._engine.core.state.gangs.values(), ref.like, current_caller().uid
+        try:
+            conversion.check_variables(like)
+        except conversion.InvalidMessage as error:
+            raise invalid_argument(str(error)) from None
         gang = registration.newest_beside(gangs, like.name, like.durable_dir, uid)
-        registered = self._registered_spec(gang) if gang is not None else None
-        if gang is None or registered is None:
+        found = self._registration(gang) if gang is not None else None
+        if gang is None or found is None:
             raise self._no_such_job(ref)
         view = self._view(self.find(pb.GangRef(gang_id=gang.id)))
-        async with self._site_turn.place(uid):  # two large specs take half a second (measured)
-            view.differs.extend(await asyncio.to_thread(gang_ids.differences, registered, like))
+        differs = await self._specs.do(uid, partial(_differences, found, like))
+        if differs is None:
+            raise self._no_such_job(ref)
+        view.differs.extend(differs)
         return view
 
     @unary_handler
@@ -439,9 +451,14 @@ class MusterService(api_pb2_grpc.MusterServicer):
         except JournalError as error:
             raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
 
-    def _registered_spec(self, gang: Gang) -> JobSpec | None:
+    async def registered_spec(self, gang: Gang) -> JobSpec | None:
+        """The spec of a gang; None: there is none that this version can read. Raises RpcAbort: the journal can't be
+        read."""
+        return await self._specs.do(current_caller().uid, partial(read_spec, self._registration(gang)))
+
+    def _registration(self, gang: Gang) -> Record | None:
         try:
-            return registered_spec(self._engine.journal, gang.id)
+            return registration_of(self._engine.journal, gang.id)
         except JournalError as error:
             raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
 
@@ -461,6 +478,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not gang.final or not live.empty():
             return False
         return all(call.gang != id for call in state.owed.values())
+
+
+def _differences(registered: Record, like: JobSpec) -> list[str] | None:
+    """What differs from a registered spec; None: this version can't read that."""
+    spec = read_spec(registered)
+    return None if spec is None else gang_ids.differences(spec, like)
 
 
 def _checked_reason(reason: str) -> str:

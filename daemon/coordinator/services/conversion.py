@@ -173,6 +173,7 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     Raises:
         InvalidMessage: a count, a time or the name is impossible.
     """
+    check_variables(message)
     if message.nodes < 1:
         raise InvalidMessage(f"nodes = {message.nodes}: a gang needs at least 1 node")
     if message.ranks_per_node < 1:
@@ -226,6 +227,15 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     except ValueError as error:
         raise InvalidMessage(f"parallelism: {error}") from None
     return found
+
+
+def check_variables(message: common_pb2.JobSpec) -> None:
+    """Check that the environment is none that would take long.
+
+    Raises:
+        InvalidMessage: it has too many variables.
+    """
+    check_count("env", len(message.env), job_limits.MAX_VARIABLES)
 
 
 def _if_worse(word: str) -> events.IfWorse:

@@ -1,16 +1,25 @@
-"""The spec of a job as it was registered, from the journal; and what makes two runs of a job comparable."""
+"""The spec of a job as it was registered, from the journal; what makes two runs of a job comparable; and work on whole
+specs, beside the event loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict, Parse, ParseError
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.v1.common_pb2 import JobSpec
+
+_T = TypeVar("_T")
 
 _COMPARED = (
     "nodes",
@@ -43,13 +52,44 @@ _SHOWN = (
 """What a diagnosis needs. Environment and command may hold secrets, also to operators."""
 
 
+class SpecWork:
+    """Work on whole specs in threads: on the event loop, all heartbeats would wait for it. One work at a time, for the
+    waiting users in turn: beyond that, threads take the event loop's time."""
+
+    def __init__(self) -> None:
+        self._turn = FairQueue(1)
+
+    async def do(self, uid: int, work: Callable[[], _T]) -> _T:
+        """What `work` returns. It runs in a thread, so it may use only what is its own. `uid`: who waits for it."""
+        async with self._turn.place(uid):
+            running = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(running)
+            finally:  # a thread goes on when its caller has left, and keeps its place as long
+                await asyncio.gather(running, return_exceptions=True)
+
+
 def registered_spec(journal: Journal, gang: str) -> JobSpec | None:
     """The spec with which the gang was registered; None if the journal has none that this version can read.
 
     Raises:
         JournalError: the journal can't be read.
     """
-    for record in journal.history(gang, 0, 1):
+    return read_spec(registration_of(journal, gang))
+
+
+def registration_of(journal: Journal, gang: str) -> Record | None:
+    """The first record of a gang, which is its registration.
+
+    Raises:
+        JournalError: the journal can't be read.
+    """
+    return next(iter(journal.history(gang, 0, 1)), None)
+
+
+def read_spec(record: Record | None) -> JobSpec | None:
+    """The spec in a registration; None: there is none that this version can read. A large one takes 0.2 s."""
+    if record is not None:
         with suppress(ValueError, KeyError, ParseError):
             fact = facts.decode(record.name, record.json)
             if isinstance(fact, facts.GangRegistered):
