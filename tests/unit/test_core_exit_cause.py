@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.daemon.coordinator.core.detection.exit_cause import cause_in
 
@@ -75,6 +77,35 @@ TimeoutError: slow
 step 7 loss 2.1
 the loss has left its range, giving up
 """
+SYNTAX = """\
+  File "/home/alice/train.py", line 2
+    def f(:
+          ^
+SyntaxError: invalid syntax
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/home/alice/train.py", line 8, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/home/alice/train.py", line 7, in read
+    |     raise ValueError(f"bad shard {n}")
+    | ValueError: bad shard 1
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/home/alice/train.py", line 7, in read
+    |     raise ValueError(f"bad shard {n}")
+    | ValueError: bad shard 2
+    +------------------------------------
+"""
+PANEL = """\
+Usage: train.py [OPTIONS]
+╭─ Error ──────────────────╮
+│ Missing option '--lr'.   │
+╰──────────────────────────╯
+"""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +117,15 @@ the loss has left its range, giving up
         (WATCHDOG, _ABORTED),
         (SEGMENTATION_FAULT, "Segmentation fault"),
         (CHAINED, "ValueError: shard a is missing"),
-        (STATE_DICT, "RuntimeError: Error(s) in loading state_dict for Net:"),
+        (
+            STATE_DICT,
+            'RuntimeError: Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "head.weight".',
+        ),
+        (SYNTAX, "SyntaxError: invalid syntax (/home/alice/train.py, line 2)"),
+        (GROUP, "ValueError: bad shard 2"),
+        (PANEL, "Missing option '--lr'."),
+        ("no more memory\n=======\n", "no more memory"),
+        ("=======\n", "======="),
         (CAUGHT, "the loss has left its range, giving up"),
         ("python3: can't open file 'x.py'\n", "python3: can't open file 'x.py'"),
         (_GOODBYE, _GOODBYE.removeprefix("[rank0]:").strip()),
@@ -106,3 +145,34 @@ def test_the_line_that_says_why_a_rank_ended_is_found(text: str, cause: str) -> 
 @pytest.mark.parametrize("text", [OUT_OF_MEMORY, ILLEGAL_ACCESS])
 def test_a_traceback_whose_beginning_is_cut_off_still_names_the_exception(text: str) -> None:
     assert cause_in(text[text.index('File "') - 20 :]) == cause_in(text)
+
+
+_PIECES = [
+    "[rank0]: ",
+    "[rank0]:",
+    "| ",
+    "│",
+    "+--",
+    ":",
+    " ",
+    "\t",
+    "x",
+    "é",
+    "SyntaxError: ",
+    "ValueError: CUDA",
+    "what():  ",
+]
+_FRAMES = [
+    "Traceback (most recent call last):",
+    '  File "x.py", line 1',
+    '  File "x.py", line 2, in f',
+    "[W1127 10:09:09",
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(_PIECES + _FRAMES), max_size=4).map("".join), max_size=6).map("\n".join))
+def test_whatever_a_rank_has_written_there_is_an_answer_of_one_line(text: str) -> None:
+    """The core stops at an exception."""
+    cause = cause_in(text)
+    assert "\n" not in cause
+    assert cause == cause.strip()
