@@ -1,7 +1,7 @@
 """The rules of the core, and what fails without each: `python -m muster.simulator.planted_bugs --rules WORD...`
 
-Nobody writes this list. It is read from what checks the rules: the invariants, the planted bugs, the scenarios of
-docs/ladder and the unit tests of the core. Only a checkout has the last two.
+Nobody writes this list. It is read from what checks the rules: the invariants, the planted bugs, the scenarios
+and the unit tests of the core. Only a checkout has the last two.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _of_planted_bugs() -> Iterator[Rule]:
 
 
 def _of_scenarios() -> Iterator[Rule]:
-    for path in sorted(_ROOT.glob("docs/ladder/*.txt")):
+    for path in sorted([*_ROOT.glob("docs/ladder/*.txt"), *_ROOT.glob("tests/unit/scenarios/*.txt")]):
         title = path.read_text().partition("\n>")[0]
-        yield Rule(" ".join(title.replace("#", " ").split()), f"docs/ladder/{path.name}")
+        yield Rule(" ".join(title.replace("#", " ").split()), str(path.relative_to(_ROOT)))
 
 
 def _of_unit_tests() -> Iterator[Rule]:

@@ -7,7 +7,8 @@
     > power_off n1
     > until generation 2
 
-`play` takes such a text and returns it with what happens now. docs/ladder has one text for each scenario.
+`play` takes such a text and returns it with what happens now, line by line as the log has it, or as the kinds of facts
+that were decided. The former are documents (docs/ladder), the latter tests that no change of wording breaks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
@@ -47,20 +49,23 @@ class InvalidScript(ValueError):
     """A command is wrong. The message says which one and what is right."""
 
 
-def play(text: str) -> str:
+def play(text: str, *, facts_alone: bool = False) -> str:
     """The script `text`, in which what each command leads to now replaces the old transcript.
+
+    `facts_alone`: the kinds of facts, with the node that each is about, in place of lines of the log.
 
     Raises:
         InvalidScript: a command is unknown or has wrong arguments.
         TimeoutError: the condition of an "until" command does not come true.
     """
-    return "\n".join(Player().lines(text.splitlines())) + "\n"
+    return "\n".join(Player(facts_alone).lines(text.splitlines())) + "\n"
 
 
 class Player:
     """One scenario, and how many lines of its transcript have been shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts_alone: bool = False) -> None:
+        self._facts_alone = facts_alone
         self._world: Scenario | None = None
         self._lines_shown = 0
 
@@ -88,9 +93,10 @@ class Player:
                 self._execute(name, words)
         except (TypeError, KeyError, ValueError) as error:
             raise InvalidScript(f"{command!r}: {error}; see {__name__} for the commands") from None
-        new = self.world.transcript()[self._lines_shown :]
+        all_lines = _kinds_of_facts(self.world) if self._facts_alone else self.world.transcript()
+        new = all_lines[self._lines_shown :]
         self._lines_shown += len(new)
-        yield from new
+        yield from (f"    {kind}" for kind, _ in groupby(new)) if self._facts_alone else new
 
     def _execute(self, name: str, words: list[str]) -> None:
         world = self.world
@@ -122,7 +128,8 @@ class Player:
     def _show(self) -> Iterator[str]:
         """The state of the gang and of its nodes in a few lines."""
         world, gang = self.world, self.world.gang
-        yield f"phase       {gang.phase}" + (f", exit code {gang.exit_code}: {gang.reason}" if gang.final else "")
+        reason = "" if self._facts_alone else f": {gang.reason}"
+        yield f"phase       {gang.phase}" + (f", exit code {gang.exit_code}{reason}" if gang.final else "")
         yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
         spares = [seat.node for seat in gang.spares if not gang.members[seat.node].removed]
         yield f"spares      {' '.join(spares) or 'none'}"
@@ -130,7 +137,8 @@ class Player:
             (n for n in world.core.state.nodes.values() if n.health is not NodeHealth.FIT), key=lambda n: n.name
         )
         yield f"unhealthy   {', '.join(f'{n.name} {n.health}' for n in unhealthy) or 'none'}"
-        yield f"asked Slurm {', '.join(map(call_words, world.slurm)) or 'nothing'}"
+        calls = (f"{call.verb} {call.node}".strip() if self._facts_alone else call_words(call) for call in world.slurm)
+        yield f"asked Slurm {', '.join(calls) or 'nothing'}"
 
     @property
     def world(self) -> Scenario:
@@ -142,6 +150,15 @@ class Player:
         if self._world is None:
             raise ValueError('the first command creates the gang: "gang nodes=4 spares=2"')
         return self._world
+
+
+def _kinds_of_facts(world: Scenario) -> list[str]:
+    """With the node, but for nodes and agents that come in an order that nobody decides."""
+    comes = (facts.NodeRegistered, facts.MemberJoined)
+    decided = [
+        (type(fact).__name__, "" if isinstance(fact, comes) else getattr(fact, "node", "")) for _, fact in world.journal
+    ]
+    return [f"{kind} {node}".strip() for kind, node in decided]
 
 
 def _network(leaves: str) -> events.FabricSeen:

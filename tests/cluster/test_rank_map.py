@@ -100,7 +100,7 @@ def test_nodes_that_tear_a_group_go_back_and_the_job_gets_a_leaf(healthy: Cluste
     healthy.exec(LOGIN, "scancel", blockers["n5"], user="bob")
 
 
-@pytest.mark.long  # unit tests and docs/ladder/required-group.txt have the rule
+@pytest.mark.long  # unit tests and tests/unit/scenarios/required-group.txt have the rule
 def test_a_required_group_that_is_torn_does_not_start(healthy: Cluster) -> None:
     settings = (
         "parallelism.tensor = 2",

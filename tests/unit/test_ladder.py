@@ -1,4 +1,5 @@
-"""Each scenario of docs/ladder runs again, and its transcript must match word for word.
+"""Scenarios without chance. Those of docs/ladder are documents, and must match word for word. Those of `scenarios` hold
+which facts are decided, in which order and about which node, and how the scenario ends.
 
 MUSTER_GOLDEN=write writes what happens now; read the diff.
 """
@@ -10,12 +11,15 @@ import pytest
 
 from muster.simulator.scenarios.script import InvalidScript, play
 
-LADDER = Path(__file__).parents[2] / "docs" / "ladder"
+DOCUMENTS = Path(__file__).parents[2] / "docs" / "ladder"
+SCENARIOS = Path(__file__).parent / "scenarios"
 
 
-@pytest.mark.parametrize("path", sorted(LADDER.glob("*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted([*DOCUMENTS.glob("*.txt"), *SCENARIOS.glob("*.txt")]), ids=lambda path: path.stem
+)
 def test_a_scenario_goes_as_it_is_told(path: Path) -> None:
-    played = play(path.read_text())
+    played = play(path.read_text(), facts_alone=path.parent == SCENARIOS)
     if os.environ.get("MUSTER_GOLDEN") == "write":
         path.write_text(played)
     assert played == path.read_text()
