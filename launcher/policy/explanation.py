@@ -16,7 +16,7 @@ _TWO_WORDS = re.compile(r"(?P<kind>[a-z0-9-]{1,40})(?:[ /:.]{1,3}(?P<rest>\S{1,4
 _SHIPPED = "the shipped table"
 _ACTIONS: Mapping[str, str] = {
     "unfit": "the node is taken out of service",
-    "echo": "the loss of a peer may explain it: without such a loss, the node is taken out of service",
+    "unfit_unless_explained": "unless the loss of a peer explains it, the node is taken out of service",
     "degraded": "the node stays in service, and the response follows",
     "rank": "it is the fault of a rank's program, not of the node",
     "ignore": "nothing follows",
@@ -95,7 +95,7 @@ def _of_signal(policy: Policy, kind: str, code: str | None, site: str) -> Iterat
 def _of_row(row: Row, site: str) -> Iterator[str]:
     decision = row.decision
     yield f"  row       {row.key}"
-    yield f"  verdict   {decision.action}"
+    yield f"  action    {decision.action}"
     yield f"  follows   {_ACTIONS[decision.action]}"
     if decision.action == "degraded":
         yield f"  response  {decision.response}"

@@ -23,7 +23,7 @@ NEW_BOOT_S = 60.0
 """Seconds by which time steps back at a boot, at least. Records of several processors are out of order by far less."""
 
 
-_ECHO = "unfit, unless the loss of a peer explains it (echo)"
+_UNLESS_EXPLAINED = "unfit, unless the loss of a peer explains it"
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Replay:
         self.counts.rows[row.key if row else "no row"] += 1
         response = f", {decision.response}" if decision.action == "degraded" else ""
         device = f" ({signal.device})" if signal.device else ""
-        action = _ECHO if decision.action == "echo" else decision.action
+        action = _UNLESS_EXPLAINED if decision.action == "unfit_unless_explained" else decision.action
         return f"{self._time}  {action}{response}: {decision.reason}{device}"
 
 

@@ -129,7 +129,7 @@ def unfreeze(world: World, node: str) -> None:
 def hardware_signal(world: World, gang: str) -> None:
     """A node reports a hardware signal."""
     node = targets.random_node(world, gang)
-    action = world.rng.choice(["unfit", "unfit", "echo", "degraded"])
+    action = world.rng.choice(["unfit", "unfit", "unfit_unless_explained", "degraded"])
     _signal(world, node, action)
 
 
@@ -231,7 +231,7 @@ def freeze_for_long(world: World, node: str) -> None:
 
 def _signal(world: World, node: str, action: str, response: Response = Response.RECORD, lasting: str = "") -> None:
     world.note(f"FAULT: {node} reports a hardware signal: {action}")
-    if action in ("unfit", "echo"):
+    if action in ("unfit", "unfit_unless_explained"):
         world.machines[node].has_hardware_fault = True
     world.machines[node].has_precursor |= response is Response.SWAP
     world.machines[node].ended_signals.discard(lasting)
@@ -253,5 +253,5 @@ def correlated_signal(world: World, gang: str) -> None:
             world.set_frozen(dead, True)
             world.schedule.call_later(80.0, unfreeze, world, dead)
         if world.daemons[peer].alive:
-            signal_event = events.NodeSignalled(peer, "echo", "Xid 74", "NVRM: Xid")
+            signal_event = events.NodeSignalled(peer, "unfit_unless_explained", "Xid 74", "NVRM: Xid")
             world.schedule.call_later(0.1 + world.rng.random(), world.daemons[peer].report_signal, signal_event)

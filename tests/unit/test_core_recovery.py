@@ -487,7 +487,7 @@ def test_a_second_fault_during_recovery() -> None:
 def test_a_correlated_nvlink_error_blames_the_dead_peer_only() -> None:
     world = training()
     world.power_off("n1")
-    world.signal("n2", "echo", "Xid 74")
+    world.signal("n2", "unfit_unless_explained", "Xid 74")
     world.run_until(recovered(world))
     world.run_until(lambda: world.core.observed.gang("g").step_number > 40)
     assert world.core.state.node("n2").health is NodeHealth.FIT
@@ -495,7 +495,7 @@ def test_a_correlated_nvlink_error_blames_the_dead_peer_only() -> None:
 
 def test_an_nvlink_error_of_its_own_is_fatal() -> None:
     world = training()
-    world.signal("n2", "echo", "Xid 74")
+    world.signal("n2", "unfit_unless_explained", "Xid 74")
     world.run_until(recovered(world))
     assert world.core.state.node("n2").health is NodeHealth.UNFIT
 

@@ -38,7 +38,7 @@ def _explained(text: str, policy: Policy = SHIPPED) -> str:
 def test_check_names_each_mistake_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(
-        '[xd]\n[xid.codes]\n79 = { verdict = "fatal" }\n080 = { verdict = "rank" }\n'
+        '[xd]\n[xid.codes]\n79 = { action = "fatal" }\n080 = { action = "rank" }\n'
         "[sxid]\ncodes = 3\n[limits]\nfraction = 7\n[pool]\nwait = 3\n"
     )
     assert main(["policy", "check", str(file)]) == 2
@@ -46,7 +46,7 @@ def test_check_names_each_mistake_in_one_line(tmp_path: Path, capsys: pytest.Cap
     for words in (
         "unknown kind of signal 'xd': did you mean 'xid'?",
         "sxid: codes = 3: this key needs a table",
-        "xid.codes.79.verdict = 'fatal': a verdict is one of unfit, echo, degraded, rank, ignore",
+        "xid.codes.79.action = 'fatal': an action is one of unfit, unfit_unless_explained, degraded, rank, ignore",
         "xid.codes.080: a code is a whole number, written in digits only, without a zero in front",
         "limits.fraction = 7",
         "unknown key pool.wait: did you mean 'wait_s'?",
@@ -56,11 +56,11 @@ def test_check_names_each_mistake_in_one_line(tmp_path: Path, capsys: pytest.Cap
 
 def test_check_says_what_differs_from_the_shipped_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "policy.toml"
-    file.write_text('[xid.codes]\n63 = { verdict = "ignore", reason = "ours" }\n[limits]\nfraction = 0.1\n')
+    file.write_text('[xid.codes]\n63 = { action = "ignore", reason = "ours" }\n[limits]\nfraction = 0.1\n')
     assert main(["policy", "check", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: no mistakes, 2 differences from the shipped table, 1 value as shipped",
-        "  xid.codes.63.verdict = 'ignore' (shipped: 'degraded')",
+        "  xid.codes.63.action = 'ignore' (shipped: 'degraded')",
         "  xid.codes.63.reason = 'ours' (shipped: 'memory row remap pending')",
     ]
 
@@ -75,7 +75,7 @@ def test_check_of_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.Captur
     [LOST, f"[ 12.5] {LOST}", f"3,1,2,-;{LOST}", f"Nov 25 12:00:00 n1 kernel: {LOST}", "xid 79", "xid/79", "Xid 79"],
 )
 def test_explain_names_the_row(line: str) -> None:
-    assert "\n  row       xid.codes.79\n  verdict   unfit\n" in _explained(line)
+    assert "\n  row       xid.codes.79\n  action    unfit\n" in _explained(line)
     assert _explained(line).endswith("from      the shipped table")
 
 
@@ -106,10 +106,10 @@ def test_explain_tells_the_window_the_response_and_the_source_of_a_sensors_signa
 
 def test_explain_tells_what_the_sites_file_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
-    file.write_text('[xid.codes]\n79 = { verdict = "ignore" }\n')
+    file.write_text('[xid.codes]\n79 = { action = "ignore" }\n')
     words = _explained(LOST, Policy.load(file))
-    assert "verdict   ignore\n" in words
-    assert "from      site.toml: verdict; the rest: the shipped table" in words
+    assert "action    ignore\n" in words
+    assert "from      site.toml: action; the rest: the shipped table" in words
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,7 @@ def test_replay_tells_what_would_have_come_and_when() -> None:
 
 def test_a_signal_that_the_loss_of_a_peer_may_explain_says_so() -> None:
     signals, _ = _replayed("[ 10.000000] NVRM: Xid (PCI:0000:3b:00): 74, NVLink: fatal error detected on link 4")
-    assert signals == [
-        "10.000000  unfit, unless the loss of a peer explains it (echo): Xid 74: NVLink error (0000:3b:00)"
-    ]
+    assert signals == ["10.000000  unfit, unless the loss of a peer explains it: Xid 74: NVLink error (0000:3b:00)"]
 
 
 def test_a_time_that_goes_back_is_another_boot() -> None:
@@ -229,7 +227,7 @@ def test_a_line_that_is_too_long_is_counted_and_not_kept() -> None:
 
 def test_replay_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log").write_bytes(b"\xff\xfe\n" + f"[ 1.0] {LOST}\n".encode())
-    (tmp_path / "site.toml").write_text('[xid.codes]\n79 = { verdict = "rank" }\n')
+    (tmp_path / "site.toml").write_text('[xid.codes]\n79 = { action = "rank" }\n')
     assert main(["policy", "replay", str(tmp_path / "log"), "--policy", str(tmp_path / "site.toml")]) == 0
     assert "rank: Xid 79" in capsys.readouterr().out
     assert main(["policy", "replay", str(tmp_path / "absent"), "--policy", str(tmp_path / "site.toml")]) == 64

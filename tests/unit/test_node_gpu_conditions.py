@@ -291,7 +291,7 @@ def test_each_condition_has_a_rule_and_a_source_in_the_policy() -> None:
     assert rules == sampled | {(gpu_conditions.HANG, 0)}
     ignored = {each for each in sampled if policy.decide(*each).action == "ignore"}
     assert ignored == UNJUDGED
-    unfit = {each for each in sampled if policy.decide(*each).action in ("unfit", "echo")}
+    unfit = {each for each in sampled if policy.decide(*each).action in ("unfit", "unfit_unless_explained")}
     assert unfit == {("gpu-missing", 1), *(("gpu-recovery", action) for action in (1, 2, 6, 7))}
     assert all(policy.decide(f"{kind}-over", code).action == "over" for kind, code in sampled)
 

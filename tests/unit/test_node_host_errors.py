@@ -239,7 +239,7 @@ def test_three_timeouts_of_a_card_within_an_hour_are_a_precursor() -> None:
 
 
 def test_a_site_makes_a_counted_row_count_at_once(tmp_path: Path) -> None:
-    (tmp_path / "site.toml").write_text('[pcie-aer.codes]\n1 = { verdict = "unfit", when = { count = 1 } }\n')
+    (tmp_path / "site.toml").write_text('[pcie-aer.codes]\n1 = { action = "unfit", when = { count = 1 } }\n')
     replay = Replay(Policy.load(tmp_path / "site.toml"))
     line = f"[1.0] {AER}Corrected, type=Physical Layer, (Receiver ID)"
     assert "unfit: PCIe error 1: corrected errors" in next(iter(replay.lines([line.encode()])))

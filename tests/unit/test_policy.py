@@ -28,7 +28,7 @@ def test_a_fatal_xid_makes_a_node_unfit(code: int) -> None:
 
 @pytest.mark.parametrize("code", [74, 94, 95, *range(144, 151)])
 def test_an_nvlink_or_contained_memory_error_may_be_a_correlated_fault(code: int) -> None:
-    assert SHIPPED.decide("xid", code).action == "echo"
+    assert SHIPPED.decide("xid", code).action == "unfit_unless_explained"
 
 
 @pytest.mark.parametrize("code", [63, 64, 92, 160])
@@ -86,15 +86,23 @@ def test_every_reason_fits_a_drain_reason() -> None:
     assert all(len(reason) < 90 and '"' not in reason and "\n" not in reason for reason in reasons)
 
 
+def test_a_site_file_with_the_former_names_means_the_same(tmp_path: Path) -> None:
+    former = _with(tmp_path, '[xid.codes]\n63 = { verdict = "echo", reason = "echo" }\n')
+    assert former.decide("xid", 63).action == "unfit_unless_explained"
+    assert former.decide("xid", 63).reason.endswith("echo")
+    with pytest.raises(PolicyError, match=r"unknown key xid\.codes\.63\.verdict"):
+        _with(tmp_path, '[xid.codes]\n63 = { verdict = "rank", action = "rank" }\n')
+
+
 def test_a_site_file_changes_the_rows_that_it_names(tmp_path: Path) -> None:
     policy = _with(
         tmp_path,
         """
         [xid.codes]
-        63 = { verdict = "ignore" }
-        999 = { verdict = "unfit", reason = "board alarm" }
+        63 = { action = "ignore" }
+        999 = { action = "unfit", reason = "board alarm" }
         [xid]
-        default = { verdict = "rank" }
+        default = { action = "rank" }
         """,
     )
     assert policy.decide("xid", 63).action == "ignore"
@@ -118,7 +126,7 @@ def test_a_row_says_how_long_its_condition_must_last(tmp_path: Path) -> None:
         [xid.codes]
         63 = { when = { count = 3, window_s = 120, clear_s = 600 } }
         [gpu-throttle.codes]
-        4 = { verdict = "degraded", reason = "r", source = "us", when = { share = 0, window_s = 0, clear_s = 60 } }
+        4 = { action = "degraded", reason = "r", source = "us", when = { share = 0, window_s = 0, clear_s = 60 } }
         64 = { when = { share = 0.9 } }
         """,
     )
@@ -149,13 +157,13 @@ def test_the_end_of_a_signal_is_told_from_the_signal() -> None:
             "xid.codes.79.response = 'move': a response is one of record, flush, swap",
         ),
         ("[xid]\ncods = {}\n", "unknown key xid.cods: did you mean 'codes'?"),
-        ('[xid.codes]\n79 = { verdic = "unfit" }\n', "unknown key xid.codes.79.verdic: did you mean 'verdict'?"),
+        ('[xid.codes]\n79 = { actoin = "unfit" }\n', "unknown key xid.codes.79.actoin: did you mean 'action'?"),
         (
-            '[xid.codes]\n79 = { verdict = "fatal" }\n',
-            "'fatal': a verdict is one of unfit, echo, degraded, rank, ignore",
+            '[xid.codes]\n79 = { action = "fatal" }\n',
+            "'fatal': an action is one of unfit, unfit_unless_explained, degraded, rank, ignore",
         ),
-        ('[xid.codes]\n999 = { verdict = "unfit" }\n', "xid.codes.999.reason is missing: a new row needs verdict and"),
-        ('[xid.codes]\nbus = { verdict = "unfit", reason = "x" }\n', "xid.codes.bus: a code is a whole number"),
+        ('[xid.codes]\n999 = { action = "unfit" }\n', "xid.codes.999.reason is missing: a new row needs action and"),
+        ('[xid.codes]\nbus = { action = "unfit", reason = "x" }\n', "xid.codes.bus: a code is a whole number"),
         ('[xid.codes]\n79 = { reason = "a \\"b\\"" }\n', "no quotation mark"),
         ("[xid.codes]\n63 = { when = { shar = 1 } }\n", "unknown key xid.codes.63.when.shar: did you mean 'share'?"),
         ("[xid.codes]\n63 = { when = { share = 0.1 } }\n", "a condition needs share, window_s and clear_s"),
@@ -178,11 +186,11 @@ def test_the_end_of_a_signal_is_told_from_the_signal() -> None:
             "xid.default.when: a condition needs a code",
         ),
         (
-            '[gpu-throttle.codes]\n4 = { verdict = "degraded", reason = "r" }\n',
+            '[gpu-throttle.codes]\n4 = { action = "degraded", reason = "r" }\n',
             "gpu-throttle.codes.4.when is missing: a sensor samples gpu-throttle",
         ),
         (
-            '[nvml-error.codes.1]\nverdict = "rank"\nreason = "r"\nwhen = { count = 3, window_s = 9, clear_s = 9 }\n',
+            '[nvml-error.codes.1]\naction = "rank"\nreason = "r"\nwhen = { count = 3, window_s = 9, clear_s = 9 }\n',
             "nvml-error.codes.1.when: a sensor samples nvml-error, so the condition needs share",
         ),
         (
@@ -222,7 +230,7 @@ def test_a_site_overrides_every_row_by_its_key(tmp_path: Path) -> None:
 def _wrong_when_overridden(tmp_path: Path, kind: str, code: int | None) -> list[object]:
     """What a site's row in place of this one does not do; what it changes beside."""
     table, number = (f"[{kind}.default]", SHIPPED.free_code(kind)) if code is None else (f"[{kind}.codes.{code}]", code)
-    policy = _with(tmp_path, f'{table}\nverdict = "degraded"\nresponse = "swap"\nreason = "ours"\nsource = "we"\n')
+    policy = _with(tmp_path, f'{table}\naction = "degraded"\nresponse = "swap"\nreason = "ours"\nsource = "we"\n')
     others = [(other, n) for other, n in ROWS if (other, n) != (kind, code) and n is not None]
     wrong: list[object] = [other for other in others if policy.decide(*other) != SHIPPED.decide(*other)]
     row = policy.row(kind, number)
@@ -230,7 +238,7 @@ def _wrong_when_overridden(tmp_path: Path, kind: str, code: int | None) -> list[
         row is not None
         and (row.decision.action, row.decision.response, row.source) == ("degraded", Response.SWAP, "we")
         and row.decision.reason.endswith(": ours")
-        and row.site_keys == ("verdict", "response", "reason", "source")
+        and row.site_keys == ("action", "response", "reason", "source")
     )
     return wrong if overridden else [row, *wrong]
 
@@ -239,13 +247,13 @@ def _wrong_when_overridden(tmp_path: Path, kind: str, code: int | None) -> list[
 def test_a_code_has_one_spelling(tmp_path: Path, code: str) -> None:
     """Otherwise a site could have two rows for one code, of which one counts."""
     with pytest.raises(PolicyError, match="written in digits only"):
-        _with(tmp_path, f'[xid.codes]\n{code} = {{ verdict = "rank", reason = "r" }}\n')
+        _with(tmp_path, f'[xid.codes]\n{code} = {{ action = "rank", reason = "r" }}\n')
 
 
 def test_the_unfit_signals_are_those_that_the_policy_calls_unfit(tmp_path: Path) -> None:
     """For a kind whose default is unfit as well."""
     policy = _with(
-        tmp_path, '[sxid.default]\nverdict = "unfit"\n[sxid.codes]\n7 = { verdict = "ignore", reason = "x" }\n'
+        tmp_path, '[sxid.default]\naction = "unfit"\n[sxid.codes]\n7 = { action = "ignore", reason = "x" }\n'
     )
     unfit = {signals.kind: signals for signals in policy.unfit_signals()}
     assert unfit["sxid"].all_but
@@ -265,14 +273,14 @@ def test_a_straggler_is_shown_and_moves_nobody_unless_the_site_asks_for_it(tmp_p
     assert _with(tmp_path, text).limits.straggler == StragglerRule(share=0.9, window_s=60, response=Response.SWAP)
 
 
-@pytest.mark.parametrize("verdict", ["rank", "ignore"])
-def test_a_site_may_have_nothing_follow_from_a_straggler(tmp_path: Path, verdict: str) -> None:
-    assert _with(tmp_path, f'[straggler.codes]\n0 = {{ verdict = "{verdict}" }}\n').limits.straggler is None
+@pytest.mark.parametrize("action", ["rank", "ignore"])
+def test_a_site_may_have_nothing_follow_from_a_straggler(tmp_path: Path, action: str) -> None:
+    assert _with(tmp_path, f'[straggler.codes]\n0 = {{ action = "{action}" }}\n').limits.straggler is None
 
 
 def test_ranks_alone_never_make_a_node_unfit(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"straggler.codes.0.verdict = 'unfit': degraded, rank or ignore"):
-        _with(tmp_path, '[straggler.codes]\n0 = { verdict = "unfit" }\n')
+    with pytest.raises(PolicyError, match=r"straggler.codes.0.action = 'unfit': degraded, rank or ignore"):
+        _with(tmp_path, '[straggler.codes]\n0 = { action = "unfit" }\n')
 
 
 def test_no_node_daemon_is_told_a_rule_about_ranks() -> None:

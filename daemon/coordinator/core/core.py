@@ -342,7 +342,7 @@ def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
         return
     if event.signal_action == "unfit":
         _call_unfit(turn, event.node, event.reason)
-    elif event.signal_action == "echo":
+    elif event.signal_action == "unfit_unless_explained":
         correlated_faults.suspect(turn, event.node, event.reason)
     elif event.signal_action == "degraded":
         precursors.begin(turn, event)

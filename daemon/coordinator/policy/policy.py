@@ -36,7 +36,7 @@ from muster.daemon.coordinator.core.state.limits import Limits, Pool, StragglerR
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.transport import toml_text
 
-SignalAction = Literal["unfit", "echo", "degraded", "rank", "ignore"]
+SignalAction = Literal["unfit", "unfit_unless_explained", "degraded", "rank", "ignore"]
 """What Muster does about a hardware signal; policy.toml explains each value."""
 
 Over = Literal["over"]
@@ -155,10 +155,10 @@ class _Condition(BaseModel):
 class _SignalRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    verdict: SignalAction
+    action: SignalAction
     reason: _ReasonText
     response: Response = Response.RECORD
-    """Of account only with the verdict degraded."""
+    """Of account only with the action degraded."""
     source: str = ""
     when: _Condition | None = None
 
@@ -266,7 +266,7 @@ class Policy:
             return SignalDecision("ignore", f"{kind} {code}: a kind of signal that this policy does not know")
         row = known.codes.get(code, known.default)
         number = f" {code}" if code or known.codes else ""
-        return SignalDecision(row.verdict, f"{known.title}{number}: {row.reason}", row.response)
+        return SignalDecision(row.action, f"{known.title}{number}: {row.reason}", row.response)
 
     def row(self, kind: str, code: int) -> Row | None:
         """The row with which `decide` answers; None if this policy does not know the kind."""
@@ -307,8 +307,8 @@ class Policy:
         """All signals whose action is unfit; none in observe mode."""
         found = []
         for kind, known in self._kinds.items():
-            all_but = known.default.verdict == "unfit"
-            codes = tuple(code for code, row in sorted(known.codes.items()) if (row.verdict == "unfit") != all_but)
+            all_but = known.default.action == "unfit"
+            codes = tuple(code for code, row in sorted(known.codes.items()) if (row.action == "unfit") != all_but)
             found.append(UnfitSignals(kind, codes, all_but))
         return [] if self.limits.observe else [signals for signals in found if signals.codes or signals.all_but]
 
@@ -320,9 +320,9 @@ class Policy:
 def _straggler_rule(kind: _SignalKind, where: str, mistakes: list[str]) -> StragglerRule | None:
     """When a straggler has lasted, and what follows; None if nothing follows. Ranks prove no fault of a node."""
     row = kind.codes.get(0, kind.default)
-    if row.verdict in ("unfit", "echo"):
-        mistakes.append(f"{where}: {_STRAGGLER}.codes.0.verdict = {row.verdict!r}: degraded, rank or ignore")
-    if row.verdict != "degraded" or row.when is None or row.when.share is None:
+    if row.action in ("unfit", "unfit_unless_explained"):
+        mistakes.append(f"{where}: {_STRAGGLER}.codes.0.action = {row.action!r}: degraded, rank or ignore")
+    if row.action != "degraded" or row.when is None or row.when.share is None:
         return None
     return StragglerRule(row.when.share, row.when.window_s, row.response)
 
@@ -335,11 +335,24 @@ def _shipped_table() -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return toml_text.loads(path.read_text())
+        site: dict[str, Any] = _with_present_names(toml_text.loads(path.read_text()))
+        return site
     except OSError as error:
         raise PolicyError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path} is not TOML: {error}") from None
+
+
+def _with_present_names(table: Any) -> Any:
+    """A site's table. Its file may call an action `verdict`, and one action `echo`, as it had to once."""
+    if not isinstance(table, dict):
+        return table
+    present: dict[str, Any] = {key: _with_present_names(value) for key, value in table.items()}
+    if "verdict" in present and "action" not in present:
+        present["action"] = present.pop("verdict")
+    if present.get("action") == "echo":
+        present["action"] = "unfit_unless_explained"
+    return present
 
 
 def _sampled_kinds() -> tuple[frozenset[str], frozenset[str]]:
@@ -363,7 +376,7 @@ def _useless_conditions(kinds: Mapping[str, _SignalKind]) -> Iterator[str]:
             yield f"{kind}.default.when: a condition needs a code: give the code a row of its own"
         for code, row in known.codes.items():
             at = f"{kind}.codes.{code}"
-            if kind in only_sampled and row.when is None and row.verdict != "ignore":
+            if kind in only_sampled and row.when is None and row.action != "ignore":
                 yield f"{at}.when is missing: a sensor samples {kind}, so a new row needs when"
             elif kind in sampled and row.when and row.when.share is None:
                 yield f"{at}.when: a sensor samples {kind}, so the condition needs share, window_s and clear_s"
@@ -412,13 +425,13 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
         case "enum":
             return f"{at} = {fault['input']!r}: a response is one of {', '.join(Response)}"
         case "literal_error":
-            return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(SignalAction))}"
+            return f"{at} = {fault['input']!r}: an action is one of {', '.join(get_args(SignalAction))}"
         case "int_parsing" | "code":
             return f"{at}: a code is a whole number, written in digits only, without a zero in front"
         case "missing" if "when" in path:
             return f"{at} is missing: a condition needs share, window_s and clear_s (messages: count in place of share)"
         case "missing":
-            return f"{at} is missing: a new row needs verdict and reason"
+            return f"{at} is missing: a new row needs action and reason"
         case "value_error":
             return f"{at}: {fault['ctx']['error']}"
         case "string_pattern_mismatch":

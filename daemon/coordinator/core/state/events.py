@@ -584,9 +584,12 @@ class DrainRequested:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
-    """A node's hardware reported a signal. `signal_action` is what the policy says: "unfit", "echo", "degraded",
-    "rank" or "ignore"; or "over": `signal` has ended. `response`: what follows when the node is DEGRADED. `signal`: its
-    kind, code and device; a node can report several."""
+    """A node's hardware reported a signal.
+
+    `signal_action` is what the policy says: "unfit", "unfit_unless_explained", "degraded", "rank" or "ignore"; or
+    "over": `signal` has ended. `response`: what follows when the node is DEGRADED. `signal`: its kind, code and device;
+    a node can report several.
+    """
 
     node: str
     signal_action: str
