@@ -60,6 +60,17 @@ def test_a_folder_that_python_can_run_is_no_mistake(tmp_path: Path) -> None:
     assert here(job, str(tmp_path)) == ""
 
 
+def test_relative_folders_of_path_begin_at_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent itself runs elsewhere."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "train").touch(0o755)
+    (tmp_path / "elsewhere" / "wrong").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "wrong" / "eval").touch(0o755)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert here(spec(tmp_path, "train"), f"tools:{PATH}") == ""
+    assert "no program 'eval' is in PATH" in here(spec(tmp_path, "eval"), f"wrong:{PATH}")
+
+
 def test_a_missing_work_dir_is_told_once(tmp_path: Path) -> None:
     job = spec(tmp_path, "sh", "go.sh", work_dir=f"{tmp_path}/none")
     assert here(job) == f"work_dir = '{tmp_path}/none' does not exist"

@@ -234,6 +234,14 @@ async def test_an_interpreter_that_is_not_there(harness: Harness) -> None:
         harness.start("/opt/none/python3", "train.py")
 
 
+async def test_an_interpreter_in_a_relative_folder_of_path(harness: Harness) -> None:
+    """It is that of the working folder, as a shell there would find it, and not one of the agent's own folder."""
+    (harness.folder / "bin").mkdir()
+    (harness.folder / "bin" / "python3").symlink_to(PYTHON)
+    harness.start("python3", harness.script("import sys; print(sys.executable)"), PATH=f"bin{os.pathsep}{os.defpath}")
+    assert await harness.run() == (0, f"{harness.folder}/bin/python3\n")
+
+
 async def test_a_working_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match=r"the working folder .*/none' can't be used"):
         Harness(tmp_path / "none").start(PYTHON, "train.py")

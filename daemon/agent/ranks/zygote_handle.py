@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import muster
 from muster.daemon.agent.ranks.python_command import parse_python_command
 from muster.daemon.agent.ranks.zygote import COMMAND
+from muster.daemon.agent.start_checks.job_paths import find_program
 from muster.daemon.host import packets
 
 log = logging.getLogger(__name__)
@@ -215,8 +215,8 @@ def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _interpreter(word: str, spec: ZygoteSpec) -> str:
-    path = spec.environment.get("PATH")
-    found = shutil.which(word if os.path.isabs(word) else _resolve(word, spec.work_dir), path=path)
+    path = spec.environment.get("PATH", os.defpath)
+    found = find_program(_resolve(word, spec.work_dir), path, spec.work_dir)
     if found is None:
         raise CannotStart(f"no {word!r} on this node: give the interpreter's path, or check PATH in [env]")
     return found
@@ -224,7 +224,7 @@ def _interpreter(word: str, spec: ZygoteSpec) -> str:
 
 def _resolve(word: str, work_dir: str) -> str:
     """A relative path with a folder in it starts at the working folder."""
-    return str(Path(work_dir, word)) if "/" in word else word
+    return os.path.join(work_dir, word) if "/" in word else word
 
 
 def describe(message: Mapping[str, Any]) -> str:

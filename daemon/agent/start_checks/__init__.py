@@ -1,7 +1,7 @@
 """What a node must have for a job: its folders, its program, its script. Each agent looks before it attaches, and
 `muster submit` looks at the login node.
 
-`daemon/agent` and `launcher/submission` may import it.
+`daemon/agent`, its `ranks` and `launcher/submission` may import it.
 
 May import: `checkpoint.durable`, `checkpoint.format`.
 """

@@ -33,6 +33,12 @@ class Missing:
         return f"{self.words}: {self.right}" if self.right else self.words
 
 
+def find_program(program: str, search_path: str, work_dir: str) -> str | None:
+    """The file of a program in PATH. Relative folders of PATH begin at work_dir, where the ranks run."""
+    folders = (os.path.join(work_dir, folder) for folder in search_path.split(os.pathsep))
+    return shutil.which(program, path=os.pathsep.join(folders))
+
+
 def find_missing(work_dir: str, command: Sequence[str], search_path: str) -> Iterator[Missing]:
     """What this host lacks for the command.
 
@@ -44,7 +50,7 @@ def find_missing(work_dir: str, command: Sequence[str], search_path: str) -> Ite
     if not has_folder:
         yield Missing(folder, f"work_dir = {work_dir!r} {_why_absent(folder) or 'is not a folder'}")
     program = command[0]
-    if "/" not in program and shutil.which(program, path=search_path) is None:
+    if "/" not in program and find_program(program, search_path, work_dir) is None:
         is_here = has_folder and (folder / program).is_file()
         right = f"write ./{program} for the file in {folder}" if is_here else "name its path, or set PATH in [env]"
         yield Missing(Path(program), f"command: no program {program!r} is in PATH", right)
