@@ -25,7 +25,7 @@ from muster.launcher.command import print_note
 from muster.launcher.errors import SiteFault, Unavailable
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.errors import SlurmError
-from muster.slurm.client.submit_environment import for_own_srun
+from muster.slurm.client.submit_environment import for_commands, for_own_srun
 
 _NODE_DEADLINE_S = 15.0
 """Seconds for the check of one node."""
@@ -223,4 +223,5 @@ async def _read_all(stream: asyncio.StreamReader | None) -> str:
 
 async def _cancel(name: str) -> None:
     with suppress(SlurmError):
-        await run_command.run(["scancel", "--me", f"--name={name}"], timeout_s=_CANCEL_TIMEOUT_S)
+        cancel = ["scancel", "--me", f"--name={name}"]
+        await run_command.run(cancel, timeout_s=_CANCEL_TIMEOUT_S, env=for_commands(os.environ))

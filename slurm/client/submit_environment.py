@@ -1,12 +1,14 @@
-"""The environment in which sbatch and srun are called, so that the shell of whoever submits changes nothing. Pure.
+"""The environment in which Slurm's commands are called, so that the shell of whoever calls changes nothing. Pure.
 
-sbatch and srun take options from variables, and a variable overrides the line of a script. A shell may have any of
+They take options from variables, and for sbatch a variable overrides the line of a script. A shell may have any of
 them: a site's defaults, those of the job that the shell is a part of, those of a user. Therefore:
 
 - Of `SBATCH_*`, those remain that say where a job may run and who pays, unless the job says it itself. They become
   options of the script, so that the script shows all that is asked. The others are dropped.
 - All other variables of Slurm are dropped, but for those that say how Slurm is reached. Slurm sets those of the new
   job.
+- What asks or changes something (squeue, scontrol, scancel) sees none but those: a variable may hide jobs, cut lines,
+  change the form of times, or let scancel leave a job alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from muster.slurm.client.sbatch_options import SbatchOption
 
 _OF_SLURM = ("SBATCH_", "SLURM", "SRUN_", "_SLURM_")
 """Prefixes of variables that Slurm reads or sets. The last one is that of plug-ins' options in a job."""
-_REACH_SLURM = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+_OF_OTHER_COMMANDS = ("SQUEUE_", "SCONTROL_", "SCANCEL_", "SINFO_")
+_REACH_SLURM = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"})
 _SITE = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_ACCTG_FREQ": "acctg-freq",
@@ -67,6 +70,12 @@ def for_sbatch(environ: Mapping[str, str], taken: Iterable[SbatchOption] = ()) -
 def for_own_srun(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an srun that gets an allocation of its own, also inside another job."""
     return _without_slurm(environ, _REACH_SLURM | _OF_STEP)
+
+
+def for_commands(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of squeue, scontrol and scancel, and of an sbatch that queues nothing."""
+    kept = _without_slurm(environ, _REACH_SLURM)
+    return {name: value for name, value in kept.items() if not name.startswith(_OF_OTHER_COMMANDS)}
 
 
 def _without_slurm(environ: Mapping[str, str], kept: Collection[str]) -> dict[str, str]:

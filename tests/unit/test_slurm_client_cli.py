@@ -84,6 +84,35 @@ async def test_a_job_in_full(commands: Commands, slurm: CliSlurm) -> None:
     assert commands.lines() == ["squeue --json --states=all --jobs=7,8"]
 
 
+OF_COMMANDS = """
+SQUEUE_USERS SQUEUE_PARTITION SQUEUE_ACCOUNT SQUEUE_QOS SQUEUE_NAMES SQUEUE_LICENSES SQUEUE_STATES SQUEUE_FORMAT
+SCANCEL_NAME SCANCEL_STATE SCANCEL_INTERACTIVE SCANCEL_USER SCANCEL_BATCH SCONTROL_FUTURE SINFO_PARTITION
+SLURM_CLUSTERS SLURM_JSON SLURM_YAML SLURM_TIME_FORMAT SLURM_BITSTR_LEN SLURM_TOPO_LEN SLURM_DEBUG_FLAGS
+SBATCH_TIMELIMIT SBATCH_PARTITION
+"""
+
+
+@pytest.mark.parametrize("command", ["jobs", "nodes", "cancel", "topologies", "estimate_start", "max_switch_wait_s"])
+async def test_no_variable_of_a_shell_changes_what_is_asked(
+    command: str, commands: Commands, slurm: CliSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hide jobs, cut lines, change the form of times, or let scancel leave a job alone."""
+    for name in (*OF_COMMANDS.split(), "SLURM_CONF", "SLURM_SACK_SOCKET", "TERM_OF_A_USER"):
+        monkeypatch.setenv(name, "7")
+    for name in ("squeue", "scontrol", "scancel", "sbatch"):
+        commands.have(name, f"env >{commands.folder}/env")
+    match command:
+        case "cancel":
+            await slurm.cancel(7)
+        case "estimate_start":
+            await slurm.estimate_start(commands.folder / "x", cwd=commands.folder)
+        case _:
+            await getattr(slurm, command)()
+    seen = {line.partition("=")[0] for line in (commands.folder / "env").read_text().splitlines()}
+    assert not seen & set(OF_COMMANDS.split())
+    assert {"SLURM_CONF", "SLURM_SACK_SOCKET", "TERM_OF_A_USER"} <= seen
+
+
 async def test_a_node_in_full(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("scontrol", {"nodes": [NODE], "last_update": number(1)})
     states = frozenset({NodeState.IDLE, NodeState.DRAIN, NodeState.NOT_RESPONDING})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
+from muster.slurm.client import submit_environment
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.backends.sbatch import Sbatch
@@ -47,7 +48,8 @@ class CliSlurm(Sbatch, Procedures):
 
     async def _run(self, operation: str, timeout_s: float, *argv: str, lease_s: float = math.inf) -> str:
         """Runs one command and returns its standard output. Raises the SlurmError for the command's error message."""
-        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s)
+        env = submit_environment.for_commands(os.environ)
+        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, env=env, lease_s=lease_s)
         if done.exit_status != 0:
             raise error_messages.to_error(operation, done.error_text)
         return done.stdout
@@ -106,8 +108,7 @@ class CliSlurm(Sbatch, Procedures):
     async def _show_topology(self, name: Sequence[str], deadline: Deadline) -> str:
         """What Slurm prints of one topology: nothing of a flat network. It exits with 0 after an error, too."""
         operation = "show the topology"
-        # This variable cuts each line, also in the middle of a list of nodes.
-        env = {key: value for key, value in os.environ.items() if key != "SLURM_TOPO_LEN"}
+        env = submit_environment.for_commands(os.environ)  # SLURM_TOPO_LEN cuts lists of nodes
         argv = self._argv(["scontrol", "show", "topology", *name])
         done = await run_command.run(argv, timeout_s=deadline.require(operation), env=env)
         if done.exit_status != 0 or (not done.stdout.strip() and done.stderr.strip()):
@@ -169,8 +170,7 @@ class CliSlurm(Sbatch, Procedures):
         env: Mapping[str, str] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> StartEstimate | NeverStarts | Unknown:
-        # This variable changes the form of times.
-        kept = {key: value for key, value in (env or os.environ).items() if key != "SLURM_TIME_FORMAT"}
+        kept = submit_environment.for_commands(env or os.environ)
         argv = self._argv(["sbatch", "--test-only", *options, str(script)])
         try:
             done = await run_command.run(argv, timeout_s=timeout_s, cwd=cwd, env=kept)
