@@ -1,6 +1,7 @@
 """What a node lacks for a job is found when its agent starts."""
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from muster.daemon.agent.start_checks import node_problems
 from muster.v1.common_pb2 import JobSpec
 
 PATH = os.defpath
+NOBODY = 3_999_999_999
+"""A uid that no host knows."""
 
 
 def spec(folder: Path, *command: str, **keys: str) -> JobSpec:
@@ -69,6 +72,16 @@ def test_relative_folders_of_path_begin_at_work_dir(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert here(spec(tmp_path, "train"), f"tools:{PATH}") == ""
     assert "no program 'eval' is in PATH" in here(spec(tmp_path, "eval"), f"wrong:{PATH}")
+
+
+def test_a_user_whom_only_the_first_node_knows_is_told(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    node_problems.write_tokens(spec(tmp_path), environ)
+    assert environ[node_problems.USER_NAME] == pwd.getpwuid(os.getuid()).pw_name
+    assert node_problems.problem_of_user(os.getuid(), "ada") == ""
+    assert node_problems.problem_of_user(NOBODY, "") == "", "no node knows them"
+    words = f"the user ada is not known here, and is on the job's first node: getent passwd {NOBODY} must find them"
+    assert node_problems.problem_of_user(NOBODY, "ada") == words
 
 
 def test_a_missing_work_dir_is_told_once(tmp_path: Path) -> None:

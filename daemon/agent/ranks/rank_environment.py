@@ -22,6 +22,7 @@ _AGENT_VARIABLES = frozenset(
         "MUSTER_RESTARTS",
         "MUSTER_DURABLE",
         "MUSTER_RUN_TOKEN",
+        "MUSTER_USER_NAME",
         "GRPC_SSL_CIPHER_SUITES",
     }
 )

@@ -6,6 +6,7 @@ The batch process on the job's first node gives the tokens of the job's folders 
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Mapping, MutableMapping
 
 from muster.daemon.agent.start_checks import durable_dir_check, job_paths, shared_folder
@@ -15,13 +16,16 @@ RUN_TOKEN = "MUSTER_RUN_TOKEN"
 """Environment variable with the token in run_dir."""
 DURABLE_TOKEN = "MUSTER_DURABLE"
 """Environment variable with the token in durable_dir."""
+USER_NAME = "MUSTER_USER_NAME"
+"""Environment variable with the name of the job's user as the first node knows it. Empty: it knows none."""
 
 
 def write_tokens(spec: JobSpec, environ: MutableMapping[str, str]) -> None:
-    """Write a token into each folder that all nodes of the job must share, and put it into the environment of the
-    agents."""
+    """Write a token into each folder that all nodes of the job must share. Put the tokens, and what else the nodes are
+    compared by, into the environment of the agents."""
     environ[RUN_TOKEN] = shared_folder.create_token(spec.run_dir)
     environ[DURABLE_TOKEN] = durable_dir_check.create_token(spec.durable_dir)
+    environ[USER_NAME] = _name_of(os.getuid())
 
 
 def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -> str:
@@ -32,6 +36,7 @@ def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -
         search_path: PATH of the ranks.
     """
     problems = [
+        problem_of_user(os.getuid(), environ.get(USER_NAME, "")),
         _problem_of_run_dir(spec.run_dir, environ.get(RUN_TOKEN, "")),
         *(missing.full for missing in job_paths.find_missing(spec.work_dir, spec.command, search_path)),
         durable_dir_check.find_problem(
@@ -39,6 +44,26 @@ def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -
         ),
     ]
     return "; ".join(filter(None, problems))
+
+
+def problem_of_user(uid: int, name: str) -> str:
+    """Why scripts that ask for their user's name or home fail here and not on the first node; empty: they don't.
+
+    Slurm starts a job on a node whose name service does not know its user. Nothing is wrong where no node knows it.
+
+    Args:
+        name: the user on the job's first node; empty: nothing is compared.
+    """
+    if not name or _name_of(uid):
+        return ""
+    return f"the user {name} is not known here, and is on the job's first node: getent passwd {uid} must find them"
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
 
 
 def _problem_of_run_dir(folder: str, token: str) -> str:
