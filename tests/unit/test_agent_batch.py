@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,11 @@ class Answers:
     def __init__(self, *views: GangView | ViewFailure) -> None:
         self._views = list(views)
         self.asked = 0
+        self.unlaunched: list[list[str]] = []
 
-    async def view(self) -> GangView | ViewFailure:
+    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
         self.asked += 1
+        self.unlaunched.append(sorted(unlaunched))
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
 
@@ -60,7 +62,7 @@ class Ends:
     def __init__(self, holds: Callable[[], bool], view: GangView) -> None:
         self._holds, self._view = holds, view
 
-    async def view(self) -> GangView | ViewFailure:
+    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
         return self._view if self._holds() else RUNNING
 
 
@@ -180,6 +182,19 @@ async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog
     given = Allocation(7, node_count=4, min_nodes=4, may_requeue=False, scontrol=f"{tmp_path}/scontrol")
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
+
+
+async def test_a_coordinator_that_requeues_the_job_is_told_the_nodes_and_is_left_to_it(tmp_path: Path) -> None:
+    given = Allocation(7, node_count=4, min_nodes=4, may_requeue=True, scontrol=f"{tmp_path}/none")
+    coordinator = Answers(GATHERING, GATHERING, QUEUED)
+    assert await run_batch([fake_srun(tmp_path)], coordinator, given, FAST) == EXIT_REQUEUED
+    assert ["n2"] in coordinator.unlaunched
+
+
+async def test_nodes_that_were_left_out_are_told_beside_the_next_srun(tmp_path: Path) -> None:
+    given, coordinator = Allocation(7, node_count=4, min_nodes=3), Answers(GATHERING, GATHERING, DONE)
+    await run_batch([fake_srun(tmp_path)], coordinator, given, FAST)
+    assert coordinator.unlaunched[:2] == [[], ["n2"]]
 
 
 @pytest.mark.parametrize("more", [{"batch_host": "n2"}, {"restart_count": MAX_REQUEUES}])

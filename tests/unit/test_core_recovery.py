@@ -328,8 +328,11 @@ def test_a_node_that_never_attaches_ends_the_gang_by_name() -> None:
 
 
 def test_a_missing_spare_delays_the_start_but_does_not_prevent_it() -> None:
-    world = Scenario(3, 1, absent=["n3"])
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING, 120)
+    """It waits for as long as srun may try to start an agent there."""
+    world = Scenario(3, 1, absent=["n3"], gather_timeout_s=300.0)
+    world.run_for(100)
+    assert world.gang.phase is Phase.GATHERING
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)
     assert len(carriers(world)) == 3
 
 

@@ -357,6 +357,65 @@ def test_no_generation_starts_while_srun_still_waits_for_a_dead_spare() -> None:
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)
 
 
+def launch_fails(world: Scenario, *nodes: str) -> None:
+    """The batch process says that srun could start nothing on these nodes."""
+    world.post_event(events.BatchHeartbeat("g", world.gang.job, world.gang.restart_count, nodes))
+
+
+def test_no_generation_starts_while_a_prolog_hangs_on_a_spare() -> None:
+    """srun gives up after some time, and then ends all agents, although the node lives."""
+    world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world.run_for(60)
+    assert world.gang.phase is Phase.GATHERING
+    world.relaunch_agents("n0", "n1")
+    launch_fails(world, "n2")
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING, 5)
+
+
+def test_a_gang_without_a_batch_process_waits_for_no_launch() -> None:
+    """`muster run --local` has none."""
+    core = Core(DurableState(), 0.0)
+    core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(2, 1), "{}"), 0.0)
+    core.decide(events.SlurmJobChanged("g", 1, ("n0", "n1", "n2"), 0, None), 0.0)
+    for node in ("n0", "n1"):
+        core.decide(events.AgentAttached("g", node, 1, 0, node, "a:1", False, "", events.AgentStatus()), 1.0)
+    core.decide(events.Tick(), 29.0)
+    assert core.state.gangs["g"].phase is Phase.GATHERING
+    core.decide(events.Tick(), 40.0)
+    assert core.state.gangs["g"].phase is Phase.PREFLIGHT
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_job_whose_node_lets_srun_start_nothing_does_not_start_on_it_again(requeue: bool) -> None:
+    world = Scenario(2, 0, absent=["n1"], gather_timeout_s=300.0, requeue=requeue)
+    world.run_for(40)
+    launch_fails(world, "n1")
+    assert world.gang.phase is (Phase.REQUEUED if requeue else Phase.FAILED)
+    assert world.gang.reason.startswith("srun could start nothing on n1, where a Prolog may hang: slurmd's log")
+    assert [call.exclude for call in calls(world, "requeue")] == [("n1",)] * requeue
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+
+
+def test_a_job_that_srun_can_start_nowhere_is_not_requeued_for_ever() -> None:
+    world = Scenario(2, 0, idle_nodes=9, gather_timeout_s=300.0)
+    world.world.jobs.unstartable_nodes.update(f"n{at}" for at in range(1, 11))
+    runs = 0
+    while not world.gang.final:
+        world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.job_nodes) == 2, 200)
+        launch_fails(world, world.gang.job_nodes[1])
+        runs += 1
+    assert (runs, world.gang.phase) == (3, Phase.FAILED)
+    assert "srun could start nothing on " in world.gang.reason
+
+
+def test_where_srun_can_start_nothing_on_its_own_node_the_job_is_not_requeued() -> None:
+    world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=300.0)
+    world.run_for(10)
+    assert world.core.observed.gang("g").batch_host == "n0"
+    launch_fails(world, "n0", "n1")
+    assert world.gang.phase is Phase.GATHERING
+
+
 def test_agents_that_all_end_at_once_exclude_none_of_their_nodes() -> None:
     world = training(nodes=3, spares=0)
     for node in ("n0", "n1", "n2"):

@@ -18,13 +18,13 @@ SOON_S = 5.0
 
 def training(nodes: int, spares: int = 0, *, pool_nodes: int = 1, **more: object) -> Scenario:
     world = Scenario(nodes, spares, pool_nodes=pool_nodes, **more)  # type: ignore[arg-type]
-    trains(world, 1)
+    trains(world, 1, 150.0)  # longer than it waits for a spare
     return world
 
 
-def trains(world: Scenario, generation: int) -> None:
+def trains(world: Scenario, generation: int, limit_s: float = 60.0) -> None:
     """Run until that generation has finished a step."""
-    world.run_until(lambda: world.gang.stepped_generation == generation)
+    world.run_until(lambda: world.gang.stepped_generation == generation, limit_s)
 
 
 def preflight(**more: object) -> Scenario:

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -58,8 +58,8 @@ class ViewFailure(Enum):
 class Coordinator(Protocol):
     """What this process asks the coordinator for."""
 
-    async def view(self) -> GangView | ViewFailure:
-        """Return the gang, or why there is no view of it."""
+    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
+        """Return the gang, or why there is no view of it. `unlaunched`: nodes on which srun could start nothing."""
         ...
 
 
@@ -72,14 +72,16 @@ class RemoteCoordinator:
     run: BatchRef
     trust: Trust | None = None
 
-    async def view(self) -> GangView | ViewFailure:
+    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
         """See Coordinator.view."""
+        run = BatchRef(unlaunched_nodes=sorted(unlaunched))
+        run.MergeFrom(self.run)
         addresses = split_addresses(self.address)
         async with await open_first_ready_channel(
             addresses, self.credentials, trust=self.trust, receive_bytes=ORDER_BYTES
         ) as channel:
             try:
-                return await MusterStub(channel).Attend(self.run, timeout=_CALL_TIMEOUT_S)
+                return await MusterStub(channel).Attend(run, timeout=_CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 log.info("the coordinator at %s: %s", self.address, explain(error.details() or "", self.trust))
                 return ViewFailure.UNKNOWN_GANG if error.code() is grpc.StatusCode.NOT_FOUND else ViewFailure.NO_ANSWER
@@ -106,6 +108,8 @@ class PollTiming:
     # Consecutive answers that the agents have left. After a restart of the coordinator agents attach again within
     # seconds.
     no_agent_answers: int = 20
+    # Consecutive answers after which a coordinator that has heard of nodes without an agent requeues no job for them.
+    requeue_answers: int = 5
 
 
 _DEFAULT_TIMING = PollTiming()
@@ -134,15 +138,17 @@ async def run_batch(
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
         _forward_signals(srun.process)
-        view = await _poll_beside_srun(srun, coordinator, timing)
+        view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
             return _log_result(view)
         code = await srun.wait()
         found = srun.failed_nodes - lost_nodes
         lost_nodes |= found
-        if code and found and await _can_relaunch(allocation, lost_nodes):
-            continue
+        if code and found:
+            if _enough_nodes_left(allocation, lost_nodes):
+                continue
+            await _requeue_job(allocation, lost_nodes, coordinator, timing)
         started_nothing = _was_killed(code) or srun.controller_unreachable
         may_relaunch = bool(allocation.min_nodes) and not found and started_nothing and launches < MAX_LAUNCHES
         ended = await _poll_after_srun(code, coordinator, timing, may_relaunch)
@@ -150,20 +156,32 @@ async def run_batch(
             return ended
 
 
-async def _can_relaunch(allocation: Allocation, lost_nodes: set[str]) -> bool:
-    """Return whether enough nodes are left without `lost_nodes`. If not, requeue the job if that is allowed."""
+def _enough_nodes_left(allocation: Allocation, lost_nodes: set[str]) -> bool:
+    """Return whether srun can start the gang without `lost_nodes`."""
     names, left = ", ".join(sorted(lost_nodes)), allocation.node_count - len(lost_nodes)
     if left >= allocation.min_nodes > 0:
         log.warning("srun could start nothing on %s: starting srun again on the other %d nodes", names, left)
         return True
     if allocation.min_nodes:
         log.error("srun could start nothing on %s: only %d of %d nodes are left", names, left, allocation.min_nodes)
+    return False
+
+
+async def _requeue_job(
+    allocation: Allocation, lost_nodes: set[str], coordinator: Coordinator, timing: PollTiming
+) -> None:
+    """Have the job requeued, if that is allowed. The coordinator does it without `lost_nodes`; if it does not, this
+    process asks Slurm."""
+    for _ in range(timing.requeue_answers):
+        view = await coordinator.view(lost_nodes)
+        if isinstance(view, GangView) and view.final:
+            return
+        await asyncio.sleep(timing.poll_s)
     # If srun can start nothing on this live node, the fault is not a dead node: do not requeue.
     may = allocation.may_requeue and allocation.batch_host not in lost_nodes and allocation.restart_count < MAX_REQUEUES
     if allocation.min_nodes and may:
         refused = await requeue(allocation)
         log.warning("job %d %s", allocation.job_id, f"can't be requeued: {refused}" if refused else "is requeued")
-    return False
 
 
 async def _wait_or_kill(srun: Srun, timing: PollTiming) -> None:
@@ -177,12 +195,14 @@ async def _wait_or_kill(srun: Srun, timing: PollTiming) -> None:
     await srun.wait()
 
 
-async def _poll_beside_srun(srun: Srun, coordinator: Coordinator, timing: PollTiming) -> GangView | None:
+async def _poll_beside_srun(
+    srun: Srun, coordinator: Coordinator, timing: PollTiming, lost_nodes: set[str]
+) -> GangView | None:
     """Return the gang's view if the gang becomes final while srun runs; None if srun ends first."""
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        if isinstance(view := await coordinator.view(), GangView) and view.final and not ended.done():
+        if isinstance(view := await coordinator.view(lost_nodes), GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
     return None

@@ -69,7 +69,7 @@ class Core:
                 next_tick_at=self._due.nearest
             )  # a suspicion of a node that is no member would never be dropped
         observe(self.observed, event, now)
-        if isinstance(event, _WITHOUT_CONSEQUENCE) and not _shows_life_again(self.state, event):
+        if isinstance(event, _WITHOUT_CONSEQUENCE) and not _has_consequence(self.state, event):
             return Outcome(next_tick_at=self._due.nearest)
         self.index.note_event(event)
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
@@ -302,6 +302,14 @@ def _waits_for_requeue(turn: Turn, gang: Gang) -> bool:
     requeued meanwhile, or it runs again."""
     again = any(owed.gang == gang.id and owed.verb == "requeue" for owed in turn.state.owed.values())
     return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).job_requeued and not again
+
+
+def _has_consequence(state: DurableState, event: events.Event) -> bool:
+    """A heartbeat that is more than one: a node lives again, or srun could start nothing on a node."""
+    if isinstance(event, events.BatchHeartbeat):
+        gang = state.gangs.get(event.gang)
+        return bool(event.unlaunched) and gang is not None and gang.phase is Phase.GATHERING
+    return _shows_life_again(state, event)
 
 
 def _shows_life_again(state: DurableState, event: events.Event) -> bool:

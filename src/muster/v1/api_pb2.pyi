@@ -109,20 +109,26 @@ class BatchRef(_message.Message):
     GANG_ID_FIELD_NUMBER: _builtins.int
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
     SLURM_RESTART_COUNT_FIELD_NUMBER: _builtins.int
+    UNLAUNCHED_NODES_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
     """Slurm's restart count of the job when this process started."""
+    @_builtins.property
+    def unlaunched_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes of the job on which srun could start nothing. It has given them up."""
+
     def __init__(
         self,
         *,
         gang_id: _builtins.str = ...,
         slurm_job_id: _builtins.int = ...,
         slurm_restart_count: _builtins.int = ...,
+        unlaunched_nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

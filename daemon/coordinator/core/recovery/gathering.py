@@ -79,6 +79,8 @@ def gather(gang_turn: GangTurn) -> None:
     here = len(gang_turn.index.in_service)
     if gang_turn.observed.job_pending and not here:
         return  # Slurm has put the job back, and will start it again
+    if _launch_failed(gang_turn):
+        return
     since = _waiting_since(gang_turn)
     waited = gang_turn.now - since
     if _never_enough(gang_turn):
@@ -94,6 +96,19 @@ def gather(gang_turn: GangTurn) -> None:
     else:
         complete = here >= spec.nodes
         gang_turn.turn.tick_at(gang_turn.now + RECHECK_S if complete else since + spec.gather_timeout_s)
+
+
+def _launch_failed(gang_turn: GangTurn) -> bool:
+    """Requeue or end the gang if srun could start nothing on so many nodes that too few are left. True: it did."""
+    gang, words = gang_turn.gang, requeueing.unlaunched_reason(gang_turn)
+    left = len(gang.job_nodes) - len(requeueing.unlaunched_nodes(gang_turn))
+    if not words or left >= gang.spec.fewest:
+        return False
+    if gang.runs_without_start < RUNS_WITHOUT_START:
+        requeueing.requeue_or_end(gang_turn, words)
+    else:
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, words)
+    return True
 
 
 def _waiting_since(gang_turn: GangTurn) -> float:
@@ -152,7 +167,7 @@ def _awaited_nodes(gang_turn: GangTurn, waited: float) -> int:
 
 
 def _srun_waits(gang_turn: GangTurn) -> bool:
-    """srun still tries to reach a dead node, whatever Slurm makes of that node.
+    """srun still tries to reach a node: a dead one, whatever Slurm makes of it, or one whose Prolog hangs.
 
     When srun gives up, it ends all agents that it has started. They are launched again without the dead node. A
     generation that had started meanwhile would be lost.
@@ -160,9 +175,17 @@ def _srun_waits(gang_turn: GangTurn) -> bool:
     seen, since = gang_turn.observed, gang_turn.gang.phase_at
     if _first_node_lost(gang_turn):
         return False  # srun has died there, and ends nobody
-    if requeueing.dead_nodes(gang_turn):
+    if requeueing.dead_nodes(gang_turn) or _launch_hangs(gang_turn):
         seen.dead_node_seen_at = gang_turn.now
     return seen.dead_node_seen_at > since > seen.relaunched_at
+
+
+def _launch_hangs(gang_turn: GangTurn) -> bool:
+    """srun lives, no agent of a node has attached in this run, and srun has not given that node up."""
+    gang, heard_at = gang_turn.gang, _batch_heard_at(gang_turn)
+    if heard_at is None or gang_turn.now - heard_at > BATCH_SILENCE_S:
+        return False
+    return bool(set(gang.job_nodes) - set(gang.members) - requeueing.unlaunched_nodes(gang_turn))
 
 
 def _never_enough(gang_turn: GangTurn) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import departure
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import fact_text, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
@@ -35,7 +35,7 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
     """Requeue the gang, or end it if it may not be requeued. `why`: the reason, used if no node is known to be bad."""
     gang = gang_turn.gang
     lost = ", ".join(sorted(_nodes_to_exclude(gang_turn)))
-    words = f"no spare is left for {lost}" if lost else why
+    words = unlaunched_reason(gang_turn) or (f"no spare is left for {lost}" if lost else why)
     if gang_turn.turn.limits.observe:
         gang_end.end_gang(
             gang_turn, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued"
@@ -48,6 +48,26 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
     if gang.phase is Phase.RECOVERING and flushing.start_final_flush(gang_turn, reason, Phase.REQUEUED):
         return
     requeue(gang_turn, reason, dead_nodes(gang_turn))
+
+
+def unlaunched_nodes(gang_turn: GangTurn) -> set[str]:
+    """The nodes of this run of the job on which srun could start nothing, although Slurm has them in service. A Prolog
+    hangs there, for example. On the node of srun itself, the fault is another one, and each node may share it."""
+    gang, seen = gang_turn.gang, gang_turn.observed
+    if seen.batch is None or not seen.batch.is_of(gang.job, gang.restart_count):
+        return set()
+    if seen.batch_host in seen.batch.unlaunched:
+        return set()
+    return set(seen.batch.unlaunched) & set(gang.job_nodes)
+
+
+def unlaunched_reason(gang_turn: GangTurn) -> str:
+    """Why an agent on these nodes is missing, in words; empty: there are no such nodes."""
+    nodes = unlaunched_nodes(gang_turn)
+    if not nodes:
+        return ""
+    names = fact_text.listed(sorted(nodes))
+    return f"srun could start nothing on {names}, where a Prolog may hang: slurmd's log there says more"
 
 
 def too_few_nodes_reason(gang_turn: GangTurn) -> str:
@@ -80,7 +100,7 @@ def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     if 2 * len(left - unfit) > len(gang.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
     left -= {member.node for member in removed if departure.was_given_back(gang_turn, member)} - unfit
-    return left | (set(gang.job_nodes) & unfit)
+    return left | (set(gang.job_nodes) & unfit) | unlaunched_nodes(gang_turn)
 
 
 def dead_nodes(gang_turn: GangTurn) -> list[str]:

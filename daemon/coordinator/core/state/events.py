@@ -422,11 +422,13 @@ class AgentHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeartbeat:
-    """The batch process of a run of the job has asked the coordinator about its gang."""
+    """The batch process of a run of the job has asked the coordinator about its gang. `unlaunched`: nodes on which srun
+    could start nothing, and which it has given up."""
 
     gang: str
     job: int
     restart_count: int
+    unlaunched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
