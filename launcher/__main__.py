@@ -87,7 +87,7 @@ def _add_arguments(row: argparse.ArgumentParser, command: Command) -> None:
 
 
 def program() -> NoReturn:
-    """Entry point of the program `muster`."""
+    """Runs the command of this process, and ends the process."""
     # Imports make many objects and no garbage. To look for some of it costs 15 ms.
     gc.disable()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
@@ -118,7 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _carry_out(options: argparse.Namespace) -> int:
     import asyncio
+    import signal
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # muster.launcher.program; from now on something may be begun
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()  # for a command that follows a job for days; the others end before it looks for garbage
     try:
         return int(asyncio.run(options.row.run(options)))
