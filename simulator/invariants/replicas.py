@@ -37,11 +37,9 @@ class ReplicaInvariant:
 
     def version_committed(self, gang: str, order: pb.Order, version: Version) -> None:
         """A commit leader with this order commits a version."""
-        if gang in self._world.sharded_gangs:
-            return
         if order.agreed_groups:
             self._learned.add((gang, order.generation))
-        if self._agree(gang, version, len(order.places)):
+        if self._world.replicas_agree(gang, version, len(order.places)):
             self._agreed.add(gang)
             self._learned |= {(gang, order.generation)} if len(order.places) > 1 else set()
             return
@@ -84,12 +82,12 @@ class ReplicaInvariant:
         """
         if gang not in self._agreed or (gang, version) in self._excused or self._comparison_is_over(gang):
             return
-        if self._agree(gang, version, ranks_of(version)):
+        if self._world.replicas_agree(gang, version, ranks_of(version)):
             return
         held = self._held(core, gang)
         left = [other for other, have in held.items() if have.issuperset(range(ranks_of(other)))]
         left += [durable] if (durable := core.state.gangs[gang].durable_version) is not None else []
-        better = sorted(other for other in left if self._agree(gang, other, ranks_of(other)))
+        better = sorted(other for other in left if self._world.replicas_agree(gang, other, ranks_of(other)))
         require(not better, f"invariant 9: {version} is used, and its replicas disagree, though {better} are left")
         require(
             DISAGREEMENT_WARNING in words or (gang, version) in self._warned_of,
@@ -113,7 +111,3 @@ class ReplicaInvariant:
     def _comparison_is_over(self, gang: str) -> bool:
         known = self._world.gang(gang)
         return known is not None and known.disagreement is not None and known.disagreement.comparison_ends
-
-    def _agree(self, gang: str, version: Version, ranks: int) -> bool:
-        flips = {self._world.flips_written.get((gang, rank, version), 0) for rank in range(ranks)}
-        return len(flips) == 1

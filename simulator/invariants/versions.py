@@ -72,13 +72,15 @@ class VersionInvariant:
             )
 
     def generation_fenced(self, gang: Gang, fact: facts.GenerationFenced) -> None:
-        """If every rank has stopped for a planned swap, the step that they have kept counts as committed."""
+        """If every rank has stopped for a planned swap, the step that they have kept counts as committed, unless its
+        replicas disagree: no leader would commit it."""
         training = self._world.newest_training(gang.id)
         if gang.swap is None or training is None or training.generation != fact.generation:
             return
         if all(rank.exit_code == 0 or rank.stopped_step for rank in training.ranks.values()):
             kept = Version(fact.generation, training.step)
-            self._committed[gang.id] = max(kept, self._committed.get(gang.id, kept))
+            if self._world.replicas_agree(gang.id, kept, training.world_size):
+                self._committed[gang.id] = max(kept, self._committed.get(gang.id, kept))
 
     def check_flush(self, gang: Gang, fact: facts.FlushEnded) -> None:
         """The coordinator counts a flush as done."""

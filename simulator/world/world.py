@@ -169,6 +169,11 @@ class World:
         rank.flip = self.flips
         rank.agent.machine.has_flipped_bit = True
 
+    def replicas_agree(self, gang: str, version: Version, ranks: int) -> bool:
+        """The first `ranks` ranks have written the same state at `version`, or hold no replicas."""
+        flips = {self.flips_written.get((gang, rank, version), 0) for rank in range(ranks)}
+        return len(flips) == 1 or gang in self.sharded_gangs
+
     # -- reachability --
 
     def reachability(self, src: str, node: str, gang: str | None) -> Silence | None:

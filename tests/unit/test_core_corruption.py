@@ -134,6 +134,43 @@ def test_a_leader_that_is_lost_before_its_decision_arrives_restores_nothing_corr
     assert flips_of(world) == {0}
 
 
+def test_a_planned_swap_whose_leader_is_lost_restores_nothing_corrupt() -> None:
+    """Both ranks have kept their last step in two copies, and nobody has compared it."""
+    world = training(nodes=2)
+    leader, flipped = carrying(world)
+    world.run_for(6)
+    world.swap(leader)
+    world.flip_bit(flipped)
+    world.run_until(lambda: all(rank.stopped_step for rank in live_ranks(world)))
+    last = Version(1, world.agent(leader).ranks[0].stopped_step)
+    world.run_until(lambda: last in world.agent(flipped).memory.versions_of(0))
+    world.power_off(leader)
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    assert world.gang.restored_version is not None
+    assert world.gang.restored_version < last
+    assert flips_of(world) == {0}
+
+
+def test_a_void_version_is_not_rebuilt_from_a_parity() -> None:
+    """Only the leader knows that the version is void, and has freed the shard that differs. The parity has it still,
+    and says nothing of its replicas."""
+    world = training(nodes=3, parity_nodes=3)
+    leader, *others = carrying(world)
+    world.flip_bit(leader)
+    world.run_until(lambda: world.agent(leader).memory.disagreement is not None)
+    void = world.agent(leader).memory.disagreement
+    links = [pair for other in others for pair in ((leader, other), (other, leader))]
+    world.cut(*links)
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    world.heal(*links)
+    assert void is not None
+    assert all(void.version in world.agent(node).memory.versions_of(rank) for rank, node in enumerate(others, 1))
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    assert world.gang.restored_version is not None
+    assert world.gang.restored_version < void.version
+    assert flips_of(world) == {0}
+
+
 def losing_the_last_other_version(durable_dir: str, flush: bool = True, spare_left: bool = True) -> Scenario:
     """The version that generation 2 has restored is lost, and replicas disagree on the only one that memory holds.
 

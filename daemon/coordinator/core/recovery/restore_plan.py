@@ -47,10 +47,31 @@ def newest_restorable(
     differ = gang.disagreement
     if differ is not None and differ.comparison_ends:
         return newest_complete_version(held, ranks_of)
-    committed = (gang_turn.observed.status(node).committed for node in held)
+    statuses = [gang_turn.observed.status(node) for node in held]
+    committed = (status.committed for status in statuses)
     newest_committed = max((version for version in committed if version is not None), default=Version(0, 0))
+    found = [status.disagreement.version for status in statuses if status.disagreement is not None]
+    found += [differ.version] if differ is not None else []
+    held = _without_unknown_replicas(held, [version for version in found if version > newest_committed])
     agreed = gang.agreed_groups if gang.restored_version is not None else ()  # an earlier run may have ended comparing
     return newest_complete_version(held, ranks_of, newest_committed, agreed)
+
+
+def _without_unknown_replicas(held: Held, found: Sequence[Version]) -> Held:
+    """`held` without shards that nobody can compare, and that a commit leader may have found to differ.
+
+    A shard that is rebuilt from a parity says nothing of its replicas. The versions `found`, on which replicas
+    disagree, are void, and so are later ones of their generation: what differs once goes on differing.
+    """
+    return {
+        node: [
+            shard
+            for shard in shards
+            if shard.replica_group
+            or not any(shard.version.generation == void.generation and shard.version >= void for void in found)
+        ]
+        for node, shards in held.items()
+    }
 
 
 def newest_left(
