@@ -235,6 +235,19 @@ def test_a_request_excludes_the_nodes_that_the_gang_has_left_without_a_known_fau
     assert requests(world)[1].options == (*POOL.options, "--exclude=n4")
 
 
+def test_a_request_excludes_the_nodes_without_which_the_job_was_requeued() -> None:
+    """Otherwise the next run would get a node that its job may not start on."""
+    world = training(3, spares=0, idle_nodes=1, requeue=True)
+    world.world.jobs.sbatch_failure_rate = 1.0  # the last run gets no node of the pool
+    world.kill_agent("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    before = world.gang.pool_serial
+    world.crash("n2")
+    world.run_until(lambda: world.gang.pool_serial > before)
+    assert requests(world)[-1].options == (*POOL.options, "--exclude=n1")
+
+
 # -- what becomes of a request --
 
 

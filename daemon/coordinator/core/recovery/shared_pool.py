@@ -98,12 +98,13 @@ def _who_can_ask(gang_turn: GangTurn) -> str:
 
 
 def _exclude_option(gang_turn: GangTurn) -> list[str]:
-    """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known. A node that
-    gave way to another one has none."""
+    """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known, and those
+    without which its job was requeued. A node that gave way to another one has none."""
     gang, state = gang_turn.gang, gang_turn.turn.state
-    removed = [member for member in gang.members.values() if member.removed and not member.gave_way]
-    out = [state.node(member.node) for member in removed if not gang_turn.is_out_of_service(member.node)]
-    names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # the others were repaired since
+    bad_since = {node: one.at for node, one in gang.exclusions.items() if node not in gang.admitted}
+    bad_since |= {m.node: gang.started_at for m in gang.members.values() if m.removed and not m.gave_way}
+    in_service = [state.node(node) for node in bad_since if not gang_turn.is_out_of_service(node)]
+    names = sorted(node.name for node in in_service if node.judged_at <= bad_since[node.name])  # others were repaired
     return [f"--exclude={','.join(names)}"] if names else []
 
 
