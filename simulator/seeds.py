@@ -271,8 +271,8 @@ class SeedRun:
         if rng.random() < 0.06:
             world.jobs.unstartable_nodes.add(rng.choice(list(world.machines)))
         limit_s = rng.choice([60, 200]) if rng.random() < 0.2 and not self._gets_back else None
-        if limit_s and not spec.durable_dir:
-            limit_s = 200  # without durable storage every run starts afresh: a minute would never suffice
+        if limit_s and (not spec.durable_dir or spec.preflight):
+            limit_s = 200  # a minute never suffices where every run starts afresh, or waits for a check without an end
         if spec.min_nodes and self._is_sharded:  # others restore the same, whether they are or not
             world.sharded_gangs.add(gang)
         if spec.resume_from:

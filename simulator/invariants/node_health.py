@@ -73,12 +73,12 @@ class NodeHealthInvariant:
         self._reset_nodes.setdefault(generation, set()).add(node)
 
     def check_fence(self, fact: facts.GenerationFenced) -> None:
-        """A fence names a node. It is none whose ranks died of a reset, if the agent that has seen the cause can say
-        so."""
+        """A fence names a node. It is none whose ranks only died of a reset, if the agent that has seen the cause can
+        say so."""
         generation = (fact.gang, fact.generation)
         cause = self._crashed_unseen.get(generation, "")
         require(
-            not cause
+            cause in ("", fact.crashed_on)
             or fact.crashed_on not in self._reset_nodes.get(generation, set())
             or self._reachability.was_unreachable(COORDINATOR, fact.gang, cause),
             f"invariant 3: {fact.crashed_on} is named for a crash, and a rank on {cause} had crashed before",

@@ -67,6 +67,19 @@ def test_a_crash_counts_although_its_agent_was_cut_off_later() -> None:
     assert (fenced.crashed_on, fenced.hardware) == (CULPRIT, False)
 
 
+def test_a_node_is_named_for_its_first_rank_although_another_one_died_of_the_reset() -> None:
+    world = Scenario(2, 0, ranks_per_node=2)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 2)
+    world.world.coordinator_restart_s = 1.0
+    world.world.crash_coordinator("as the script says")
+    culprit, training = world.agent(CULPRIT), world.world.newest_training("g")
+    assert training is not None
+    culprit.rank_exited(min(culprit.ranks.values(), key=lambda rank: rank.rank), -11, "")
+    training.reset_connections("", 1.0, within_s=0.2)
+    world.run_until(lambda: world.gang.fenced_generation == 1)
+    assert world.facts(facts.GenerationFenced)[-1].crashed_on == CULPRIT
+
+
 def test_an_agent_that_does_not_come_is_not_awaited_for_longer_than_a_silent_one() -> None:
     world = failed_while_detached(1)
     world.power_off(CULPRIT)
