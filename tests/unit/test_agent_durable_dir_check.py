@@ -76,9 +76,14 @@ def test_what_another_user_has_made_in_place_of_the_token_holds_no_job_up(tmp_pa
                 large.truncate(1 << 40)
         case _:
             file.write_bytes(b"0" * 31 + b"\0")
-    assert create_token(str(tmp_path)) == "", "nothing is compared"
-    assert find_problem(str(tmp_path), "") == ""
+    word = create_token(str(tmp_path))
+    assert word, "the folders are compared all the same"
+    assert find_problem(str(tmp_path), word) == ""
     assert not (tmp_path / "nowhere").exists()
+    file.rename(tmp_path / "there before")
+    (other := tmp_path / "of another node").mkdir()
+    (tmp_path / "there before").rename(token_file(str(other)))
+    assert "not the folder that the job's first node sees" in find_problem(str(other), word)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
@@ -86,7 +91,21 @@ def test_the_token_of_another_user_is_not_compared(tmp_path: Path) -> None:
     """The other user could change it between two nodes."""
     assert create_token(str(tmp_path))
     os.chown(token_file(str(tmp_path)), 4711, -1)
-    assert create_token(str(tmp_path)) == ""
+    word = create_token(str(tmp_path))
+    assert word not in ("", token_file(str(tmp_path)).read_text())
+    assert find_problem(str(tmp_path), word) == ""
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o2770, True), (0o3770, False), (0o700, False)])
+def test_a_token_that_a_member_of_the_group_can_have_removed_is_named(tmp_path: Path, mode: int, told: bool) -> None:
+    """Each of them can hold up a job of another so, and the job's user must not look for a network that fails."""
+    folder = tmp_path / "ck"
+    word = create_token(str(folder))
+    folder.chmod(mode)
+    token_file(str(folder)).unlink()
+    words = find_problem(str(folder), word)
+    assert words.startswith(f"durable_dir = {str(folder)!r} is not the folder that the job's first node sees")
+    assert (f"or another user has removed .muster-{os.geteuid()} from it" in words) == told
 
 
 def test_each_user_has_a_token_of_their_own(tmp_path: Path) -> None:

@@ -3,5 +3,5 @@
 
 `daemon/agent`, its `ranks` and `launcher/submission` may import it.
 
-May import: `checkpoint.durable`, `checkpoint.format`.
+May import: `checkpoint.durable`, `checkpoint.format`, `daemon.host`.
 """

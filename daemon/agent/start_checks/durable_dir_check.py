@@ -38,8 +38,8 @@ def find_problem(folder: str, token: str, *, trusts_store: bool = False) -> str:
             return f"durable_dir = {folder!r} can't be written to: {remedy}"
         if unsafe := trusted_folder.why_not_restored(Path(folder)):
             return f"durable_dir = {folder!r}: {unsafe}"
-        if shared_folder.is_another(folder, token):
-            return f"durable_dir = {folder!r} {shared_folder.IS_ANOTHER}"
+        if another := shared_folder.why_another(folder, token):
+            return f"durable_dir = {folder!r} {another}"
     except OSError as error:
         return f"durable_dir = {folder!r}: {error.strerror}: {remedy}"
     return ""

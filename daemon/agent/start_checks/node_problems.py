@@ -68,8 +68,8 @@ def _name_of(uid: int) -> str:
 
 def _problem_of_run_dir(folder: str, token: str) -> str:
     try:
-        if shared_folder.is_another(folder, token):
-            return f"run_dir = {folder!r} {shared_folder.IS_ANOTHER}"
+        if another := shared_folder.why_another(folder, token):
+            return f"run_dir = {folder!r} {another}"
     except OSError as error:
         return f"run_dir = {folder!r}: {error.strerror}"
     if not os.path.isdir(folder):

@@ -1,21 +1,23 @@
 """Whether all nodes of a job see the same folder: the job's first node writes a random token into it, and each agent
 compares it. That is true of every file system, whatever its kind.
 
-Several users may share the folder: each has a file of their own there, and what another user has made in its place is
-not read.
+Several users may share the folder: each has a file of their own there. What another user has made in its place is not
+read: then the token is in a second file, whose name holds it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from muster.checkpoint.format import durable_folders
+from muster.daemon.host.held_folder import others_can_rename
 
-IS_ANOTHER = "is not the folder that the job's first node sees: name one that all nodes share"
 _TOKEN = re.compile(rb"[0-9a-f]{32}")
 _READ_BYTES = 64
 """More than a token has."""
@@ -26,24 +28,37 @@ def token_file(folder: str, uid: int | None = None) -> Path:
     return Path(folder, f".muster-{os.geteuid() if uid is None else uid}")
 
 
+def _second_file(folder: str, token: str) -> Path:
+    return Path(f"{token_file(folder)}-{token}")
+
+
 def create_token(folder: str) -> str:
     """Return the token in the folder; write one if there is none. Return an empty string if that fails: the agents
     report why, or nothing is compared."""
     file = token_file(folder)
     try:
         file.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-        try:
-            with file.open("x") as fresh:
-                fresh.write(secrets.token_hex(16))
-        except FileExistsError:
-            pass
-        return _read_token(file)
+        with suppress(OSError):
+            if found := _written(file, secrets.token_hex(16)):
+                return found
+        token = secrets.token_hex(16)
+        second = _second_file(folder, token)
+        if not (found := _written(second, token)):
+            second.unlink()  # this file server gives all files to one user
+        return found
     except OSError:
         return ""
 
 
-def is_another(folder: str, token: str) -> bool:
-    """Whether the folder is not the one with the token of the job's first node.
+def _written(file: Path, token: str) -> str:
+    """The token in `file`, which is written if there is none yet. Raises OSError."""
+    with suppress(FileExistsError), file.open("x") as fresh:
+        fresh.write(token)
+    return _read_token(file)
+
+
+def why_another(folder: str, token: str) -> str:
+    """Why the folder can't be taken for the one with the token of the job's first node; empty: it is that one.
 
     Args:
         token: the result of `create_token` there; empty: nothing is compared.
@@ -51,10 +66,22 @@ def is_another(folder: str, token: str) -> bool:
     Raises:
         OSError: the token can't be read.
     """
+    if not token or _holds(_second_file(folder, token), token) or _holds(token_file(folder), token):
+        return ""
+    removed = ""
+    with suppress(OSError):
+        if others_can_rename(os.stat(folder)):
+            removed = f", or another user has removed {token_file(folder).name} from it (chmod +t prevents that)"
+    return f"is not the folder that the job's first node sees{removed}: name one that all nodes share"
+
+
+def _holds(file: Path, token: str) -> bool:
     try:
-        return bool(token) and _read_token(token_file(folder)) != token
-    except (FileNotFoundError, NotADirectoryError):
-        return True
+        return _read_token(file) == token
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # it is not there, or a link
+            raise
+        return False
 
 
 def _read_token(file: Path) -> str:
