@@ -34,7 +34,7 @@ from muster.launcher.submission.origin import Asked, add_origin_options, choose_
 from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.registration import Registration
 from muster.launcher.submission.script import Submission, node_options, render, sbatch_options
-from muster.launcher.submission.storage_look import look
+from muster.launcher.submission.storage_look import LOOK_S, look
 from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client import submit_environment
 from muster.slurm.client.backends.sbatch import Sbatch
@@ -75,14 +75,13 @@ async def _run(options: argparse.Namespace) -> int:
         spec.load(options.job, options)  # what the user can mend is said first
         raise
     if options.dry_run:
-        await _show_script(prepare(options, site), options)
+        await _show_script(await prepared(options, site), options)
         return 0
     sbatch = Sbatch()
     async with Registration(site) as registration:
         ready = asyncio.ensure_future(sbatch.get_ready())
         try:
-            # In a thread: meanwhile the coordinator answers. The classes of job.toml take 60 ms to be imported.
-            submission = await asyncio.to_thread(prepare, options, site)
+            submission = await prepared(options, site)
         finally:
             await ready  # asyncio loses a process whose start is cancelled
         await _check_paths(submission.spec, options.job)
@@ -94,6 +93,14 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 COMMAND = Command(_arguments, _run)
+
+
+async def prepared(options: argparse.Namespace, site: Site, deadline_s: float = LOOK_S) -> Submission:
+    """`prepare`, with a deadline for the storage of job.toml. Meanwhile the coordinator answers.
+
+    To import the classes of job.toml takes 60 ms.
+    """
+    return await look(str(options.job), partial(prepare, options, site), deadline_s)
 
 
 async def _show_script(submission: Submission, options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport.gang_ids import differences, job_identity
 from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import parser
-from muster.launcher.commands.submit import prepare, submit
+from muster.launcher.commands.submit import prepare, prepared, submit
 from muster.launcher.errors import LauncherError, Unavailable, WrongInput
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
@@ -315,6 +315,14 @@ async def test_a_look_at_storage_has_a_deadline_and_stops_nothing_else() -> None
         await look("the durable folder", answers.wait, deadline_s=0.01)
     answers.set()
     assert await look("the durable folder", answers.wait)
+
+
+async def test_a_job_toml_whose_storage_hangs_ends_the_submission_with_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(job := tmp_path / "job.toml")  # to open it waits for a writer
+    options = parser().parse_args(["submit", str(job)])
+    with pytest.raises(Unavailable, match=r"job.toml can't be looked at: its storage has not answered for 0.01 s"):
+        await prepared(options, Site(), deadline_s=0.01)
+    os.close(os.open(job, os.O_WRONLY))  # the thread ends
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("no"), WrongInput("no")])
