@@ -47,7 +47,11 @@ def check_paths(spec: JobSpec, mounts: str, search_path: str, beside: Path) -> l
         WrongInput: a path is wrong on every node. The message names all of them.
     """
     shared = _mount_of(Path(spec.run_dir), mounts)
-    wrong, doubtful = list(_problems_of_run_dir(Path(spec.run_dir), shared)), []
+    wrong = list(_problems_of_run_dir(Path(spec.run_dir), shared))
+    doubtful: list[str] = []
+    problem, everywhere = _problem_of_durable_dir(spec, mounts)
+    if problem:
+        (wrong if everywhere else doubtful).append(problem)
     for missing in find_missing(spec.work_dir, spec.command, spec.env.get("PATH", search_path)):
         missing = _with_place_beside(missing, spec, beside)
         mount = _mount_of(missing.path, mounts)
@@ -90,11 +94,31 @@ def _only_own_group_writes(status: os.stat_result) -> bool:
 
 
 def _problems_of_run_dir(folder: Path, mount: _Mount) -> Iterator[str]:
-    temporary = any(folder.is_relative_to(place) for place in _TEMPORARY) and mount.kind not in _NETWORK
-    if temporary:
+    if _is_temporary(folder, mount):
         yield f"run_dir = {str(folder)!r} is local to each host ({mount.kind}): name a folder that all nodes share"
     elif not os.path.exists(top := Path(*folder.parts[:2])):
         yield f"run_dir = {str(folder)!r}: {top} does not exist: is it misspelt?"
+
+
+def _problem_of_durable_dir(spec: JobSpec, mounts: str) -> tuple[str, bool]:
+    """What is the matter with durable_dir, and whether it is so on all nodes.
+
+    Nodes may have a store that this host lacks. A job of one node can use a folder of that node: the next job finds its
+    checkpoints if it gets the same one.
+    """
+    if not spec.durable_dir or "://" in spec.durable_dir:
+        return "", False
+    folder = Path(spec.durable_dir)
+    mount = _mount_of(folder, mounts)
+    if _is_temporary(folder, mount):
+        said = f"durable_dir = {str(folder)!r} is local to each host ({mount.kind}): name a folder that all nodes share"
+        return said, spec.nodes + spec.spares > 1
+    top = Path(*folder.parts[:2])
+    return ("" if top.exists() else f"durable_dir = {str(folder)!r}: this host has no {top}: is it misspelt?"), False
+
+
+def _is_temporary(folder: Path, mount: _Mount) -> bool:
+    return any(folder.is_relative_to(place) for place in _TEMPORARY) and mount.kind not in _NETWORK
 
 
 def _mount_of(path: Path, mounts: str) -> _Mount:

@@ -94,6 +94,37 @@ def test_a_run_dir_that_is_local_to_the_host_is_refused(kind: str, is_local: boo
         assert look(job, mounts) == []
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_durable_dir_that_is_local_to_the_host_is_said_and_refused_for_several_nodes(
+    nodes: int, tmp_path: Path
+) -> None:
+    mounts = f"{shared(tmp_path)}x /tmp tmpfs rw 0 0\n"
+    job = spec(tmp_path, "true")
+    job.nodes, job.durable_dir = nodes, "/tmp/checkpoints"
+    words = "durable_dir = '/tmp/checkpoints' is local to each host (tmpfs): name a folder that all nodes share"
+    if nodes == 1:
+        assert look(job, mounts) == [words]
+    else:
+        with pytest.raises(WrongInput) as refused:
+            look(job, mounts)
+        assert refused.value.message == words
+
+
+@pytest.mark.parametrize(
+    ("durable_dir", "said"),
+    [
+        ("/sahred/ck", ["durable_dir = '/sahred/ck': this host has no /sahred: is it misspelt?"]),
+        ("/usr/none/ck", []),
+        ("s3://bucket/ck", []),
+        ("", []),
+    ],
+)
+def test_a_durable_dir_that_may_be_misspelt_is_said(durable_dir: str, said: list[str], tmp_path: Path) -> None:
+    job = spec(tmp_path, "true")
+    job.durable_dir = durable_dir
+    assert look(job, shared(tmp_path)) == said
+
+
 def test_what_only_compute_nodes_may_have_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (doubt,) = look(spec(tmp_path, "/opt/of-nodes/python", "train.py"), shared(tmp_path))

@@ -529,7 +529,8 @@ def _exit_reason(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
     how = f"was ended by signal {-code}{_SIGNALS_OF_LIMITS.get(-code, '')}" if code < 0 else f"exited with {code}"
     cause = exit_cause.cause_in(rank.stderr_tail)
-    return f"rank {rank.rank} on {node} {how}" + (f": {cause[:REASON_LENGTH]}" if cause else "")
+    shown = cause if len(cause) <= REASON_LENGTH else f"{cause[: REASON_LENGTH - 3]}..."
+    return f"rank {rank.rank} on {node} {how}" + (f": {shown}" if shown else "")
 
 
 def _release_removed(gang_turn: GangTurn) -> None:
