@@ -76,6 +76,9 @@ async def _run(options: argparse.Namespace) -> int:
     except WrongInput as error:
         status = error.status
         raise
+    except (asyncio.CancelledError, KeyboardInterrupt):  # before the ranks were started
+        status = EXIT_INTERRUPTED
+        raise
     finally:
         if status in (0, EXIT_INTERRUPTED, WrongInput.status):
             shutil.rmtree(folder, ignore_errors=True)
