@@ -5,7 +5,7 @@ from typing import NoReturn
 
 
 def program() -> NoReturn:
-    """Entry point of the program `muster`."""
+    """Entry point of the program."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as for nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from muster.launcher.__main__ import program as run
