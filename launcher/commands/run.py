@@ -28,7 +28,7 @@ from muster.launcher.output.screen import open_screen
 from muster.launcher.output.tables import recovery_table
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
-from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
+from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin, names_checkpoint
 from muster.v1.common_pb2 import JobSpec
 
 _AGENT_EXIT_TIMEOUT_S = 10.0
@@ -95,7 +95,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
             f"--nodes {options.nodes} and --spares {options.spares}: one workstation can run at most "
             f"{_MAX_LOCAL_NODES} nodes"
         )
-    if options.resume and "/" not in options.resume:
+    if options.resume and not names_checkpoint(options.resume):
         raise WrongInput(
             f"--resume {options.resume}: a run on this workstation knows no other jobs",
             "name the path of the checkpoint, a folder step_...",

@@ -63,6 +63,11 @@ def add_origin_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def names_checkpoint(resume: str) -> bool:
+    """Whether --resume names a checkpoint, by its path or by the name that it has in durable_dir. Else it is a job."""
+    return "/" in resume or parse_path(resume) is not None
+
+
 async def choose_origin(spec: JobSpec, asked: Asked, coordinator: KnowsGangs | None, look: Look = look_at) -> str:
     """The durable checkpoint that the job starts from; empty: step 0. Says in one line which and why, if there is a
     choice.
@@ -129,7 +134,10 @@ async def _named(spec: JobSpec, resume: str, coordinator: KnowsGangs | None, loo
             f"--resume {resume}: with checkpoint.memory = false, Muster loads no checkpoint",
             f"let the script load it. {_NOTHING}",
         )
-    path, of = (resume, "") if "/" in resume else await _newest_of(resume, coordinator, look)
+    if names_checkpoint(resume):
+        path, of = resume if "/" in resume else f"{spec.durable_dir}/{resume}", ""
+    else:
+        path, of = await _newest_of(resume, coordinator, look)
     path = await _checked(spec, path, look)
     print_note(f"muster: goes on{_at(path)} from {path}{of or _whose(path)}")
     return path

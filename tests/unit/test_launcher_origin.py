@@ -336,7 +336,8 @@ async def test_what_is_wrong_with_storage_is_raised(error: Exception) -> None:
 
 async def test_resume_says_whose_checkpoint_it_is(spec: JobSpec, capsys: pytest.CaptureFixture[str]) -> None:
     path = left(spec, gang="other-u0-0123456789ab")
-    assert await choose_origin(spec, Asked(resume=path), None) == path
+    for resume in (path, Path(path).name):
+        assert await choose_origin(spec, Asked(resume=resume), None) == path
     assert f"goes on at step 176 from {path}, of gang other-u0-0123456789ab" in capsys.readouterr().err
 
 
@@ -344,6 +345,7 @@ async def test_resume_says_whose_checkpoint_it_is(spec: JobSpec, capsys: pytest.
     ("resume", "error", "words"),
     [
         ("{durable}", WrongInput, "is no complete checkpoint"),
+        ("step_00000001_g1_a", WrongInput, "--resume {durable}/step_00000001_g1_a is no complete checkpoint"),
         ("s3://bucket/step_00000001_g1_a.flush1", WrongInput, "does not say who has written"),
         ("7", Unavailable, "only the coordinator knows the checkpoints of a job"),
     ],
@@ -352,7 +354,7 @@ async def test_what_resume_cannot_mean_is_refused(
     spec: JobSpec, resume: str, error: type[LauncherError], words: str
 ) -> None:
     left(spec)
-    with pytest.raises(error, match=words) as refused:
+    with pytest.raises(error, match=words.format(durable=spec.durable_dir)) as refused:
         await choose_origin(spec, Asked(resume=resume.format(durable=spec.durable_dir)), None)
     assert "Nothing was queued" in refused.value.hint
 
