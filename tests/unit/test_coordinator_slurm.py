@@ -414,6 +414,20 @@ def test_a_job_whose_output_can_not_be_opened_says_where_and_why(slurm: FakeSlur
     assert job_seen(gang, replace(found, exit_signal=9)).end_words == f"/scratch/run/slurm-{found.id}.out says why"
 
 
+def test_a_job_whose_node_lacks_the_agent_says_where(slurm: FakeSlurm) -> None:
+    found = Job(1, JobState.FAILED, batch_host="n2", exit_code=127)
+    words = "n2 has no muster-agent, or no srun, in the PATH of the shell that submitted it"
+    assert job_seen(Owing(slurm).state.gangs["g"], found).end_words == words
+
+
+def test_a_job_in_the_queue_names_the_nodes_that_its_last_run_has_not_left(slurm: FakeSlurm) -> None:
+    gang, completing = Owing(slurm).state.gangs["g"], frozenset({JobFlag.COMPLETING})
+    found = Job(1, JobState.PENDING, completing, nodes=("n3",))
+    assert job_seen(gang, found).completing == ("n3",)
+    assert job_seen(gang, replace(found, flags=frozenset())).completing == ()
+    assert job_seen(gang, replace(found, state=JobState.RUNNING)).completing == ()
+
+
 class Counting(FakeSlurm):
     """Counts the calls about jobs."""
 

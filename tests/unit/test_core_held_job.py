@@ -70,6 +70,15 @@ def test_a_job_that_goes_back_into_the_queue_before_an_agent_attached_says_why()
     assert "put the job back into the queue, and no agent is attached: BeginTime" in world.gang.reason
 
 
+def test_a_job_that_waits_for_the_end_of_its_last_run_names_the_node() -> None:
+    """A Prolog that hangs keeps the node, and Slurm gives no reason."""
+    world = Scenario(2, 0, absent=["n0", "n1"])
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, completing=("n1",)))
+    waits = waiting_for(world.core.state, world.core.observed, world.gang)
+    assert waits.startswith("Slurm to start job 1 (its last run has not ended on n1: if that lasts, a Prolog, ")
+
+
 @pytest.mark.parametrize("attaches", [False, True])
 def test_a_job_that_could_not_start_says_why(attaches: bool) -> None:
     world = Scenario(1, 0, absent=[] if attaches else ["n0"])
@@ -112,11 +121,12 @@ def test_what_goes_away_by_itself_is_slurms_word(reason: str) -> None:
     assert pending_words(reason, 7, []) == reason
 
 
-def test_only_nodes_of_this_launch_are_named() -> None:
+@pytest.mark.parametrize("drained", ["Prolog error", "batch job complete failure", "SlurmdSpoolDir is full"])
+def test_only_nodes_of_this_launch_are_named(drained: str) -> None:
     """Another launch has failed on n2, perhaps of another user's job. n0 is drained for another reason."""
     world = Scenario(2, 0, absent=["n0", "n1"], requeue=False)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    drains = {"n0": "muster: [h] Xid 79", "n1": "Prolog error", "n2": "Prolog error"}
+    drains = {"n0": "muster: [h] Xid 79", "n1": drained, "n2": drained}
     for name, reason in drains.items():
         world.core.observed.node(name).drain = events.SlurmDrain(reason, idle=True)
     world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, pending_reason=HELD_AFTER_LAUNCH))

@@ -21,7 +21,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Straggler,
 )
 from muster.daemon.coordinator.core.state.events import RankState
-from muster.daemon.coordinator.core.state.fact_text import call_words
+from muster.daemon.coordinator.core.state.fact_text import call_words, listed
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import progress_of
@@ -233,6 +233,11 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
 
 def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
     reason = pending_words(seen.pending_reason, gang.job, requeueing.launch_failed_on(observed, gang))
+    if seen.completing and not reason:
+        reason = (
+            f"its last run has not ended on {listed(seen.completing)}: if that lasts, a Prolog, an Epilog or a process "
+            "hangs there, and slurmd's log on that node says which"
+        )
     return f"Slurm to start job {gang.job}" + (f" ({reason})" if reason else "")
 
 

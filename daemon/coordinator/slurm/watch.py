@@ -26,6 +26,8 @@ TIME_LIMIT_TOLERANCE_S = 3.0
 """Seconds. A smaller change of a job's end time is a difference of two clocks, not a change of the time limit."""
 NO_OUTPUT_SIGNAL = 53
 """Slurm's signal of a job whose node could not open its output file. The job ends, and its batch script never runs."""
+COMMAND_NOT_FOUND = 127
+"""Exit status of a shell, and of the batch process, for a program that is not there."""
 _log = logging.getLogger(__name__)
 
 _BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
@@ -193,12 +195,16 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
         suspended=found.state is JobState.SUSPENDED,
         end_words=_end_words(gang, found) if ended else "",
         batch_host=found.batch_host if nodes else "",
+        completing=found.nodes if found.state is JobState.PENDING and JobFlag.COMPLETING in found.flags else (),
     )
 
 
 def _end_words(gang: Gang, found: Job) -> str:
     """Why a job has ended of which no agent attached, or where its batch script says it; empty: not known."""
     run_dir = json.loads(gang.shown_spec).get("run_dir", "")
+    if found.exit_code == COMMAND_NOT_FOUND:
+        host = found.batch_host or "its first node"
+        return f"{host} has no muster-agent, or no srun, in the PATH of the shell that submitted it"
     if found.exit_signal != NO_OUTPUT_SIGNAL:
         return f"{run_dir}/slurm-{found.id}.out says why" if found.state is JobState.FAILED and run_dir else ""
     return (

@@ -25,7 +25,7 @@ EXCLUSION_S = 600.0
 
 HELD_AFTER_LAUNCH = "launch failed requeued held"
 """Slurm's reason for the hold of a job whose launch failed. Slurm writes it with blanks or with underscores."""
-_DRAINED_BY_LAUNCH = ("Prolog error", "batch job complete failure")
+_DRAINED_BY_LAUNCH = ("Prolog error", "batch job complete failure", "SlurmdSpoolDir is full")
 """How the reasons begin with which Slurm drains a node that could not launch a job."""
 FAILED_LAUNCHES = 2
 """Releases in a row without a start after which a job that is held is released no more."""

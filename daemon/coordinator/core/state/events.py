@@ -503,7 +503,8 @@ class SlurmJobChanged:
     `limit_s` seconds ends the job; None while the job does not run, or has no limit. `pending_reason`: Slurm's word for
     why the job does not start. `partition`: that of the job; a running job has one. `suspended`: Slurm has stopped all
     processes of the job, and will let them go on. `end_words`: what is known beside `ended` of a job that could
-    not start. `batch_host`: the node of the batch script, also after the job has lost it.
+    not start. `batch_host`: the node of the batch script, also after the job has lost it. `completing`: nodes on which
+    the last run of a job that waits has not ended.
     """
 
     gang: str
@@ -518,6 +519,7 @@ class SlurmJobChanged:
     suspended: bool = False
     end_words: str = ""
     batch_host: str = ""
+    completing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

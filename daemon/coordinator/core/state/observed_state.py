@@ -117,6 +117,8 @@ class ObservedGang:
     """When the time limit ends the job (seconds), and how long the whole limit is."""
     pending_reason: str = ""
     """Slurm's word for why the job does not start."""
+    completing: tuple[str, ...] = ()
+    """The nodes on which the last run of a job that waits has not ended."""
     job_pending: bool = False
     """Slurm says that the job is pending."""
     batch_host: str = ""
@@ -291,7 +293,7 @@ def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) 
     gang.job_ended, gang.job_restarts = event.ended, event.restart_count
     gang.limit_at, gang.limit_s = event.limit_at, event.limit_s
     gang.pending_reason, gang.partition = event.pending_reason, event.partition
-    gang.job_end_words = event.end_words
+    gang.job_end_words, gang.completing = event.end_words, event.completing
     gang.job_nodes = event.nodes
     gang.job_pending = not event.ended and not event.nodes
     gang.held_nodes.pop(event.job, None)
