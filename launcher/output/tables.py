@@ -141,6 +141,8 @@ def _stragglers(ranks: Iterable[RankView]) -> list[str]:
 
 def _role_counts(view: GangView) -> str:
     roles = [node.role for node in view.nodes]
+    if not view.generation:  # nobody has been given ranks, so nobody is a spare
+        return f"{roles.count('spare')} attached, none had ranks so far"
     text = f"{roles.count('rank')} with ranks, {roles.count('spare')} spare"
     return text + (f", {roles.count('out')} out" if "out" in roles else "")
 
@@ -157,18 +159,22 @@ def _members(view: GangView, said: Said) -> tuple[Sequence[str], list[Row]]:
     for rank in view.ranks:
         places.setdefault(rank.node, []).append(rank.rank)
     titles = ("node", "verdict", "role", "ranks", "agent", "musterd", "heard", "ready to restart", "leaf", "why")
-    return titles, [_member_row(node, places.get(node.node, []), said) for node in view.nodes]
+    rows = []
+    for node in view.nodes:
+        role = "" if node.role == "spare" and not view.generation else node.role
+        rows.append(_member_row(node, role, places.get(node.node, []), said))
+    return titles, rows
 
 
-def _member_row(node: NodeView, ranks: Sequence[int], said: Said) -> Row:
+def _member_row(node: NodeView, role: str, ranks: Sequence[int], said: Said) -> Row:
     why = [said.once(node.reason, f"node {node.node}")]
     if node.lemon:
-        refused = node.role == "out" and node.verdict == "FIT"
+        refused = role == "out" and node.verdict == "FIT"
         why.insert(0, f"{'the job does not ask for it back: ' * refused}{lemon_words(node)}")
     return (
         node.node,
         _coloured(node.verdict),
-        node.role,
+        role,
         _rank_range(ranks),
         attached(node.agent_attached),
         attached(node.musterd_attached),

@@ -235,3 +235,10 @@ def test_golden(name: str, width: int | None) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     assert text == file.read_text()
+
+
+def test_before_the_first_generation_no_node_is_a_spare() -> None:
+    nodes = [NodeView(node="n1", verdict="FIT", role="spare"), NodeView(node="n2", verdict="FIT", role="absent")]
+    lines = list(gang_details(GangView(slurm_job_ids=[1], phase="GATHERING", nodes=nodes), PIPE))
+    assert "nodes\t1 attached, none had ranks so far" in lines
+    assert [line.split("\t")[:3] for line in lines[-2:]] == [["n1", "FIT", ""], ["n2", "FIT", "absent"]]
