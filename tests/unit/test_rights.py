@@ -1,4 +1,7 @@
-"""Of which kinds a caller is, and what a server refuses to a uid."""
+"""What is more than a cell of the authority table: where a caller is, and what a server refuses to a uid.
+
+The cells are tried on real servers: test_authority.
+"""
 
 import pytest
 
@@ -8,7 +11,7 @@ from muster.daemon.transport.identity import Caller
 
 ROOT, SLURM, OPERATOR, OWNER, OTHER, COORDINATOR = 0, 64030, 500, 1001, 1002, 64030
 RIGHTS = Rights(frozenset({SLURM, OPERATOR}), own_uid=COORDINATOR)
-DESCRIBE, REGISTER, DRAIN = "/muster.v1.Muster/Describe", "/muster.v1.Muster/Register", "/muster.v1.Muster/Drain"
+DESCRIBE, DRAIN = "/muster.v1.Muster/Describe", "/muster.v1.Muster/Drain"
 AGENT_ATTACH, NODE_ATTACH = "/muster.v1.AgentService/Attach", "/muster.v1.NodeService/Attach"
 
 
@@ -16,28 +19,8 @@ def _from(uid: int, address: str = "10.0.0.1") -> Caller:
     return Caller(uid, uid, address)
 
 
-@pytest.mark.parametrize(
-    ("uid", "own", "all_jobs"),
-    [(ROOT, True, True), (SLURM, True, True), (OPERATOR, True, True), (OWNER, True, False), (OTHER, False, False)],
-)
-@pytest.mark.parametrize("method", [DESCRIBE, "/muster.v1.Muster/Cancel", "/muster.v1.Muster/Events"])
-def test_owners_have_their_gangs_and_operators_all(method: str, uid: int, own: bool, all_jobs: bool) -> None:
-    assert RIGHTS.allows(method, _from(uid), owner_uid=OWNER) is own
-    assert RIGHTS.allows(method, _from(uid)) is all_jobs
-
-
-@pytest.mark.parametrize(("uid", "may"), [(OWNER, True), (OTHER, False), (ROOT, False), (OPERATOR, False)])
-@pytest.mark.parametrize("method", [REGISTER, AGENT_ATTACH])
-def test_a_gang_is_registered_and_run_by_its_owner_alone(method: str, uid: int, may: bool) -> None:
-    assert RIGHTS.allows(method, _from(uid), owner_uid=OWNER) is may
-
-
 def test_an_agent_may_call_from_any_interface_of_its_node() -> None:
     assert RIGHTS.allows(AGENT_ATTACH, _from(OWNER, "192.0.2.7"), owner_uid=OWNER)
-
-
-def test_an_agent_of_the_owners_other_job_is_not_the_owner() -> None:
-    assert not RIGHTS.allows(AGENT_ATTACH, _from(OWNER), owner_uid=OWNER, of_other_job=True)
 
 
 @pytest.mark.parametrize(
