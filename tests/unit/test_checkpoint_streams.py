@@ -17,9 +17,9 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.streams import piece_fetch, piece_server, stream_sockets, unknown_connections
-from muster.checkpoint.store.streams.piece_server import ShardGrant
-from muster.checkpoint.store.streams.socket_transport import SocketTransport
+from muster.checkpoint.store.streams import piece_fetch, stream_sockets
+from muster.checkpoint.store.streams.piece_server import ServerLimits, ShardGrant
+from muster.checkpoint.store.streams.socket_transport import SocketTransport, streams_with
 from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
 from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceAccess
 from muster.checkpoint.store.streams.unknown_connections import UnknownConnections
@@ -36,8 +36,10 @@ def listener() -> socket.socket:
 
 
 @contextmanager
-def transport(security: StreamSecurity | None = None, streams: int = 2) -> Iterator[SocketTransport]:
-    made = SocketTransport(listener(), security, streams)
+def transport(
+    security: StreamSecurity | None = None, streams: int = 2, limits: ServerLimits | None = None
+) -> Iterator[SocketTransport]:
+    made = SocketTransport(listener(), security, streams, limits or ServerLimits())
     try:
         yield made
     finally:
@@ -56,11 +58,21 @@ def holder(grant: ShardGrant, node: str = "n0", numbers: Sequence[int] = range(C
     return Holder(node, "127.0.0.1", grant.access, frozenset(numbers))
 
 
-def fetched(holders: Sequence[Holder], of: Shard, wanted: Sequence[int], streams: int = 2) -> SealedMemory:
+def fetched(
+    holders: Sequence[Holder],
+    of: Shard,
+    wanted: Sequence[int],
+    streams: int = 2,
+    connect: piece_fetch.Connect = stream_sockets.connect,
+) -> SealedMemory:
     """The memory after a fetch of the `wanted` pieces."""
     memory = SealedMemory("target", of.bytes)
-    asyncio.run(piece_fetch.fetch_pieces(holders, of.pieces, wanted, memory, streams))
+    asyncio.run(piece_fetch.fetch_pieces(holders, of.pieces, wanted, memory, streams, connect))
     return memory
+
+
+def impatient(host: str, port: int, certificate: str) -> socket.socket:
+    return stream_sockets.connect(host, port, certificate, connect_s=0.05, quiet_s=0.05)
 
 
 def test_pieces_arrive_in_their_places_and_nothing_else_is_written() -> None:
@@ -92,13 +104,8 @@ def test_pieces_come_from_whoever_holds_them(data: st.DataObject, streams: int) 
 
 
 @pytest.mark.parametrize(("cores", "copying", "restoring"), [(1, 1, 2), (2, 1, 2), (16, 4, 8), (128, 8, 8)])
-def test_a_restore_may_use_more_cores_than_a_copy_beside_the_training(
-    cores: int, copying: int, restoring: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    made = SocketTransport(listener())
-    assert (made.streams_of(restoring=False), made.streams_of(restoring=True)) == (copying, restoring)
-    made.close()
+def test_a_restore_may_use_more_cores_than_a_copy_beside_the_training(cores: int, copying: int, restoring: int) -> None:
+    assert streams_with(cores) == (copying, restoring)
 
 
 async def test_what_a_holder_can_not_give_comes_from_another_one() -> None:
@@ -291,10 +298,14 @@ def _stream(grant: ShardGrant) -> socket.socket:
     return connection
 
 
-def test_so_many_streams_are_open_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_server, "MOST_STREAMS", 1)
+def test_so_many_streams_are_open_at_once_and_no_more() -> None:
     held = shard()
-    with transport() as server, server.grant(held) as grant, _stream(grant), pytest.raises(FetchFailed):
+    with (
+        transport(limits=ServerLimits(streams=1)) as server,
+        server.grant(held) as grant,
+        _stream(grant),
+        pytest.raises(FetchFailed),
+    ):
         fetched([holder(grant)], held, [0])
 
 
@@ -341,8 +352,7 @@ def test_streams_can_be_encrypted_and_the_holder_proves_its_certificate() -> Non
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_holder_that_falls_silent_is_given_up(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_sockets, "QUIET_S", 0.05)
+def test_a_holder_that_falls_silent_is_given_up(encrypted: bool) -> None:
     context, certificate = pinned_context()
     held, done = shard(), threading.Event()
 
@@ -355,19 +365,18 @@ def test_a_holder_that_falls_silent_is_given_up(encrypted: bool, monkeypatch: py
         thread = threading.Thread(target=be_silent)
         thread.start()
         access = PieceAccess(silent.getsockname()[1], bytes(16), certificate if encrypted else "")
-        with pytest.raises(FetchFailed, match="n0: nothing came for 0 s"):
-            fetched([Holder("n0", "127.0.0.1", access, frozenset(range(COUNT)))], held, [0])
+        with pytest.raises(FetchFailed, match="n0: nothing came"):
+            fetched([Holder("n0", "127.0.0.1", access, frozenset(range(COUNT)))], held, [0], connect=impatient)
         done.set()
         thread.join()
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_sockets, "CONNECT_S", 0.05)
+def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool) -> None:
     held = shard()
     security = StreamSecurity(*pinned_context()) if encrypted else None
     with (
-        transport(security) as server,
+        transport(security, limits=ServerLimits(token_s=0.05)) as server,
         server.grant(held) as grant,
         socket.create_connection(("127.0.0.1", grant.access.port), timeout=20) as stranger,
     ):
@@ -375,14 +384,11 @@ def test_a_stranger_that_says_nothing_is_dropped(encrypted: bool, monkeypatch: p
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_strangers_with_open_connections_keep_nobody_from_fetching(
-    encrypted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unknown_connections, "MOST_UNKNOWN", 8)
-    monkeypatch.setattr(stream_sockets, "CONNECT_S", 60.0)  # none of them ends by itself
+def test_strangers_with_open_connections_keep_nobody_from_fetching(encrypted: bool) -> None:
+    limits = ServerLimits(unknown=8, token_s=60.0)  # none of them ends by itself
     held = shard()
     security = StreamSecurity(*pinned_context()) if encrypted else None
-    with transport(security) as server, server.grant(held) as grant, ExitStack() as stack:
+    with transport(security, limits=limits) as server, server.grant(held) as grant, ExitStack() as stack:
         address = ("127.0.0.1", grant.access.port)
         strangers = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(20)]
         assert fetched([holder(grant)], held, range(COUNT), streams=3).view == held.memory.view
@@ -392,10 +398,14 @@ def test_strangers_with_open_connections_keep_nobody_from_fetching(
             strangers[-1].recv(1)
 
 
-def test_a_stream_with_a_token_lasts_however_many_strangers_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_connections, "MOST_UNKNOWN", 2)
-    held = shard()
-    with transport() as server, server.grant(held) as grant, _stream(grant) as stream, ExitStack() as stack:
+def test_a_stream_with_a_token_lasts_however_many_strangers_come() -> None:
+    held, limits = shard(), ServerLimits(unknown=2)
+    with (
+        transport(limits=limits) as server,
+        server.grant(held) as grant,
+        _stream(grant) as stream,
+        ExitStack() as stack,
+    ):
         address = ("127.0.0.1", grant.access.port)
         strangers = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(6)]
         assert [s.recv(1) for s in strangers[:4]] == [b""] * 4
@@ -404,9 +414,8 @@ def test_a_stream_with_a_token_lasts_however_many_strangers_come(monkeypatch: py
         assert got == held.piece(1)
 
 
-def test_the_address_with_the_most_unknown_connections_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_connections, "MOST_UNKNOWN", 3)
-    unknown = UnknownConnections()
+def test_the_address_with_the_most_unknown_connections_loses_its_oldest() -> None:
+    unknown = UnknownConnections(most=3)
     with ExitStack() as stack:
         pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in range(5)]
         addresses = ("::1", "10.0.0.9", "10.0.0.9", "10.0.0.9", "10.0.0.9")
@@ -424,10 +433,9 @@ def test_single_bytes_do_not_put_the_deadline_of_a_token_off() -> None:
             stream_sockets.read_token(ours, clock.monotonic() - 1.0)
 
 
-def test_a_holder_that_takes_no_connection_is_named_with_the_time_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_sockets, "CONNECT_S", 0.05)
+def test_a_holder_that_takes_no_connection_is_named_with_the_time_that_it_had() -> None:
     _, certificate = pinned_context()
     with listener() as mute:  # its kernel takes connections, and nobody begins a handshake
         access = PieceAccess(mute.getsockname()[1], bytes(16), certificate)
         with pytest.raises(FetchFailed, match="n0: no connection within 0 s"):
-            fetched([Holder("n0", "127.0.0.1", access, frozenset(range(COUNT)))], shard(), [0])
+            fetched([Holder("n0", "127.0.0.1", access, frozenset(range(COUNT)))], shard(), [0], connect=impatient)

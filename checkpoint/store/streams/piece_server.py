@@ -19,10 +19,20 @@ from muster.daemon.host import clock
 
 log = logging.getLogger(__name__)
 
-MOST_STREAMS = 256
-"""Streams at once, each with a thread and with the token of a grant. Those without one are `unknown_connections`."""
 _RETRY_S = 0.1
 """Seconds after a connection that could not be taken."""
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a port of pieces bears."""
+
+    streams: int = 256
+    """Streams at once, each with a thread and with the token of a grant."""
+    unknown: int = 64
+    """Connections at once whose token has not come yet, each with a thread."""
+    token_s: float = stream_sockets.CONNECT_S
+    """Seconds for the whole token to come."""
 
 
 @dataclass(eq=False)
@@ -112,14 +122,15 @@ class PieceServer:
         security: with what the streams are encrypted; None: plain text.
     """
 
-    def __init__(self, listener: socket.socket, security: StreamSecurity | None) -> None:
+    def __init__(self, listener: socket.socket, security: StreamSecurity | None, limits: ServerLimits) -> None:
         self._listener = listener
         self._security = security
         self._port = int(listener.getsockname()[1])
         self._grants: dict[bytes, ShardGrant] = {}
         self._closed = threading.Event()
-        self._unknown = UnknownConnections()
-        self._free_streams = threading.BoundedSemaphore(MOST_STREAMS)
+        self._limits = limits
+        self._unknown = UnknownConnections(limits.unknown)
+        self._free_streams = threading.BoundedSemaphore(limits.streams)
         self._thread = threading.Thread(target=self._accept, name="pieces", daemon=True)
         self._thread.start()
 
@@ -176,7 +187,7 @@ class PieceServer:
                 if grant is None:
                     return
                 if not self._free_streams.acquire(blocking=False):
-                    log.warning("a stream of pieces is refused: %d are open", MOST_STREAMS)
+                    log.warning("a stream of pieces is refused: %d are open", self._limits.streams)
                     return
                 try:
                     self._serve_pieces(connection, grant)
@@ -190,7 +201,7 @@ class PieceServer:
     def _identified(self, connection: socket.socket, host: str) -> ShardGrant | None:
         """The grant whose token comes over a new connection; None: it has come too late, or there is no such grant."""
         try:
-            token = stream_sockets.read_token(connection, clock.monotonic() + stream_sockets.CONNECT_S)
+            token = stream_sockets.read_token(connection, clock.monotonic() + self._limits.token_s)
         finally:
             known = self._unknown.leave(connection, host)
         return self._grants.get(token) if known else None

@@ -47,24 +47,26 @@ class StreamSecurity:
     certificate: str
 
 
-def connect(host: str, port: int, certificate: str) -> socket.socket:
+def connect(
+    host: str, port: int, certificate: str, connect_s: float = CONNECT_S, quiet_s: float = QUIET_S
+) -> socket.socket:
     """A connection to a holder's port. With `certificate` it is encrypted, and the holder proves that it is its own.
 
     Raises:
         OSError: the holder can't be reached, or proves something else.
     """
     try:
-        connection = socket.create_connection((host, port), timeout=CONNECT_S)
+        connection = socket.create_connection((host, port), timeout=connect_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if certificate:
                 connection = _client_context(certificate).wrap_socket(connection)
-            limit_waits(connection, QUIET_S)
+            limit_waits(connection, quiet_s)
         except BaseException:
             connection.close()
             raise
     except TimeoutError:
-        raise ConnectionError(f"no connection within {CONNECT_S:.0f} s") from None
+        raise ConnectionError(f"no connection within {connect_s:.0f} s") from None
     return connection
 
 

@@ -10,14 +10,15 @@ import threading
 
 from muster.checkpoint.store.streams import stream_sockets
 
-MOST_UNKNOWN = 64
-"""Connections without a token at once, each with a thread."""
-
 
 class UnknownConnections:
-    """The connections whose token has not come yet, by the address that they come from. Threads may use it."""
+    """The connections whose token has not come yet, by the address that they come from. Threads may use it.
 
-    def __init__(self) -> None:
+    `most`: so many at once, each with a thread.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._by_address: dict[str, list[socket.socket]] = {}
 
@@ -25,7 +26,7 @@ class UnknownConnections:
         """Take a new connection in. If there are too many, one is cut."""
         with self._lock:
             self._by_address.setdefault(address, []).append(connection)
-            if sum(map(len, self._by_address.values())) <= MOST_UNKNOWN:
+            if sum(map(len, self._by_address.values())) <= self._most:
                 return
             most = max(self._by_address, key=lambda address: len(self._by_address[address]))
             self._cut(self._by_address[most].pop(0), most)
