@@ -4,13 +4,13 @@ import fcntl
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.store.memory import reserve
 from muster.checkpoint.store.memory.reserve import MemoryReserve
-from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS, NoMemoryLeft, SealedMemory
+from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS, NoMemoryLeft, SealedMemory, available_bytes
 
 MIB = 1 << 20
 
@@ -20,12 +20,12 @@ def kept() -> int:
     return len(re.findall(r"memfd:muster-reserve-test-reserve", Path("/proc/self/maps").read_text()))
 
 
-@pytest.fixture
-def memory_reserve() -> MemoryReserve:
-    return MemoryReserve("reserve-test")
+def reserve(available: Callable[[], int] = available_bytes) -> MemoryReserve:
+    return MemoryReserve("reserve-test", available)
 
 
-def test_what_is_taken_has_exactly_the_size_that_is_asked_for(memory_reserve: MemoryReserve) -> None:
+def test_what_is_taken_has_exactly_the_size_that_is_asked_for() -> None:
+    memory_reserve = reserve()
     memory_reserve.fill(2 * MIB, 2)
     assert memory_reserve.bytes == 4 * MIB
     taken = memory_reserve.take(MIB + 5)
@@ -40,7 +40,8 @@ def test_what_is_taken_has_exactly_the_size_that_is_asked_for(memory_reserve: Me
     assert memory_reserve.take(1) is None
 
 
-def test_another_size_replaces_what_was_kept(memory_reserve: MemoryReserve) -> None:
+def test_another_size_replaces_what_was_kept() -> None:
+    memory_reserve = reserve()
     memory_reserve.fill(MIB, 3)
     memory_reserve.fill(2 * MIB, 2)
     assert (memory_reserve.bytes, kept()) == (4 * MIB, 2)
@@ -54,17 +55,15 @@ def test_another_size_replaces_what_was_kept(memory_reserve: MemoryReserve) -> N
     assert kept() == 0
 
 
-def test_nothing_is_kept_that_the_node_has_not(memory_reserve: MemoryReserve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_that_the_node_has_not() -> None:
     left = iter([3 * MIB, MIB])
-    monkeypatch.setattr(reserve, "available_bytes", lambda: next(left))
+    memory_reserve = reserve(lambda: next(left))
     with pytest.raises(NoMemoryLeft, match="3 times 2 MiB can't be kept ready"):
         memory_reserve.fill(2 * MIB, 3)
     assert memory_reserve.bytes == 2 * MIB
 
 
-def test_the_end_of_a_node_frees_what_is_being_made(
-    memory_reserve: MemoryReserve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_node_frees_what_is_being_made() -> None:
     filling, ended = threading.Event(), threading.Event()
 
     def available() -> int:
@@ -72,7 +71,7 @@ def test_the_end_of_a_node_frees_what_is_being_made(
         ended.wait()
         return 1 << 40
 
-    monkeypatch.setattr(reserve, "available_bytes", available)
+    memory_reserve = reserve(available)
     thread = threading.Thread(target=memory_reserve.fill, args=(MIB, 2))
     thread.start()
     filling.wait()
@@ -83,9 +82,7 @@ def test_the_end_of_a_node_frees_what_is_being_made(
 
 
 @pytest.mark.parametrize(("act", "left"), [("drop", 0), ("take", 2)])
-def test_ranks_that_have_their_slots_end_what_is_being_made(
-    memory_reserve: MemoryReserve, monkeypatch: pytest.MonkeyPatch, act: str, left: int
-) -> None:
+def test_ranks_that_have_their_slots_end_what_is_being_made(act: str, left: int) -> None:
     """A spare gets ranks while it still fills its reserve."""
     filling, ended = threading.Event(), threading.Event()
     asked: list[int] = []
@@ -97,7 +94,7 @@ def test_ranks_that_have_their_slots_end_what_is_being_made(
             ended.wait()
         return 1 << 40
 
-    monkeypatch.setattr(reserve, "available_bytes", available)
+    memory_reserve = reserve(available)
     thread = threading.Thread(target=memory_reserve.fill, args=(MIB, 3))
     thread.start()
     filling.wait()

@@ -170,10 +170,8 @@ def test_the_newest_note_counts_and_the_best_step_of_all(tmp_path: Path) -> None
     assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
 
 
-def test_the_store_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_generations, "KEPT_OF_NAME", 3)
-    monkeypatch.setattr(past_generations, "KEPT", 5)
-    store = PastGenerations(tmp_path)
+def test_the_store_stays_small(tmp_path: Path) -> None:
+    store = PastGenerations(tmp_path, kept_of_name=3, kept=5)
     for number in range(6):
         store.note(replace(PAST, generation=number, ended_at=float(number)))
     assert [one.generation for one in store.of_job(1000, "train")] == [5, 4, 3]

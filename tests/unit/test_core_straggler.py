@@ -16,7 +16,7 @@ from muster.simulator.world.noisy_steps import VirtualGang
 from muster.v1.rank_pb2 import StepTime
 
 STEP_US, RANKS = 50_000, 8
-SEEDS = range(10)
+SEEDS = range(3)  # `make bench-stragglers` judges the thresholds with many more
 
 Compute = Callable[[random.Random, int, int], float]
 """The compute time of (rank, step), in microseconds."""
@@ -249,7 +249,7 @@ def test_a_rank_needs_72_slow_steps_by_the_blocks_that_the_agent_makes() -> None
 def test_evidence_adds_up_in_noise(ranks: int, ranks_per_node: int, spread: float, most: int) -> None:
     """One gang in ten may take longer."""
     gang = VirtualGang(ranks, ranks_per_node, spread, slow_ranks=(ranks - 1,), slow_from=400)
-    late = [seed for seed in SEEDS if gang.steps_until_named(seed, most) > most]
+    late = [seed for seed in range(10) if gang.steps_until_named(seed, most) > most]
     assert len(late) <= 1
 
 

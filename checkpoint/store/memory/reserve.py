@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from muster.checkpoint.format.touched_memory import map_touched
@@ -23,10 +24,11 @@ class _Ready(NamedTuple):
 
 
 class MemoryReserve:
-    """Memories of one size. Threads may use it."""
+    """Memories of one size. Threads may use it. `available`: how many bytes the node has left."""
 
-    def __init__(self, gang_id: str) -> None:
+    def __init__(self, gang_id: str, available: Callable[[], int] = available_bytes) -> None:
         self._gang_id = gang_id
+        self._available = available
         self._lock = threading.Lock()
         self._filling = threading.Lock()
         """Held while memory is touched: one `fill` at a time."""
@@ -59,7 +61,7 @@ class MemoryReserve:
                 self.drop()
             self._wanted = count
             while not self._closed and len(self._ready) < self._wanted:
-                if size > available_bytes():
+                if size > self._available():
                     raise NoMemoryLeft(f"{count} times {size >> 20} MiB can't be kept ready")
                 ready = self._touched(size)
                 with self._lock:

@@ -55,10 +55,11 @@ class PastGeneration:
 
 
 class PastGenerations:
-    """The store in `folder`."""
+    """The store in `folder`. It keeps so many generations of each job name of a user, and so many in all."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept_of_name: int = KEPT_OF_NAME, kept: int = KEPT) -> None:
         self._path = folder / FILE
+        self._kept_of_name, self._kept = kept_of_name, kept
 
     def note(self, one: PastGeneration) -> None:
         """Keeps a generation. Of the same generation, the newest note counts, with the best step of all notes.
@@ -84,14 +85,15 @@ class PastGenerations:
             rows = table.rows_where("owner_uid = ? and name = ?", (owner_uid, name), order_by="ended_at desc")
             return [PastGeneration(**{**row, "nodes": tuple(json.loads(row["nodes"]))}) for row in rows]
 
-    @staticmethod
-    def _forget_oldest(table: Table, one: PastGeneration) -> None:
+    def _forget_oldest(self, table: Table, one: PastGeneration) -> None:
         newest = "select rowid from generations {} order by ended_at desc limit ?"
         of_name = newest.format("where owner_uid = ? and name = ?")
         same = (one.owner_uid, one.name)
-        table.delete_where(f"owner_uid = ? and name = ? and rowid not in ({of_name})", (*same, *same, KEPT_OF_NAME))
-        if table.count > KEPT:
-            table.delete_where(f"rowid not in ({newest.format('')})", (KEPT,))
+        table.delete_where(
+            f"owner_uid = ? and name = ? and rowid not in ({of_name})", (*same, *same, self._kept_of_name)
+        )
+        if table.count > self._kept:
+            table.delete_where(f"rowid not in ({newest.format('')})", (self._kept,))
 
     @contextmanager
     def _opened(self) -> Iterator[Table]:
