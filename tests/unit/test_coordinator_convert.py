@@ -105,11 +105,11 @@ def test_the_largest_job_is_accepted() -> None:
 
 
 def test_overlong_texts_of_an_agent_are_cut() -> None:
-    rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}the end")
+    rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}\tthe end")
     status = conversion.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]), ())
     assert len(status.failure) == job_limits.MAX_TEXT_CHARS + 3
     assert status.sigterm_notice == "short"
-    assert status.ranks[0].stderr_tail.endswith("xthe end")
+    assert status.ranks[0].stderr_tail.endswith("x the end")
     assert len(status.ranks[0].stderr_tail) == job_limits.MAX_TEXT_CHARS
 
 

@@ -284,8 +284,18 @@ def _loading(key: str) -> Iterator[None]:
         yield
     except (ValueError, RuntimeError, KeyError) as error:  # what torch raises if a state doesn't fit
         raise CheckpointError(
-            f"{key} can't load its kept state: {error}. Make it as it was when the state was kept, before restore()"
+            f"{key} can't load its kept state: {_first_words(error)}. "
+            "Make it as it was when the state was kept, before restore()"
         ) from error
+
+
+def _first_words(error: Exception) -> str:
+    """The first two lines of a message in one. PyTorch's has a line for each tensor that does not fit. The traceback
+    shows them all. The job's reason is made of the last lines of a rank, which hold one long line and not a hundred.
+    """
+    first, *more = [line.strip() for line in str(error).splitlines()] or [""]
+    rest = f" (and {len(more) - 1} more like it)" if len(more) > 1 else ""
+    return " ".join([first, *more[:1]]).rstrip(".") + rest
 
 
 def _load(target: Any, state: Any) -> None:

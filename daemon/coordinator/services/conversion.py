@@ -415,7 +415,8 @@ def _free_text(text: str) -> str:
 
 def _tail(text: str) -> str:
     """The end of a rank's stderr, with its lines."""
-    return plain(text[-job_limits.MAX_TEXT_CHARS :], keep="\n")[-job_limits.MAX_TEXT_CHARS :]
+    shown = text[-job_limits.MAX_TEXT_CHARS :].replace("\t", " ")  # PyTorch writes some
+    return plain(shown, keep="\n")[-job_limits.MAX_TEXT_CHARS :]
 
 
 def _seconds(milliseconds: Mapping[str, int], members: Collection[str]) -> dict[str, float]:
