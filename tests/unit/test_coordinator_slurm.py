@@ -288,6 +288,9 @@ async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:
     for _ in range(2):
         await watch.poll_jobs()
     assert seen[1:] == [events.PoolJobChanged("g", pool_job, ("n4",))]
+    slurm.cluster.suspend(pool_job)
+    await watch.poll_jobs()
+    assert seen[2:] == [events.PoolJobChanged("g", pool_job, ("n4",), suspended=True)]
     slurm.cluster.cancel(pool_job)
     await watch.poll_jobs()
     assert seen[-1] == events.PoolJobChanged("g", pool_job, ())

@@ -8,12 +8,13 @@ LONG_S = 600.0
 """Seconds after which every limit on the silence of an agent, and on the time to gather, has passed."""
 
 
-def suspend(world: Scenario, *, resume: bool = False) -> None:
+def suspend(world: Scenario, job: int = 1, *, resume: bool = False) -> None:
     """Slurm stops every process of the job, or lets it go on. The daemons of the nodes run."""
     cluster = world.world.cluster
-    (cluster.resume_job if resume else cluster.suspend)(world.gang.job)
+    (cluster.resume_job if resume else cluster.suspend)(job)
     for agent in world.world.agents.values():
-        world.world.set_stopped(agent, not resume)
+        if agent.identity.job == job:
+            world.world.set_stopped(agent, not resume)
 
 
 def steps(world: Scenario) -> int:
@@ -39,6 +40,23 @@ def test_a_suspended_job_keeps_its_nodes_and_its_memory_and_goes_on_when_it_is_r
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
     assert world.slurm == []
     world.run_until(lambda: waits_for(world) == "")
+
+
+def test_a_node_of_the_pool_whose_job_is_suspended_stays_and_goes_on_when_it_is_resumed() -> None:
+    world = Scenario(2, 0, idle_nodes=1, pool_nodes=1)
+    world.run_until(lambda: steps(world) >= 6)
+    world.crash("n1")
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    job, before = world.gang.members["n2"].job, len(world.slurm)
+    suspend(world, job)
+    world.run_for(LONG_S)
+    assert (world.gang.phase, world.gang.generation, len(world.slurm)) == (Phase.RUNNING, 2, before)
+    assert waits_for(world).startswith(f"Slurm to resume job {job}, ")
+    suspend(world, job, resume=True)
+    world.run_until(lambda: world.gang.stepped_generation == 3, 60)  # an agent that was paused ends its ranks
+    assert world.gang.recoveries[-1].action == "restart in place"
+    assert world.gang.restored_version is not None
+    assert world.core.state.nodes["n2"].health is NodeHealth.FIT
 
 
 def test_a_job_that_is_suspended_while_it_gathers_has_all_its_time_afterwards() -> None:

@@ -221,8 +221,9 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
     """What has to happen before the gang continues, in words; empty while it waits for nothing."""
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     in_queue = gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or (gang.phase is Phase.GATHERING and seen.job_pending)
-    if seen.suspended:
-        phase_words = f"Slurm to resume job {gang.job}, which an operator, or a job of a higher priority, has suspended"
+    if suspended := seen.suspended_jobs & gang.jobs():
+        why = "which an operator, or a job of a higher priority, has suspended"
+        phase_words = f"Slurm to resume job {min(suspended)}, {why}"
     else:
         phase_words = _queue_words(seen, observed, gang) if in_queue else _phase_words(seen, gang)
     waits = [words for words in (phase_words, _stall_words(seen, gang)) if words]

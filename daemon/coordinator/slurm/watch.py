@@ -69,7 +69,7 @@ class SlurmWatch:
         self._jobs_unknown = LastingProblem(_log, "Slurm answers for its jobs again")
         self._nodes_unknown = LastingProblem(_log, "Slurm answers for its nodes again")
         self._jobs: dict[str, events.SlurmJobChanged] = {}
-        self._pool_jobs: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._pool_jobs: dict[tuple[str, int], events.PoolJobChanged] = {}
         self._nodes: dict[str, events.SlurmNodeChanged] = {}
 
     async def run(self) -> None:
@@ -86,23 +86,23 @@ class SlurmWatch:
         if not gangs:
             return
         pool_jobs = {(gang.id, member.job) for gang in gangs for member in _pool_members(gang)}
-        self._pool_jobs = {key: nodes for key, nodes in self._pool_jobs.items() if key in pool_jobs}
+        self._pool_jobs = {key: seen for key, seen in self._pool_jobs.items() if key in pool_jobs}
         found = await self._slurm.jobs({*(gang.job for gang in gangs), *(job for _, job in pool_jobs)})
         if isinstance(found, Unknown):
             self._jobs_unknown.meet(f"can't get the jobs from Slurm: {found.reason}")
             return
         self._jobs_unknown.end()
         seen_jobs = [(gang, job_seen(gang, found[gang.job], self._ahead_s())) for gang in gangs if gang.job in found]
-        seen_pool_jobs = {key: _held_nodes(found[key[1]]) for key in sorted(pool_jobs) if key[1] in found}
+        seen_pool_jobs = {key: _pool_job_seen(*key, found[key[1]]) for key in sorted(pool_jobs) if key[1] in found}
         lost = any(self._lost_nodes(seen) for _, seen in seen_jobs) or not _none_lost(self._pool_jobs, seen_pool_jobs)
         if lost and not await self.poll_nodes():
             return  # the next poll looks at both again
         for gang, seen in seen_jobs:
             self._post_if_changed(gang, seen)
-        for (id, job), nodes in seen_pool_jobs.items():
-            if self._pool_jobs.get((id, job)) != nodes:
-                self._pool_jobs[id, job] = nodes
-                self._post(events.PoolJobChanged(id, job, nodes))
+        for key, seen_pool_job in seen_pool_jobs.items():
+            if self._pool_jobs.get(key) != seen_pool_job:
+                self._pool_jobs[key] = seen_pool_job
+                self._post(seen_pool_job)
 
     def _lost_nodes(self, seen: events.SlurmJobChanged) -> bool:
         """The job runs on, without some of the nodes of Slurm's last answer, or is in the queue again."""
@@ -149,15 +149,17 @@ def _pool_members(gang: Gang) -> list[Member]:
     return [member for member in gang.members.values() if member.job != gang.job and not member.gone]
 
 
-def _held_nodes(found: Job | Gone) -> tuple[str, ...]:
-    return () if isinstance(found, Gone) else found.held_nodes
+def _pool_job_seen(gang: str, job: int, found: Job | Gone) -> events.PoolJobChanged:
+    if isinstance(found, Gone):
+        return events.PoolJobChanged(gang, job, ())
+    return events.PoolJobChanged(gang, job, found.held_nodes, suspended=found.state is JobState.SUSPENDED)
 
 
 def _none_lost(
-    before: Mapping[tuple[str, int], tuple[str, ...]], now: Mapping[tuple[str, int], tuple[str, ...]]
+    before: Mapping[tuple[str, int], events.PoolJobChanged], now: Mapping[tuple[str, int], events.PoolJobChanged]
 ) -> bool:
     """No pool job has lost a node."""
-    return all(set(nodes) <= set(now.get(key, nodes)) for key, nodes in before.items())
+    return all(set(seen.nodes) <= set(now.get(key, seen).nodes) for key, seen in before.items())
 
 
 def _unchanged(before: events.SlurmJobChanged | None, seen: events.SlurmJobChanged) -> bool:

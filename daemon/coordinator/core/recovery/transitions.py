@@ -89,7 +89,7 @@ def _apply_rules(gang_turn: GangTurn) -> None:
     if gang.final:
         gang_end.complete_job(gang_turn)
         return
-    if gang_end.end_if_cancelled_or_ended(gang_turn) or gang_turn.observed.suspended:
+    if gang_end.end_if_cancelled_or_ended(gang_turn) or _is_suspended(gang_turn):
         return
     planned_stop.plan_stop(gang_turn)
     if _agents_failing(gang_turn):
@@ -121,6 +121,12 @@ def _apply_rules(gang_turn: GangTurn) -> None:
             completion.continue_drain(gang_turn)
         case _:
             pass
+
+
+def _is_suspended(gang_turn: GangTurn) -> bool:
+    """Slurm has stopped the processes of the gang's job, or of a pool job that a member has come with."""
+    suspended = gang_turn.observed.suspended_jobs
+    return bool(suspended) and not suspended.isdisjoint(gang_turn.gang.jobs())
 
 
 def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _apply_rules) -> None:

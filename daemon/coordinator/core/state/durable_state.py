@@ -401,6 +401,10 @@ class Gang:
         """A later run of `job` is known than the one that Slurm started after `restarts` restarts."""
         return job == self.job and restarts < self.restart_count
 
+    def jobs(self) -> set[int]:
+        """The gang's job, and the pool jobs that its members have come with."""
+        return {self.job, *(member.job for member in self.present())}
+
     def present(self) -> list[Member]:
         """Members that may carry ranks, by name."""
         return [m for _, m in sorted(self.members.items()) if not m.removed]

@@ -525,11 +525,12 @@ class SlurmJobChanged:
 @dataclass(frozen=True, slots=True)
 class PoolJobChanged:
     """What Slurm says about a pool job of a gang has changed. `nodes`: the nodes that the job has; none once it has
-    ended."""
+    ended. `suspended` as in SlurmJobChanged."""
 
     gang: str
     job: int
     nodes: tuple[str, ...]
+    suspended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

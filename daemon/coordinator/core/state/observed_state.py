@@ -123,8 +123,8 @@ class ObservedGang:
     """Slurm says that the job is pending."""
     batch_host: str = ""
     """The node of the batch script, as Slurm says, also after the job has lost it; empty: not known."""
-    suspended: bool = False
-    """Slurm has stopped all processes of the job, and will let them go on: their silence is no evidence."""
+    suspended_jobs: set[int] = field(default_factory=set)
+    """Jobs of which Slurm has stopped all processes, and will let them go on: their silence is no evidence."""
     released_at_restarts: int | None = None
     """Restart count of the job when it was last released after a launch that failed."""
     job_running: tuple[int, float] | None = None
@@ -267,7 +267,9 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
         case events.SlurmJobChanged():
             _observe_job(observed.gang(event.gang), event, now)
         case events.PoolJobChanged():
-            observed.gang(event.gang).held_nodes[event.job] = frozenset(event.nodes)
+            gang = observed.gang(event.gang)
+            gang.held_nodes[event.job] = frozenset(event.nodes)
+            _observe_suspension(gang, event.job, event.suspended, now)
         case events.NodeHardwareReported():
             observed.node(event.node).report = event.report
         case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
@@ -301,12 +303,18 @@ def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) 
         gang.held_nodes[event.job] = frozenset(event.nodes)
     if event.ended or not event.nodes:
         gang.job_running = None
-    elif gang.job_running is None or gang.job_running[0] != event.restart_count or gang.suspended:
+    elif gang.job_running is None or gang.job_running[0] != event.restart_count or event.job in gang.suspended_jobs:
         gang.job_running = (event.restart_count, now)
-    if gang.suspended is not event.suspended:
-        for node in gang.agents:
-            clear_suspicion(gang, node, now)
-    gang.suspended, gang.batch_host = event.suspended, event.batch_host
+    gang.batch_host = event.batch_host
+    _observe_suspension(gang, event.job, event.suspended, now)
+
+
+def _observe_suspension(gang: ObservedGang, job: int, suspended: bool, now: float) -> None:
+    if suspended is (job in gang.suspended_jobs):
+        return
+    gang.suspended_jobs ^= {job}
+    for node in gang.agents:
+        clear_suspicion(gang, node, now)
 
 
 def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentDisconnected, now: float) -> None:
