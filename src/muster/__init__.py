@@ -4,5 +4,6 @@ import os
 
 __version__ = "0.1.0"
 
-# gRPC reads this once, when it is loaded: else every peer that leaves in good order puts a line into our logs.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# gRPC reads this once, when it is loaded. Others cause its errors as often as they like: a peer that leaves, a stranger
+# whose TLS handshake names a server that is not there. What they mean to this process, it says itself.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
