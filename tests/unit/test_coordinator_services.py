@@ -647,6 +647,17 @@ async def test_attend_notes_the_batch_process_and_returns_the_view(world: Script
     assert (await _refusal(api.Attend(unknown)))[0] is grpc.StatusCode.NOT_FOUND
 
 
+async def test_attend_notes_nodes_of_the_job_on_which_srun_started_nothing(world: ScriptedWorld, api: Any) -> None:
+    await _running(world)
+    assert world.coordinator
+    world.coordinator.engine.core.state.gangs["g1"].job_nodes = ("n1", "n2")
+    told = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, unlaunched_nodes=["of another job", "n2"])
+    await api.Attend(told)
+    seen = world.coordinator.engine.core.observed.gang("g1").batch
+    assert seen is not None
+    assert seen.unlaunched == ("n2",)
+
+
 async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: ScriptedWorld, api: Any) -> None:
     await world.start_agents(NODES, max_failures=1)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
