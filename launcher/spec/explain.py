@@ -83,7 +83,7 @@ def _suggestion(path: Sequence[str], model: type[BaseModel]) -> str:
     table = _table(path[:-1], model)
     if table is None:
         return ""
-    near = difflib.get_close_matches(path[-1], table.model_fields, n=1)
+    near = difflib.get_close_matches(path[-1].lower(), table.model_fields, n=1)
     if near:
         return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"
     if elsewhere := [name for name, sub in _tables(model) if path[-1] in sub.model_fields]:

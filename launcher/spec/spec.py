@@ -412,7 +412,7 @@ def load(path: Path, options: argparse.Namespace | None = None) -> Job:
         WrongInput: the file cannot be read, is neither TOML nor YAML, or is not valid. The message names every error.
     """
     try:
-        return parse(path.read_text(), str(path), options)
+        return parse(path.read_text("utf-8-sig"), str(path), options)  # editors of Windows begin a file with a mark
     except FileNotFoundError:
         raise WrongInput(f"{path} does not exist", "docs/JOBTOML.md describes job.toml") from None
     except OSError as error:

@@ -10,6 +10,10 @@ from muster.v1.common_pb2 import JobSpec
 
 _STARTERS = re.compile(r"torchrun|srun|mpirun|mpiexec|deepspeed")
 _STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_SHELLS = re.compile(r"(ba|da|z|k)?sh")
+_FOR_SHELLS = re.compile(r"&&|\|\|?|;|&|[\d&]?>.*|<|~/.*|.*\$(\w+|\{\w+\}).*|.*;")
+"""Words that mean something to a shell alone: operators, redirections, variables, the home folder."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 def notes(spec: JobSpec, limit_s: int | None) -> Iterator[str]:
@@ -18,6 +22,11 @@ def notes(spec: JobSpec, limit_s: int | None) -> Iterator[str]:
         yield (
             f"command: {starter} starts processes of its own, and so does Muster: one for each rank. Name the script "
             'itself, as in ["python3", "train.py"], and their number with ranks_per_node'
+        )
+    if word := _word_for_shells(spec.command):
+        yield (
+            f"command: no shell reads it, and {word!r} reaches the program as it stands. Variables belong into [env]; "
+            'a shell is called as in ["bash", "-c", "..."]'
         )
     if spec.spares:
         yield _cost_of_spares(spec, limit_s)
@@ -40,3 +49,13 @@ def _starter(command: Sequence[str]) -> str:
     if _STARTERS.fullmatch(program) or (program == "accelerate" and "launch" in command[1:2]):
         return program
     return next((word for option, word in pairwise(command) if option == "-m" and word in _STARTER_MODULES), "")
+
+
+def _word_for_shells(command: Sequence[str]) -> str:
+    """The first word of the command that only a shell would understand; empty: there is none, or a shell is called."""
+    program, *words = command or [""]
+    if found := _ASSIGNMENT.match(program):
+        return found[0]  # the value may be secret
+    if _SHELLS.fullmatch(program.rpartition("/")[2]):
+        return ""
+    return next((word for word in words if _FOR_SHELLS.fullmatch(word)), "")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -516,6 +517,27 @@ def test_a_command_that_starts_ranks_itself_is_noted(command: list[str], starter
     found = [note for note in notes(JobSpec(command=command), None) if "starts processes of its own" in note]
     assert bool(found) == bool(starter)
     assert all(note.startswith(f"command: {starter} starts") for note in found)
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("module load cuda && python3 train.py", "&&"),
+        ("cd /shared/tiny; python3 train.py", "/shared/tiny;"),
+        ("KEY=secret python3 train.py", "KEY="),
+        ("python3 train.py >log.txt", ">log.txt"),
+        ("python3 train.py 2>&1", "2>&1"),
+        ("python3 train.py --out ${SCRATCH}/x", "${SCRATCH}/x"),
+        ("python3 ~/train.py", "~/train.py"),
+        ("bash -c 'cd /x && python3 $HOME/train.py > log'", ""),
+        ("/bin/sh run.sh ~/x", ""),
+        ("python3 train.py --pad '<pad>' --lr=1 --pattern a|b --cost 5$ --sep=';x'", ""),
+    ],
+)
+def test_a_command_that_only_a_shell_would_understand_is_noted(command: str, word: str) -> None:
+    found = [note for note in notes(JobSpec(command=shlex.split(command)), None) if "no shell reads it" in note]
+    assert bool(found) == bool(word)
+    assert all(f"and {word!r} reaches the program as it stands" in note for note in found)
 
 
 @pytest.mark.parametrize(

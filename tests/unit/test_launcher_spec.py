@@ -167,6 +167,7 @@ def test_every_key_is_in_the_reference() -> None:
     ("line", "words"),
     [
         ("spare = 1", "spare = 1: unknown key; did you mean spares?"),
+        ("[SLURM]\ntime = '1'", "SLURM: unknown key; did you mean slurm?"),
         ('partition = "gpu"', "partition = 'gpu': unknown key; it belongs in the table [slurm]"),
         ("zzz = 1", "zzz = 1: unknown key; known keys are checkpoint, command,"),
         ("spares = -1", "spares = -1: must be 0 or more"),
@@ -367,3 +368,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_signals_by_name_and_number(text: object, number: int | None) -> None:
     assert signal_number(text) == number
+
+
+def test_the_mark_with_which_editors_of_windows_begin_a_file_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(EXAMPLE.read_text(), "utf-8-sig", newline="\r\n")
+    assert load(path) == load(EXAMPLE)
