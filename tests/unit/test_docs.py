@@ -65,6 +65,32 @@ def test_each_record_that_an_owner_can_cause_has_its_bound() -> None:
     assert of_gangs - set(re.findall(r"[A-Z]\w+", causes)) == set()
 
 
+def _messages() -> str:
+    """All text in the code, a line each; … stands for what is filled in."""
+    found = []
+    for node in (node for path in (*SOURCES, *(ROOT / "src" / "muster").glob("*.py")) for node in _nodes(path)):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return "\n".join(found)
+
+
+SAID_BY_OTHERS = {"Epilog error", "Prolog error", "memory allocation of … failed"}
+
+
+def test_messages_by_which_an_operator_searches_exist() -> None:
+    """Those in quotation marks on the page for whoever is called. Numbers and names of nodes are filled in."""
+    page = (ROOT / "docs" / "operations" / "something-is-down.md").read_text()
+    quoted = set(re.findall(r'"([^"\n]+)"', page)) - SAID_BY_OTHERS
+    assert len(quoted) > 20
+    messages = _messages()
+    for quotation in quoted:
+        fixed = [part.strip(" :,()") for part in re.split(r"…|\d+|\bn\d", quotation)]
+        missing = [part for part in fixed if part not in messages]
+        assert not missing, f"{quotation}: no message says {missing}"
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
