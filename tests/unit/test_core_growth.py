@@ -518,7 +518,7 @@ def test_a_node_of_the_pool_that_is_free_later_is_grown_onto() -> None:
 
 def test_no_request_of_a_gang_that_trains_is_in_the_queue_for_long() -> None:
     """Another gang may need the node to go on at all."""
-    world = training(4, limits=NO_LIMITS, pool_nodes=1)
+    world = training(4, limits=NO_LIMITS, pool_nodes=1, step_s=2.0)
     world.crash("n2")
     trains(world, 2, 120.0)
     world.run_for(5400)
