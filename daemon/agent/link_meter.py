@@ -64,16 +64,27 @@ class LinkMeter:
         gang, node: the gang and the node of this agent.
         host: the local address to listen on, as of the agent's server.
         ports: the site's ports for agents; None: any free one.
+        most_bytes: of one transfer.
+        ending_s: for how long a new transfer waits for the end of another one.
     """
 
-    def __init__(self, gang: str, node: str, host: str, ports: PortRange | None) -> None:
+    def __init__(
+        self,
+        gang: str,
+        node: str,
+        host: str,
+        ports: PortRange | None,
+        most_bytes: int = MOST_BYTES,
+        ending_s: float = ENDING_S,
+    ) -> None:
         self._gang, self._node, self._host, self._ports = gang, node, host, ports
+        self._most_bytes, self._ending_s = most_bytes, ending_s
         self._receiving: asyncio.Task[None] | None = None
 
     async def open_sink(self) -> peer_pb2.SinkReply:
         """Awaits one transfer, or says why not: this node takes in another one, or no port is free."""
         if self._receiving is not None:
-            await asyncio.wait({self._receiving}, timeout=ENDING_S)
+            await asyncio.wait({self._receiving}, timeout=self._ending_s)
         if self._receiving is not None and not self._receiving.done():
             return peer_pb2.SinkReply(refused=f"{self._node} takes in another transfer: try again")
         try:
@@ -81,7 +92,7 @@ class LinkMeter:
         except ListenError as error:
             return peer_pb2.SinkReply(refused=f"{self._node}: {error}")
         token = secrets.token_bytes(_TOKEN_BYTES)
-        self._receiving = asyncio.create_task(asyncio.to_thread(_receive, listener, token))
+        self._receiving = asyncio.create_task(asyncio.to_thread(_receive, listener, token, self._most_bytes))
         return peer_pb2.SinkReply(port=listener.getsockname()[1], token=token)
 
     async def measure(self, order: MeasureOrder, stub_for: StubFor) -> LinkMeasurement:
@@ -92,7 +103,7 @@ class LinkMeter:
             if sink.refused:
                 return LinkMeasurement(number=order.number, error=sink.refused)
             host = split_address(order.peer_address)[0]
-            found = await asyncio.to_thread(_send, host, sink.port, sink.token)
+            found = await asyncio.to_thread(_send, host, sink.port, sink.token, self._most_bytes)
         except grpc.aio.AioRpcError as error:
             words = error.details() or error.code().name
             return LinkMeasurement(number=order.number, error=f"{order.node} does not answer {self._node}: {words}")
@@ -103,7 +114,7 @@ class LinkMeter:
         return found
 
 
-def _receive(listener: socket.socket, token: bytes) -> None:
+def _receive(listener: socket.socket, token: bytes, most_bytes: int) -> None:
     """Takes one connection, counts what comes, and answers with the count. A connection without the token gets none."""
     with listener, suppress(OSError):  # the sender sees that no answer comes
         listener.settimeout(CONNECT_S)
@@ -113,7 +124,7 @@ def _receive(listener: socket.socket, token: bytes) -> None:
             if not hmac.compare_digest(_read_exactly(connection, _TOKEN_BYTES), token):
                 return
             cores = ProcessorWait()
-            total, seconds = _count(connection)
+            total, seconds = _count(connection, most_bytes)
             connection.sendall(_COUNT.pack(total, seconds, cores.is_shared(), _rated(connection)))
             connection.shutdown(socket.SHUT_WR)
             _drain(connection)
@@ -127,14 +138,14 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes:
     return found
 
 
-def _count(connection: socket.socket) -> tuple[int, float]:
+def _count(connection: socket.socket, most_bytes: int) -> tuple[int, float]:
     """Bytes and seconds from the first bytes to the last ones. The first ones only start the clock."""
     buffer = bytearray(_BLOCK_BYTES)
     if not connection.recv_into(buffer):
         return 0, 0.0
     started = ended = clock.monotonic()
     total = 0
-    while ended - started < RECEIVE_S and total < MOST_BYTES:
+    while ended - started < RECEIVE_S and total < most_bytes:
         try:
             size = connection.recv_into(buffer)
         except TimeoutError:  # nothing came for long: the clock has run on, and the link has carried nothing
@@ -158,7 +169,7 @@ def _rated(connection: socket.socket) -> float:
     return rated_bytes_per_s(str(connection.getsockname()[0]))
 
 
-def _send(host: str, port: int, token: bytes) -> LinkMeasurement:
+def _send(host: str, port: int, token: bytes, most_bytes: int) -> LinkMeasurement:
     """Sends for a moment. Returns what the receiver has counted, and what both sides say of themselves.
 
     Raises:
@@ -174,7 +185,7 @@ def _send(host: str, port: int, token: bytes) -> LinkMeasurement:
             selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
             while len(answer) < _COUNT.size:
                 passed = clock.monotonic() - started
-                if sending and (passed >= SEND_S or sent >= MOST_BYTES):
+                if sending and (passed >= SEND_S or sent >= most_bytes):
                     sending = False
                     connection.shutdown(socket.SHUT_WR)
                     selector.modify(connection, selectors.EVENT_READ)

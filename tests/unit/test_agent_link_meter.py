@@ -9,19 +9,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import pytest
 
-from muster.daemon.agent import interface_speed, link_meter
-from muster.daemon.agent.link_meter import LinkMeter
+from muster.daemon.agent import interface_speed
+from muster.daemon.agent.link_meter import ENDING_S, LinkMeter
 from muster.v1.agent_pb2 import MeasureOrder
 from muster.v1.peer_pb2 import SinkReply, SinkRequest
 
 ORDER = MeasureOrder(number=3, node="n2", peer_address="127.0.0.1:1")
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_meter, "MOST_BYTES", 8 << 20)
+def meter(node: str, ending_s: float = ENDING_S) -> LinkMeter:
+    return LinkMeter("g", node, "127.0.0.1", None, most_bytes=8 << 20, ending_s=ending_s)
 
 
 class Peer:
@@ -46,7 +44,7 @@ def stub_for(peer: Any) -> Any:
 
 
 async def test_the_receiver_counts_what_came() -> None:
-    receiver, sender = (LinkMeter("g", node, "127.0.0.1", None) for node in ("n2", "n1"))
+    receiver, sender = (meter(node) for node in ("n2", "n1"))
     for _ in range(2):  # the sink is free again
         found = await sender.measure(ORDER, stub_for(Peer(receiver)))
         assert (found.number, found.error) == (3, "")
@@ -55,19 +53,18 @@ async def test_the_receiver_counts_what_came() -> None:
 
 
 async def test_a_connection_without_the_token_is_told_nothing() -> None:
-    peer = Peer(LinkMeter("g", "n2", "127.0.0.1", None))
+    peer = Peer(meter("n2"))
     peer.token = b"x" * 16
-    found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(peer))
+    found = await meter("n1").measure(ORDER, stub_for(peer))
     assert found.bytes == 0
     assert found.error.startswith("n1 can't send to n2: ")
 
 
-async def test_one_transfer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_meter, "ENDING_S", 0.01)
-    receiver = LinkMeter("g", "n2", "127.0.0.1", None)
+async def test_one_transfer_at_a_time() -> None:
+    receiver = meter("n2", ending_s=0.01)
     reply = await receiver.open_sink()
     assert (await receiver.open_sink()).refused == "n2 takes in another transfer: try again"
-    found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(Peer(receiver)))
+    found = await meter("n1").measure(ORDER, stub_for(Peer(receiver)))
     assert found.error == "n2 takes in another transfer: try again"
     with socket.create_connection(("127.0.0.1", reply.port)):
         pass  # ends the wait
@@ -79,7 +76,7 @@ async def test_an_agent_that_can_not_be_called_is_named() -> None:
             nothing = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="refused")
 
-    found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(Gone()))
+    found = await meter("n1").measure(ORDER, stub_for(Gone()))
     assert found.error == "n2 does not answer n1: refused"
 
     class Closed:
@@ -89,7 +86,7 @@ async def test_an_agent_that_can_not_be_called_is_named() -> None:
             return SinkReply(port=port, token=b"y" * 16)
 
     async with asyncio.timeout(60):
-        found = await LinkMeter("g", "n1", "127.0.0.1", None).measure(ORDER, stub_for(Closed()))
+        found = await meter("n1").measure(ORDER, stub_for(Closed()))
     assert found.error == "n1 can't send to n2: Connection refused"
 
 

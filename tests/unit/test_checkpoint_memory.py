@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.format.touched_memory import touch
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory import sealed_memory
 from muster.checkpoint.store.memory.cgroup_memory import MemoryLeft, memory_left
@@ -63,31 +64,26 @@ def test_sparse_memory_allocates_pages_when_they_are_written_and_frees_them() ->
 
 
 @pytest.mark.parametrize("old_kernel", [False, True])
-def test_pages_can_be_allocated_while_bytes_come(old_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if old_kernel:
-        monkeypatch.setattr(sealed_memory, "touch", lambda address, size: False)
-    monkeypatch.setattr(sealed_memory, "ALLOCATED_BYTES", 1 << 20)
+def test_pages_can_be_allocated_while_bytes_come(old_kernel: bool) -> None:
     memory = SealedMemory("muster-g-r0-s1", (5 << 20) + 7, later=True)
     memory.view[4 << 20 : (4 << 20) + 3] = b"own"
     assert os.fstat(memory.fd).st_blocks * 512 < 1 << 20
-    memory.allocate()
+    memory.allocate(1 << 20, (lambda address, size: False) if old_kernel else touch)
     assert os.fstat(memory.fd).st_blocks * 512 >= (5 << 20) + 7
     assert memory.view[4 << 20 : (4 << 20) + 4] == b"own\0"
     memory.close()
 
 
-def test_memory_that_is_closed_meanwhile_is_allocated_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_memory, "ALLOCATED_BYTES", 1 << 20)
+def test_memory_that_is_closed_meanwhile_is_allocated_no_further() -> None:
     memory = SealedMemory("muster-g-r0-s1", 5 << 20, later=True)
     touched: list[int] = []
 
-    def touch(address: int, size: int) -> bool:
+    def close_and_touch(address: int, size: int) -> bool:
         touched.append(size)
         memory.close()
         return True
 
-    monkeypatch.setattr(sealed_memory, "touch", touch)
-    memory.allocate()
+    memory.allocate(1 << 20, close_and_touch)
     assert touched == [1 << 20]
 
 

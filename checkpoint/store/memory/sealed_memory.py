@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -77,9 +78,11 @@ class SealedMemory:
             with _TO_ALLOCATE_LOCK:
                 _TO_ALLOCATE.add(self)
 
-    def allocate(self) -> None:
+    def allocate(self, step_bytes: int = ALLOCATED_BYTES, allocate_pages: Callable[[int, int], bool] = touch) -> None:
         """Allocate all pages that are not there yet, from the begin on. A thread may call this: others may write
         meanwhile. It ends early if the memory is closed.
+
+        `allocate_pages` has the kernel find the pages from an address on; False: it can't.
 
         Raises:
             NoMemoryLeft: there is too little memory.
@@ -89,11 +92,11 @@ class SealedMemory:
         view, size, descriptor = self.view, self.size, os.dup(self.fd)  # both outlive `close`
         try:
             begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
-            for start in range(0, size, ALLOCATED_BYTES):
-                length = min(ALLOCATED_BYTES, size - start)
+            for start in range(0, size, step_bytes):
+                length = min(step_bytes, size - start)
                 if self.fd < 0:
                     return
-                if not touch(begin + start, length):  # an older kernel can't
+                if not allocate_pages(begin + start, length):  # an older kernel can't
                     os.posix_fallocate(descriptor, start, length)
                 self._unallocated = size - start - length
         except OSError as error:
