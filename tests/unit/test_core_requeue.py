@@ -422,7 +422,8 @@ def test_agents_that_all_end_at_once_exclude_none_of_their_nodes() -> None:
         world.kill_agent(node)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert calls(world, "requeue")[0].exclude == ()
-    assert "3 of 3 agents are gone" in calls(world, "requeue")[0].text
+    words = "3 of 3 agents are gone (muster-agent on n0 has ended); slurm-1.out says why, if Slurm has ended them"
+    assert words in calls(world, "requeue")[0].text
 
 
 def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> None:

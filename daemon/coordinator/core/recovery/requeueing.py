@@ -75,7 +75,10 @@ def too_few_nodes_reason(gang_turn: GangTurn) -> str:
     gone = [member for member in gang_turn.gang.members.values() if member.removed]
     if not gone:
         return f"{len(gang_turn.gang.job_nodes)} nodes are left in the job"
-    return f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].removal_reason})"
+    words = f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].removal_reason})"
+    if len(gone) == len(gang_turn.gang.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
+        words += f"; slurm-{gang_turn.gang.job}.out says why, if Slurm has ended them: for their memory, for example"
+    return words
 
 
 def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = (), *, given_back: bool = False) -> None:
