@@ -396,6 +396,24 @@ def test_a_job_whose_node_lets_srun_start_nothing_does_not_start_on_it_again(req
     assert world.core.state.node("n1").health is NodeHealth.FIT
 
 
+def test_a_failed_launch_on_a_dead_node_does_not_speak_of_its_prolog() -> None:
+    world = Scenario(2, 0, absent=["n1"], gather_timeout_s=300.0)
+    world.run_for(1)
+    world.pause("n1")
+    world.run_for(25)  # before Slurm takes the node out
+    launch_fails(world, "n1")
+    assert "srun could start nothing on n1, where the node daemon is silent, too" in world.gang.reason
+
+
+def test_nodes_that_share_the_cause_of_a_failed_launch_are_not_excluded() -> None:
+    world = Scenario(4, 0, absent=["n1", "n2", "n3"], gather_timeout_s=300.0)
+    world.run_for(40)
+    launch_fails(world, "n1", "n2", "n3")
+    (call,) = calls(world, "requeue")
+    assert call.exclude == ()
+    assert "srun could start nothing on n1 n2 n3" in call.text
+
+
 def test_a_job_that_srun_can_start_nowhere_is_not_requeued_for_ever() -> None:
     world = Scenario(2, 0, idle_nodes=9, gather_timeout_s=300.0)
     world.world.jobs.unstartable_nodes.update(f"n{at}" for at in range(1, 11))

@@ -67,6 +67,8 @@ def unlaunched_reason(gang_turn: GangTurn) -> str:
     if not nodes:
         return ""
     names = fact_text.listed(sorted(nodes))
+    if all(_daemon_is_silent(gang_turn, node) for node in nodes):
+        return f"srun could start nothing on {names}, where the node daemon is silent, too"
     return f"srun could start nothing on {names}, where a Prolog may hang: slurmd's log there says more"
 
 
@@ -103,7 +105,10 @@ def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     if 2 * len(left - unfit) > len(gang.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
     left -= {member.node for member in removed if departure.was_given_back(gang_turn, member)} - unfit
-    return left | (set(gang.job_nodes) & unfit) | unlaunched_nodes(gang_turn)
+    unlaunched = unlaunched_nodes(gang_turn)
+    if 2 * len(unlaunched) > len(gang.job_nodes):
+        unlaunched = set()  # likewise
+    return left | (set(gang.job_nodes) & unfit) | unlaunched
 
 
 def dead_nodes(gang_turn: GangTurn) -> list[str]:
