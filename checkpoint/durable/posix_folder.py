@@ -16,6 +16,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -31,10 +32,36 @@ WRITE_BACKS_UNDER_WAY = 2
 """Ranges that may be on their way to disk while the next bytes are written. More would only fill the page cache: bytes
 that a slow disk has yet to take would count as written, and the last fsync would take minutes."""
 
-_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+WAIT_BEFORE, WRITE, WAIT_AFTER = 1, 2, 4
 """Flags of sync_file_range: wait for pages that are being written; begin to write; wait for what has begun."""
 _WRITE_ERRORS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
 """What sync_file_range says of the disk. All else says that the file system has no such call."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def sync_range(descriptor: int, part: tuple[int, int], flags: int) -> None:
+    """Bring a part (offset and length) of a file to disk. A file system that can't do that does it with fsync.
+
+    Raises:
+        OSError: the disk has refused bytes. A later fsync would not say it again.
+    """
+    offset, length = part
+    if _libc.sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), flags) != 0:
+        number = ctypes.get_errno()
+        if number in _WRITE_ERRORS:
+            raise OSError(number, os.strerror(number))
+
+
+@dataclass(frozen=True)
+class WriteBack:
+    """How the bytes of a file come to disk while it is written: so many at a time, by this call of the kernel."""
+
+    bytes: int = WRITE_BACK_BYTES
+    sync: Callable[[int, tuple[int, int], int], None] = sync_range
+
+
+_WRITE_BACK = WriteBack()
 
 
 class PosixFolder:
@@ -42,8 +69,8 @@ class PosixFolder:
 
     poll_s = 0.01
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, write_back: WriteBack = _WRITE_BACK) -> None:
+        self.path, self._write_back = path, write_back
 
     @property
     def where(self) -> str:
@@ -94,7 +121,7 @@ class PosixFolder:
         with self._hold_folder_of(name) as (folder, file):
             if file != durable_folders.METADATA and _completed_ns(folder) is not None:
                 raise FileExistsError(errno.EEXIST, "a complete checkpoint has taken this name", str(folder.path))
-            return PosixFile(folder.create(file))
+            return PosixFile(folder.create(file), self._write_back)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file under another name, and rename it."""
@@ -204,7 +231,8 @@ class PosixFolder:
 class PosixFile:
     """A file that grows, and is brought to disk while it grows."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, write_back: WriteBack = _WRITE_BACK) -> None:
+        self._write_back = write_back
         self._descriptor = descriptor
         self._written = self._told = 0
         self._under_way: deque[tuple[int, int]] = deque()
@@ -214,13 +242,13 @@ class PosixFile:
         while len(data):
             count = os.write(self._descriptor, data)
             data, self._written = data[count:], self._written + count
-        if self._written - self._told < WRITE_BACK_BYTES:
+        if self._written - self._told < self._write_back.bytes:
             return
         self._under_way.append((self._told, self._written - self._told))
         self._told = self._written
-        _sync_range(self._descriptor, self._under_way[-1], _WRITE)
+        self._write_back.sync(self._descriptor, self._under_way[-1], WRITE)
         if len(self._under_way) > WRITE_BACKS_UNDER_WAY:
-            _sync_range(self._descriptor, self._under_way.popleft(), _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+            self._write_back.sync(self._descriptor, self._under_way.popleft(), WAIT_BEFORE | WRITE | WAIT_AFTER)
 
     def finish(self) -> None:
         """Bring all to disk, and close the file."""
@@ -287,19 +315,3 @@ def _is_another_checkpoint(folder: HeldFolder, name: str) -> bool:
     except FileNotFoundError:  # Muster has not written it
         return True
     return parsed is None or not durable_folders.says_its_name(manifest, parsed[0])
-
-
-def _sync_range(descriptor: int, part: tuple[int, int], flags: int) -> None:
-    """Bring a part (offset and length) of a file to disk. A file system that can't do that does it with fsync.
-
-    Raises:
-        OSError: the disk has refused bytes. A later fsync would not say it again.
-    """
-    offset, length = part
-    if _libc.sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), flags) != 0:
-        number = ctypes.get_errno()
-        if number in _WRITE_ERRORS:
-            raise OSError(number, os.strerror(number))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)

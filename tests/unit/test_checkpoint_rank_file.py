@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from muster.checkpoint.durable import posix_folder
 from muster.checkpoint.durable.durable_store import Entry
-from muster.checkpoint.durable.posix_folder import PosixFolder
+from muster.checkpoint.durable.posix_folder import PosixFolder, WriteBack
 from muster.checkpoint.format import block_digests, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
@@ -130,36 +130,34 @@ def test_a_flush_can_be_given_up(tmp_path: Path) -> None:
         assert counted.total == 3000 + block_digests.DIGEST_BYTES
 
 
-def test_bytes_are_on_disk_but_for_a_bounded_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_on_disk_but_for_a_bounded_number(tmp_path: Path) -> None:
     told: list[tuple[tuple[int, int], bool]] = []
-    monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 1000)
-    monkeypatch.setattr(
-        posix_folder, "_sync_range", lambda _, part, flags: told.append((part, flags == posix_folder._WRITE))
+    store = PosixFolder(
+        tmp_path, WriteBack(1000, lambda _, part, flags: told.append((part, flags == posix_folder.WRITE)))
     )
     content = Content([bytes(6000)], [], shared=False, piece_bytes=400)
     with shard_of(content) as (shard, _):
-        write_rank_file(PosixFolder(tmp_path), "whole", RankSource(shard), lambda: None, WrittenBytes())
+        write_rank_file(store, "whole", RankSource(shard), lambda: None, WrittenBytes())
     begun = [part for part, begins in told if begins]
     assert begun == [(start, 1200) for start in range(0, 6000, 1200)]
     assert [part for part, begins in told if not begins] == begun[: -posix_folder.WRITE_BACKS_UNDER_WAY]
 
 
-def test_an_error_of_the_disk_that_is_told_early_ends_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_that_is_told_early_ends_the_file(tmp_path: Path) -> None:
     def full(descriptor: int, part: tuple[int, int], flags: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 1000)
-    monkeypatch.setattr(posix_folder, "_sync_range", full)
+    store = PosixFolder(tmp_path, WriteBack(1000, full))
     content = Content([bytes(6000)], [], shared=False, piece_bytes=400)
     with shard_of(content) as (shard, _), pytest.raises(OSError, match="No space left"):
-        write_rank_file(PosixFolder(tmp_path), "whole", RankSource(shard), lambda: None, WrittenBytes())
+        write_rank_file(store, "whole", RankSource(shard), lambda: None, WrittenBytes())
 
 
-def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posix_folder, "WRITE_BACK_BYTES", 4096)
+def test_a_file_that_is_written_back_early_has_its_bytes(tmp_path: Path) -> None:
+    store = PosixFolder(tmp_path, WriteBack(4096))
     content = Content([bytes(range(256)) * 100], [b"an object"], shared=True, piece_bytes=5000)
     with shard_of(content) as (shard, _):
-        write_rank_file(PosixFolder(tmp_path), "file", RankSource(shard), lambda: None, WrittenBytes())
+        write_rank_file(store, "file", RankSource(shard), lambda: None, WrittenBytes())
     data = bytes(range(256)) * 100 + b"an object"
     assert (tmp_path / "file").read_bytes() == data + xxhash.xxh3_128_digest(data)
 
