@@ -202,6 +202,28 @@ def test_a_durable_checkpoint_comes_before_a_version_on_which_replicas_disagree(
     assert not view(world).replicas_disagree
 
 
+def test_a_void_version_is_not_written_after_a_start_from_a_durable_checkpoint() -> None:
+    """The other rank holds it, and no older version is left in memory that shows that the replicas agreed before."""
+    world = training(nodes=2, spares=2, durable_dir="/durable")
+    world.post_event(events.FlushRequested("g", "alice"))
+    world.run_for(2)
+    leader, lost = carrying(world)
+    world.power_off(lost)
+    world.run_until(lambda: [(r.generation, r.running) for r in live_ranks(world)] == [(2, True)] * 2)
+    other = carrying(world)[1]
+    world.flip_bit(other)
+    world.run_until(lambda: world.agent(leader).memory.disagreement is not None)
+    world.cut((leader, other))
+    world.run_until(lambda: bool(world.facts(facts.ReplicasDisagreed)))
+    void, saved = world.facts(facts.ReplicasDisagreed)[-1].version, world.gang.durable_version
+    world.power_off(leader)
+    world.run_until(lambda: world.gang.generation == 3)
+    assert void in world.agent(other).memory.versions_of(1)
+    world.kill_agent(next(node for node in carrying(world) if node != other))
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert (world.gang.restored_version, world.gang.durable_version) == (None, saved)
+
+
 def test_without_any_other_version_the_disagreeing_one_is_restored_with_a_warning() -> None:
     """A user can still start afresh, and could not get the work back."""
     world = losing_the_last_other_version("")

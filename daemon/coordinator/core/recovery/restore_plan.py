@@ -52,26 +52,31 @@ def newest_restorable(
     newest_committed = max((version for version in committed if version is not None), default=Version(0, 0))
     found = [status.disagreement.version for status in statuses if status.disagreement is not None]
     found += [differ.version] if differ is not None else []
-    held = _without_unknown_replicas(held, [version for version in found if version > newest_committed])
+    void = [version for version in found if version > newest_committed]
+    held = _without_unknown_replicas(held, void)
     agreed = gang.agreed_groups if gang.restored_version is not None else ()  # an earlier run may have ended comparing
-    return newest_complete_version(held, ranks_of, newest_committed, agreed)
+    return newest_complete_version(held, ranks_of, newest_committed, {*agreed, *_groups_that_differ(held, void)})
 
 
-def _without_unknown_replicas(held: Held, found: Sequence[Version]) -> Held:
-    """`held` without shards that nobody can compare, and that a commit leader may have found to differ.
-
-    A shard that is rebuilt from a parity says nothing of its replicas. The versions `found`, on which replicas
-    disagree, are void, and so are later ones of their generation: what differs once goes on differing.
-    """
+def _without_unknown_replicas(held: Held, void: Sequence[Version]) -> Held:
+    """`held` without shards of void versions that nobody can compare: one that is rebuilt from a parity says nothing of
+    its replicas."""
     return {
-        node: [
-            shard
-            for shard in shards
-            if shard.replica_group
-            or not any(shard.version.generation == void.generation and shard.version >= void for void in found)
-        ]
+        node: [shard for shard in shards if shard.replica_group or not _is_void(shard.version, void)]
         for node, shards in held.items()
     }
+
+
+def _groups_that_differ(held: Held, void: Sequence[Version]) -> set[int]:
+    """The replica groups of void versions. They have agreed before, although no version may be left that shows it."""
+    shards = (shard for of_node in held.values() for shard in of_node)
+    return {shard.replica_group for shard in shards if shard.replica_group and _is_void(shard.version, void)}
+
+
+def _is_void(version: Version, void: Sequence[Version]) -> bool:
+    """A commit leader has found that replicas disagree at a version of `void`. Later versions of its generation are
+    void, too: what differs once goes on differing."""
+    return any(version.generation == one.generation and version >= one for one in void)
 
 
 def newest_left(
