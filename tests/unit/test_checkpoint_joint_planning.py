@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -21,11 +22,30 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def ranks_of(store: Store, world_size: int = RANKS) -> list[JointPlanning]:
+class LostStore(Store):
+    """The process in which it is has ended."""
+
+    def add(self, key: str, amount: int) -> int:
+        raise _LOST
+
+    def check(self, keys: list[str]) -> bool:
+        raise _LOST
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        raise _LOST
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise _LOST
+
+
+_LOST = RuntimeError("connection reset by peer")
+
+
+def ranks_of(store: Store, world_size: int = RANKS, **times: float) -> list[JointPlanning]:
     ranks = []
     for number in range(RANKS):
         group = RanksWithStore(number, world_size, store)
-        ranks.append(JointPlanning(lambda group=group: group))  # type: ignore[misc]
+        ranks.append(JointPlanning(lambda group=group: group, **times))  # type: ignore[misc]
         ranks[-1].begin()
     return ranks
 
@@ -88,9 +108,8 @@ def test_in_a_large_job_looks_are_further_apart() -> None:
     assert store.questions == 10
 
 
-def test_ranks_that_do_not_come_are_an_error_that_names_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_planning, "MEETING_S", 0.0)
-    ranks = ranks_of(Store())
+def test_ranks_that_do_not_come_are_an_error_that_names_what_has_changed() -> None:
+    ranks = ranks_of(Store(), meeting_s=0.0)
     assert not ranks[1].is_due("experts.2.weight", last=False)
     assert not ranks[0].is_due("", last=False)
     for rank, change in ((ranks[1], "experts.2.weight"), (ranks[0], "")):  # the second comes when the first has gone
@@ -98,23 +117,15 @@ def test_ranks_that_do_not_come_are_an_error_that_names_what_has_changed(monkeyp
             rank.is_due(change, last=False)
 
 
-def test_a_rank_that_does_not_come_to_the_last_snapshot_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_planning, "LAST_MEETING_S", 0.0)
-    ranks = ranks_of(Store())
+def test_a_rank_that_does_not_come_to_the_last_snapshot_holds_nobody_up() -> None:
+    ranks = ranks_of(Store(), last_meeting_s=0.0)
     assert [rank.is_due("weight", last=True) for rank in ranks] == [False] * RANKS
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_training_goes_on_without_the_store(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
+def test_training_goes_on_without_the_store(*, last: bool) -> None:
     """Rank 0, in whose process the store is, may end first."""
-    store = Store()
-    rank = ranks_of(store)[1]
-
-    def gone(*_: object) -> bool:
-        raise RuntimeError("connection reset by peer")
-
-    for name in ("add", "check", "compare_set", "wait"):
-        monkeypatch.setattr(store, name, gone)
+    rank = ranks_of(LostStore())[1]
     assert not rank.is_due("", last=last)
     assert not rank.is_due("weight", last=last)
 

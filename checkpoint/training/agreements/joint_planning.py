@@ -68,9 +68,16 @@ class JointPlanning:
 
     Args:
         join_group: returns this rank's place among others, at the first snapshot; None: the rank is alone.
+        meeting_s, last_meeting_s: for how long a rank waits for the others, and at the last snapshot.
     """
 
-    def __init__(self, join_group: Callable[[], RanksWithStore | None]) -> None:
+    def __init__(
+        self,
+        join_group: Callable[[], RanksWithStore | None],
+        meeting_s: float = MEETING_S,
+        last_meeting_s: float = LAST_MEETING_S,
+    ) -> None:
+        self._meeting_s, self._last_meeting_s = meeting_s, last_meeting_s
         self._join_group = join_group
         self._group: RanksWithStore | None = None
         self._snapshots = 0
@@ -119,10 +126,10 @@ class JointPlanning:
     def _is_due_at_look(self, group: RanksWithStore) -> bool:
         look = str(self._next_look)
         due = group.store.check([look])
-        if due and not _meet(group, look, MEETING_S):
+        if due and not _meet(group, look, self._meeting_s):
             raise CheckpointError(
                 f"{_changed(group, look)}, and not all {group.world_size} ranks came to the same snapshot within "
-                f"{MEETING_S:.0f} s to plan it together: call Checkpoint.step on all ranks with the same numbers"
+                f"{self._meeting_s:.0f} s to plan it together: call Checkpoint.step on all ranks with the same numbers"
             )
         soon = self._snapshots - self._planned_at < SOON * self._spacing()
         if due or not soon:
@@ -136,7 +143,7 @@ class JointPlanning:
         if change and self._asked_for < self._next_look:
             self._write_down(group, change)
         look = str(self._next_look)
-        return _meet(group, f"last {self._snapshots}", LAST_MEETING_S) and group.store.check([look])
+        return _meet(group, f"last {self._snapshots}", self._last_meeting_s) and group.store.check([look])
 
     def _write_down(self, group: RanksWithStore, change: str) -> None:
         look = str(self._next_look)
