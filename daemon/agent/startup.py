@@ -70,13 +70,15 @@ def batch(options: argparse.Namespace) -> int:
     """
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
+    if not os.environ.get("SLURM_JOB_ID"):  # srun would ask for an allocation of its own
+        raise BadOption("this script is for a job of Slurm: queue it with `muster submit job.toml`")
     site = _load_site(options)
     start_logging(options.log_level)
     spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
     if spec:
         node_problems.write_tokens(spec, os.environ)
     run = BatchRef(
-        gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restart_count()
+        gang_id=options.gang, slurm_job_id=int(os.environ["SLURM_JOB_ID"]), slurm_restart_count=_restart_count()
     )
     remote = RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())
     return asyncio.run(run_batch(options.command, remote, _allocation(spec, run) if spec else None))

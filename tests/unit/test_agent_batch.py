@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from muster.daemon.agent.batch.batch_process import (
+    EXIT_NOT_OWN_GANG,
     EXIT_REQUEUED,
     MAX_LAUNCHES,
     PollTiming,
@@ -324,6 +325,16 @@ async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path
     assert told.exists()
 
 
+async def test_a_script_that_was_queued_once_more_holds_no_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    """Its agents have been dismissed. The gang runs on in the job that muster has submitted."""
+    other = GangView(phase="RUNNING", slurm_job_ids=[7, 9])
+    assert await run_batch(["true"], Answers(other), Allocation(8), timing=FAST) == EXIT_NOT_OWN_GANG
+    assert "the gang belongs to job 7, not to this job: submit it with muster" in caplog.text
+    own = GangView(phase="DONE", final=True, slurm_job_ids=[7])
+    for job in (7, 9):  # the second one is a pool job
+        assert await run_batch(["true"], Answers(other, other, own), Allocation(job), timing=FAST) == 0
+
+
 def test_the_command_says_what_is_missing() -> None:
     from subprocess import run
 
@@ -332,3 +343,7 @@ def test_the_command_says_what_is_missing() -> None:
     found = run(argv, capture_output=True, text=True, env=clean, timeout=20, check=False)
     assert found.returncode == 64
     assert "--gang (or MUSTER_GANG) must name the gang" in found.stderr
+    outside = {name: value for name, value in clean.items() if name != "SLURM_JOB_ID"} | {"MUSTER_GANG": "g"}
+    found = run(argv, capture_output=True, text=True, env=outside, timeout=20, check=False)
+    assert found.returncode == 64
+    assert "this script is for a job of Slurm: queue it with `muster submit job.toml`" in found.stderr

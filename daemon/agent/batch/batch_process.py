@@ -40,6 +40,8 @@ _CALL_TIMEOUT_S = 5.0
 EXIT_REQUEUED = 75
 """EX_TEMPFAIL of sysexits.h. Slurm ignores this status, because the job is queued again. If Slurm has lost the requeue,
 a status other than 0 keeps dependent jobs from starting."""
+EXIT_NOT_OWN_GANG = 64
+"""EX_USAGE. A user has queued a rendered script once more: its gang has a job, and this one would hold nodes."""
 _SIGNAL_EXIT_BASE = 128
 MAX_LAUNCHES = 3
 """srun is started at most this often if nothing shows which node ends it."""
@@ -151,7 +153,7 @@ async def run_batch(
             await _requeue_job(allocation, lost_nodes, coordinator, timing)
         started_nothing = _was_killed(code) or srun.controller_unreachable
         may_relaunch = bool(allocation.min_nodes) and not found and started_nothing and launches < MAX_LAUNCHES
-        ended = await _poll_after_srun(code, coordinator, timing, may_relaunch)
+        ended = await _poll_after_srun(code, coordinator, timing, allocation.job_id, may_relaunch=may_relaunch)
         if ended is not None:
             return ended
 
@@ -208,8 +210,12 @@ async def _poll_beside_srun(
     return None
 
 
-async def _poll_after_srun(code: int, coordinator: Coordinator, timing: PollTiming, may_relaunch: bool) -> int | None:
-    """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again."""
+async def _poll_after_srun(
+    code: int, coordinator: Coordinator, timing: PollTiming, job: int, *, may_relaunch: bool
+) -> int | None:
+    """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again. `job`: the
+    Slurm job of this process; 0: it is not known.
+    """
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = no_agent_count = 0
     while True:
@@ -217,6 +223,10 @@ async def _poll_after_srun(code: int, coordinator: Coordinator, timing: PollTimi
         unknown = unknown + 1 if view is ViewFailure.UNKNOWN_GANG else 0
         if isinstance(view, GangView) and view.final:
             return _log_result(view)
+        if isinstance(view, GangView) and view.slurm_job_ids and job and job not in view.slurm_job_ids:
+            of = view.slurm_job_ids[0]
+            log.error("the gang belongs to job %d, not to this job: submit it with muster, not its script", of)
+            return EXIT_NOT_OWN_GANG
         left = isinstance(view, GangView) and _gathers_without_agents(view)
         no_agent_count = no_agent_count + 1 if left else 0
         if (
