@@ -176,6 +176,8 @@ async def _checked(spec: JobSpec, path: str, look: Look) -> str:
             f"--resume {path} is no complete checkpoint",
             f"name one of the folders step_..., as muster status shows it. {_NOTHING}",
         )
+    if not await look(path, partial(os.path.isdir, place := os.path.dirname(path))):
+        print_note(f"muster: --resume {path}: this host has no {place}: the nodes must have it")
     return path
 
 

@@ -3,13 +3,14 @@
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training.durable_loading.named_checkpoint import find_for_script
+from muster.checkpoint.training.durable_loading.named_checkpoint import find, find_for_script
 
 
 def left(folder: Path, name: str, completed: int, **manifest: object) -> str:
@@ -54,3 +55,15 @@ def test_without_a_gang_a_folder_of_several_jobs_is_refused(tmp_path: Path) -> N
     words = "holds checkpoints of 2 jobs: name the one to load: step_00000020_g1_b, step_00000030_g3_a"
     with pytest.raises(CheckpointError, match=words):
         find_for_script(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("name", ["", "absent", "step*", "absent/step_00000001_g1_a", "step_00000030_g1_a"])
+def test_what_a_job_shall_start_from_is_a_checkpoint_or_an_error(tmp_path: Path, name: str) -> None:
+    """Never step 0, and never another job's state: the user has named it, or Muster has written it."""
+    own = left(tmp_path, "step_00000020_g1_a", 20)
+    copied = left(tmp_path, "best", 10)
+    assert find(own) == own
+    assert find(copied) == copied
+    assert find(str(tmp_path / "step_00000010_g1_a")) == own, "a flush may write a newer version than its order names"
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(tmp_path / name))} is no complete checkpoint"):
+        find(str(tmp_path / name))

@@ -360,6 +360,12 @@ async def test_what_resume_cannot_mean_is_refused(
     assert "Nothing was queued" in refused.value.hint
 
 
+async def test_a_checkpoint_that_only_nodes_may_see_is_told(spec: JobSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/of-nodes-alone/step_00000007_g1_x"
+    assert await choose_origin(spec, Asked(resume=path), None) == path
+    assert f"--resume {path}: this host has no /of-nodes-alone: the nodes must have it" in capsys.readouterr().err
+
+
 async def test_a_job_whose_checkpoints_muster_does_not_load_has_none_to_resume(spec: JobSpec) -> None:
     spec.memory_checkpoint = False
     with pytest.raises(WrongInput, match="Muster loads no checkpoint"):

@@ -14,10 +14,11 @@ _MOST_NAMED = 4
 
 
 def find(path: str) -> str | None:
-    """The checkpoint that a path leads to; None if there is none yet.
+    """The checkpoint that a path leads to; None if the path is empty.
 
-    If the path names a version that is not there, a newer version of the same gang beside it is found: a flush of a
-    running gang may write a newer version than its order names. A name without a gang leads to no other folder.
+    A folder of checkpoints is none: the newest one in it may be another job's. If the path names a version that is not
+    there, a newer version of the same gang beside it is found: a flush of a running gang may write a newer version than
+    its order names. A name without a gang leads to no other folder.
 
     Raises:
         CheckpointError: the path names one checkpoint, and neither that checkpoint nor a newer one is complete.
@@ -26,12 +27,11 @@ def find(path: str) -> str | None:
         return None
     place, name = locations.split(path)
     named = durable_folders.parse_folder_name(name)
-    found = newest.newest_checkpoint(path)
-    if found is not None or named is None:
-        return found
-    newer = newest.newest_checkpoint(place, named.gang) if named.gang else None
+    if newest.is_complete(path):
+        return path
+    newer = newest.newest_checkpoint(place, named.gang) if named is not None and named.gang else None
     label = durable_folders.parse_folder_name(locations.split(newer)[1]) if newer is not None else None
-    if label is None or label.version <= named.version:
+    if label is None or named is None or label.version <= named.version:
         raise CheckpointError(f"{path} is no complete checkpoint: it has no {durable_folders.METADATA}")
     return newer
 
