@@ -118,13 +118,13 @@ def test_a_message_about_the_host_is_read(message: str, kind: str, code: int, de
     assert error.text.isprintable()
 
 
-@pytest.mark.parametrize(("message", "kind", "code", "device"), MESSAGES)
-def test_every_message_has_a_row_with_its_source(message: str, kind: str, code: int, device: str) -> None:
-    row = POLICY.row(kind, code)
-    assert row is not None
-    assert row.source
-    assert row.decision.action in ("degraded", "rank")
-    assert row.key.endswith(f".codes.{code}") or kind == "hung-task"
+def test_every_message_has_a_row_with_its_source() -> None:
+    for kind, code in {(kind, code) for _, kind, code, _ in MESSAGES}:
+        row = POLICY.row(kind, code)
+        assert row is not None, (kind, code)
+        assert row.source, row.key
+        assert row.decision.action in ("degraded", "rank"), row.key
+        assert row.key.endswith(f".codes.{code}") or kind == "hung-task"
 
 
 @pytest.mark.parametrize(
