@@ -70,13 +70,17 @@ def test_a_job_that_goes_back_into_the_queue_before_an_agent_attached_says_why()
     assert "put the job back into the queue, and no agent is attached: BeginTime" in world.gang.reason
 
 
-def test_a_job_that_waits_for_the_end_of_its_last_run_names_the_node() -> None:
-    """A Prolog that hangs keeps the node, and Slurm gives no reason."""
+@pytest.mark.parametrize("reason", ["", "Prolog"])
+def test_a_job_that_waits_for_the_end_of_its_last_run_names_the_node(reason: str) -> None:
+    """A Prolog that hangs keeps the node, and Slurm gives no reason, or that of the last run."""
     world = Scenario(2, 0, absent=["n0", "n1"])
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, completing=("n1",)))
+    world.post_event(events.SlurmJobChanged("g", 1, (), 1, None, pending_reason=reason, completing=("n1",)))
     waits = waiting_for(world.core.state, world.core.observed, world.gang)
-    assert waits.startswith("Slurm to start job 1 (its last run has not ended on n1: if that lasts, a Prolog, ")
+    before = f"{reason}; " * bool(reason)
+    assert waits.startswith(
+        f"Slurm to start job 1 ({before}its last run has not ended on n1: if that lasts, a Prolog, "
+    )
 
 
 @pytest.mark.parametrize("attaches", [False, True])

@@ -234,8 +234,8 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
 
 def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
     reason = pending_words(seen.pending_reason, gang.job, requeueing.launch_failed_on(observed, gang))
-    if seen.completing and not reason:
-        reason = (
+    if seen.completing:
+        reason = f"{reason}; " * bool(reason) + (
             f"its last run has not ended on {listed(seen.completing)}: if that lasts, a Prolog, an Epilog or a process "
             "hangs there, and slurmd's log on that node says which"
         )
