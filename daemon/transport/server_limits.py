@@ -23,7 +23,7 @@ SHARD_MESSAGE_BYTES = 16 * MIB
 
 SPEC_MESSAGE_BYTES = job_limits.MAX_SPEC_CHARS + 64 * KIB
 """A message with the spec of a job. A spec has no more bytes on the wire than characters in the journal."""
-HELD_BYTES = 2 * MIB
+HELD_BYTES = SPEC_MESSAGE_BYTES
 """Messages of one user that wait for Slurm, for example. They take 15 times as much memory (measured: an environment or
 a command of empty words)."""
 

@@ -60,6 +60,8 @@ REGISTER = "/muster.v1.Muster/Register"
 SOON_S = 0.1
 """The first messages of calls come within so long in most of these tests. The servers give them seconds."""
 BUSY, LATE = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+UNCHECKED = grpc.StatusCode.UNAVAILABLE.value[0]
+"""A Ping whose credential is not checked within 0.2 s, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ async def test_half_messages_of_one_user_take_little(
             for caller in callers
         ]
         for caller, begun in calls:
-            assert set(await caller.ended(begun)) <= {BUSY, LATE}
+            assert set(await caller.ended(begun)) <= {BUSY, LATE, UNCHECKED}
         turns = 2 + int(clock.monotonic() - begun_at)  # a place is free again when its call has had its second
         assert sum(caller.sent for caller in callers) <= turns * share.reading * message_bytes + 64 * window
 

@@ -6,6 +6,7 @@ A message takes up to 75 times its bytes once it is read: an empty entry of a li
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +29,13 @@ from tests.unit.test_known_callers import (
 )
 
 from muster.daemon.coordinator.testing.scripted_world import spec
+from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.server_limits import API_CALLS, KIB, MIB, SPEC_MESSAGE_BYTES, STRANGERS_AT_AGENT
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import api_pb2
 
+NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
 INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT.value[0], grpc.StatusCode.PERMISSION_DENIED.value[0]
 
 
@@ -89,6 +92,23 @@ async def test_the_status_of_an_agent_is_read_when_its_user_has_the_node(tmp_pat
         call = caller.call(ATTACH, served.token(STRANGER, ATTACH, first), whole, size=len(first))
         assert await caller.ended([call]) == [DENIED]
         assert caller.sent < MIB
+
+
+@pytest.mark.parametrize("message", [registration(MIB // 2), registration(2 * MIB)], ids=["handled", "not parsed"])
+async def test_nothing_of_a_refused_call_waits_for_the_garbage_collector(message: bytes, tmp_path: Path) -> None:
+    """The attack: registrations that are refused. gRPC and the error of the call referred to each other, and the frames
+    of the error to the message: 40 of 1 MiB took 650 MiB."""
+    async with attacked(coordinator, tmp_path) as (served, connect):
+        caller = await connect()
+        gc.collect()
+        gc.disable()
+        try:
+            call = caller.call(REGISTER, served.token(STRANGER, REGISTER, message), message)
+            assert await caller.ended([call]) in ([NOT_FOUND], [INVALID])
+            while any(isinstance(one, CallRefused) for one in gc.get_objects()):  # noqa: ASYNC110
+                await asyncio.sleep(0)  # until the task of the call has ended
+        finally:
+            gc.enable()
 
 
 async def test_large_messages_of_one_user_wait_for_each_other(tmp_path: Path) -> None:

@@ -40,21 +40,25 @@ _UNREADABLE = Unreadable(grpc.StatusCode.INVALID_ARGUMENT, "this is no message o
 
 
 class _Reader:
-    """Reads the messages of one call. `size`: of the newest one. `most`: bytes of the first one; 0: any.
+    """Parses the messages of one call. `most`: bytes of the first one; 0: any.
 
-    A message takes up to 75 times its bytes once it is parsed, so one that is too large is not.
+    A message takes up to 75 times its bytes once it is parsed. So one that is too large is not, and gRPC, which would
+    parse each at once, parses none.
     """
 
     def __init__(self, deserialize: Callable[[bytes], Any], most: int) -> None:
-        self.size: int | None = None
         self._deserialize, self._most = deserialize, most
 
-    def __call__(self, message: bytes) -> Any:
-        is_first, self.size = self.size is None, len(message)
-        if is_first and self._most and self.size > self._most:
-            details = f"the message has {self.size} bytes: {self._most} are the most for this method"
-            return Unreadable(grpc.StatusCode.INVALID_ARGUMENT, details)
-        return self._deserialize(message)
+    def parse(self, message: bytes) -> Any:
+        """The message. Raises CallRefused: it is too large, or can't be parsed."""
+        most, self._most = self._most, 0
+        if most and len(message) > most:
+            details = f"the message has {len(message)} bytes: {most} are the most for this method"
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, details)
+        parsed = self._deserialize(message)
+        if isinstance(parsed, Unreadable):
+            raise CallRefused(parsed.code, parsed.details)
+        return parsed
 
 
 def read_message(deserialize: Callable[[bytes], Any], message: bytes) -> Any:
@@ -101,7 +105,7 @@ def timed_handler(
         answer = partial(_write_one, function, place.share.unread_s)
     reader = _Reader(deserialize, place.share.first_message_bytes)
     run = partial(_run, answer, place, reader, begin, handler.request_streaming)
-    return grpc.stream_stream_rpc_method_handler(run, reader, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(run, None, handler.response_serializer)
 
 
 _Answer = Callable[[Any, _Context], Awaitable[None]]
@@ -119,7 +123,16 @@ async def _run(
     if begin:
         begin(context)
     try:
-        requests = _requests(context, place, reader)
+        await _answer_or_refuse(answer, _requests(context, place, reader), streams, context)
+    except grpc.aio.AbortError as error:
+        # The call and this error refer to each other until the garbage collector runs. Its frames hold the messages of
+        # the call, which take 16 MiB for 1 MiB on the wire.
+        error.__context__ = None
+        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+
+
+async def _answer_or_refuse(answer: _Answer, requests: AsyncIterator[Any], streams: bool, context: _Context) -> None:
+    try:
         await answer(requests if streams else await _only(requests), context)
     except CallRefused as error:
         await error.end_call(context)
@@ -153,18 +166,14 @@ async def _requests(context: _Context, place: CallPlace, reader: _Reader) -> Asy
     for _ in range(first) if first else repeat(None):
         async with place.reading():
             message = await _read_within(context, place.share.first_message_s)
-            await place.hold(reader.size or 0)
-        if message is EOF:
-            return
-        yield _checked(message)
+            if message is EOF:
+                return
+            await place.hold(len(message))
+        message = reader.parse(message)
+        yield message
     while (message := await context.read()) is not EOF:
-        yield _checked(message)
-
-
-def _checked(message: Any) -> Any:
-    if isinstance(message, Unreadable):
-        raise CallRefused(message.code, message.details)
-    return message
+        message = reader.parse(message)
+        yield message
 
 
 async def _read_within(context: _Context, seconds: float) -> Any:
