@@ -104,7 +104,7 @@ class TrainingGang:
 
     def advance(self, steps: int) -> None:
         """Every rank finishes `steps` steps and takes a snapshot."""
-        self.version = Version(self.gang.generation, self.version.step + steps)
+        self.version = Version(self.gang.newest.generation, self.version.step + steps)
         self.report_all()
 
     def status(self, node: str) -> AgentStatus:
@@ -113,18 +113,18 @@ class TrainingGang:
         if gang is None or gang.phase is Phase.GATHERING:
             return AgentStatus()
         fencing = gang.phase in (Phase.PREFLIGHT, Phase.RECOVERING)
-        store = fencing and gang.store_node == node
-        seat = next((seat for seat in gang.seats if seat.node == node), None)
+        store = fencing and gang.recovery.store_node == node
+        seat = next((seat for seat in gang.roster.seats if seat.node == node), None)
         first = seat.group_rank * RANKS_PER_NODE if seat else 0
         own = range(first, first + RANKS_PER_NODE) if seat else range(0)
         step = self.version.step
-        ranks = tuple(RankState(rank, gang.generation, True, step=step, progressed=step > 0) for rank in own)
+        ranks = tuple(RankState(rank, gang.newest.generation, True, step=step, progressed=step > 0) for rank in own)
         return AgentStatus(
-            fenced_generation=max(gang.fenced_generation, 0),
+            fenced_generation=max(gang.recovery.fenced_generation, 0),
             ranks=() if fencing else ranks,
             shards=self._shards(gang, seat),
-            store_port=20_000 + gang.generation if store else 0,
-            store_generation=gang.fenced_generation + 1 if store else 0,
+            store_port=20_000 + gang.newest.generation if store else 0,
+            store_generation=gang.recovery.fenced_generation + 1 if store else 0,
             heard_s=dict.fromkeys(self.silent, 3.0) if seat and fencing else {},
             order_serial=gang.order_serial,
         )
@@ -133,7 +133,7 @@ class TrainingGang:
         """The node's own shards and its copies of the buddy's shards, of the newest step."""
         if seat is None or not self.version.step:
             return ()
-        count = len(gang.seats)
+        count = len(gang.roster.seats)
         held_ranks = [((seat.group_rank - back) % count, back == 0) for back in (0, 1)]
         return tuple(
             Shard(place * RANKS_PER_NODE + local, self.version, own, f"{self.version.step:032x}")
@@ -146,7 +146,7 @@ class TrainingGang:
     def fail_node(self, node: str) -> None:
         """A node fails silently: from the accusations to the order that starts the next generation."""
         self.silent.add(node)
-        watchers = [seat.node for seat in self.gang.seats if node in seat.watched_peers]
+        watchers = [seat.node for seat in self.gang.roster.seats if node in seat.watched_peers]
         asks = [ask for w in watchers for ask in self._accuse(w, node)]
         while not self._starting():
             before = self.gang.phase
@@ -177,7 +177,8 @@ class TrainingGang:
         """An agent that can has not told of its newest order yet."""
         return (
             node not in self.silent
-            and self.fleet.core.observed.gang(self.id).status(node).fenced_generation < self.gang.fenced_generation
+            and self.fleet.core.observed.gang(self.id).status(node).fenced_generation
+            < self.gang.recovery.fenced_generation
         )
 
     def _answers(self, ask: ProbeRequest) -> list[ProbeRequest]:

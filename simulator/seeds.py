@@ -421,7 +421,9 @@ class SeedRun:
                 and not pool_jobs
                 and not any(self._should_exit(a) for (g, _), a in world.agents.items() if g == id)
             )
-        wanted = {member.job for member in gang.present()} | {request.job for request in gang.pool.values()}
+        wanted = {member.job for member in gang.roster.present()} | {
+            request.job for request in gang.growth.pool.values()
+        }
         if any(pool_job.id not in wanted for pool_job in pool_jobs):
             return False  # a pool job that no gang needs is still there
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
@@ -431,12 +433,12 @@ class SeedRun:
             id in world.final_steps
             or gang.phase is not Phase.RUNNING
             or training is None
-            or training.generation != gang.generation
+            or training.generation != gang.newest.generation
         ):
             return False
         return (
             world.schedule.now - training.last_step_at < 0.5 + world.durations.step_s()
-            and gang.stepped_generation == gang.generation
+            and gang.newest.stepped_generation == gang.newest.generation
         )
 
     def _should_exit(self, agent: Agent) -> bool:

@@ -234,7 +234,7 @@ class Coordinator:
 
     def _more_calls(self, method: str, uid: int) -> int:
         gangs = self.engine.core.state.gangs.values()
-        nodes = sum(len(gang.members) for gang in gangs if gang.owner_uid == uid and not gang.final)
+        nodes = sum(len(gang.roster.members) for gang in gangs if gang.account.owner_uid == uid and not gang.final)
         return more_coordinator_calls(method, nodes, operates=self._settings.rights.is_operators(uid))
 
     def _names(self) -> frozenset[str]:

@@ -49,7 +49,7 @@ def _lose_until_repaired(world: World, gang: str) -> str:
     """The node that is lost; empty: there is none that may crash."""
     known, job = world.gang(gang), world.jobs.running_job(gang)
     host = job.batch_host if job is not None else ""
-    seats = [seat.node for seat in known.seats if seat.node != host] if known is not None else []
+    seats = [seat.node for seat in known.roster.seats if seat.node != host] if known is not None else []
     powered = [node for node in seats if world.machines[node].powered]
     if not powered:
         return ""
@@ -106,7 +106,7 @@ def power_off_rack(world: World, gang: str) -> None:
 def power_off_buddies(world: World, gang: str) -> None:
     """A node and its buddy lose power at once."""
     gang_state, node = world.gang(gang), targets.random_node(world, gang)
-    seat = next((seat for seat in gang_state.seats if seat.node == node), None) if gang_state else None
+    seat = next((seat for seat in gang_state.roster.seats if seat.node == node), None) if gang_state else None
     for name in dict.fromkeys((node, seat.buddy or node) if seat else (node,)):
         take_down(world, name, closes=False)
 
@@ -188,7 +188,7 @@ def flip_bit_in_only_version(world: World, gang: str) -> None:
     if training is None or training.over or known is None or 0 not in training.ranks:  # rank 0 may not be started yet
         return
     leader = training.ranks[0].agent.node
-    if node := next((seat.node for seat in known.seats if seat.buddy == leader), ""):
+    if node := next((seat.node for seat in known.roster.seats if seat.buddy == leader), ""):
         world.coordinator.post_event(events.FlushRequested(gang, "uid 1000"))
         world.schedule.call_later(1.0, take_down, world, node, True)
         world.schedule.call_later(1.0, _flip_bit_once_restored, world, gang, training.generation, leader)
@@ -243,8 +243,8 @@ def _signal(world: World, node: str, action: str, response: Response = Response.
 def correlated_signal(world: World, gang: str) -> None:
     """A node dies or freezes for long, and the hardware of a healthy peer reports a signal because of that."""
     gang_state = world.gang(gang)
-    if gang_state is not None and len(gang_state.seats) > 1:
-        dead, peer = (seat.node for seat in world.rng.sample(gang_state.seats, 2))
+    if gang_state is not None and len(gang_state.roster.seats) > 1:
+        dead, peer = (seat.node for seat in world.rng.sample(gang_state.roster.seats, 2))
         world.note(f"FAULT: {dead} fails, and {peer} reports a correlated signal")
         world.correlated_signals[peer] = (gang, dead)
         if world.rng.random() < 0.3:

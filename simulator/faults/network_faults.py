@@ -121,8 +121,8 @@ def partition(world: World, gang: str) -> None:
 def isolate_spare(world: World, gang: str) -> None:
     """A spare is isolated while the other nodes train on."""
     gang_state = world.gang(gang)
-    if gang_state is not None and gang_state.spares:
-        node = world.rng.choice(gang_state.spares).node
+    if gang_state is not None and gang_state.roster.spares:
+        node = world.rng.choice(gang_state.roster.spares).node
         hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
         pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
         cut(world, pairs, world.rng.choice([6.0, 10.0, 80.0]))

@@ -10,7 +10,7 @@ from muster.simulator.world.world import World
 def stop_agent_of_seat(world: World, gang: str, seconds: float) -> None:
     """Stop the agent of a node that has a seat, so that the gang's present phase lasts."""
     gang_state = world.gang(gang)
-    nodes = [seat.node for seat in gang_state.seats] if gang_state else []
+    nodes = [seat.node for seat in gang_state.roster.seats] if gang_state else []
     agents = [agent for node in nodes if (agent := world.agents.get((gang, node))) and agent.is_running()]
     if agents:
         agent = world.rng.choice(agents)
@@ -97,7 +97,7 @@ def _crash_rank(world: World, rank: Rank, exit_code: int, stderr: str, first: st
 def crash_ranks_on_node(world: World, gang: str) -> None:
     """Ranks on one node crash in two consecutive generations, without a new step in between."""
     gang_state = world.gang(gang)
-    seats = [seat.node for seat in gang_state.seats] if gang_state else []
+    seats = [seat.node for seat in gang_state.roster.seats] if gang_state else []
     node = world.rng.choice(seats) if seats else targets.random_node(world, gang)
     others = [other for other in seats if other != node]
     first = world.rng.choice(others) if others and world.rng.random() < 0.5 else ""
@@ -163,7 +163,7 @@ def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
         world.limits.observe
         or gang_state is None
         or not gang_state.spec.hang_after_s
-        or not gang_state.stepped_generation
+        or not gang_state.newest.stepped_generation
     ):
         for other in rank.agent.ranks.values():
             world.schedule.call_later(30.0, _end_hang, world, gang, other)
@@ -178,8 +178,8 @@ def _end_hang(world: World, gang: str, rank: Rank) -> None:
 def hang_ranks_on_node(world: World, gang: str) -> None:
     """Ranks on one node hang, a step behind the others, in two consecutive generations without a step in between."""
     gang_state = world.gang(gang)
-    if gang_state is not None and gang_state.seats:
-        node = world.rng.choice(gang_state.seats).node
+    if gang_state is not None and gang_state.roster.seats:
+        node = world.rng.choice(gang_state.roster.seats).node
         world.note(f"FAULT: ranks on {node} hang")
         _hang_again_on_node(world, gang, node, 0, 2, world.schedule.now + 90.0)
 

@@ -43,7 +43,7 @@ class BatchProcessInvariant:
         """The batch process is not given up too early, and not only because the gather timeout is over."""
         gang, seen = core.state.gangs[fact.gang], core.observed.gang(fact.gang)
         # Slurm may have started the job again, unknown to the core: it gives up the process of the run that it knows.
-        silent_s = at - self._world.jobs.batch_heard_at.get((fact.job, gang.restart_count), 0.0)
+        silent_s = at - self._world.jobs.batch_heard_at.get((fact.job, gang.slurm.restart_count), 0.0)
         if reason_phrases.BATCH_PROCESS_SILENT in fact.text:
             require(
                 silent_s >= BATCH_TIMEOUT_S,
@@ -53,9 +53,9 @@ class BatchProcessInvariant:
         _, granted_at = seen.job_running or (0, 0.0)
         began_at = max(granted_at, self._gathering_since.get(fact.gang, 0.0))
         unchanged_s = at - max(seen.last_attach_at, began_at, core.observed.observing_since)
-        heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.restart_count)
+        heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.slurm.restart_count)
         # While the agent on the batch host is attached, the batch process can't have ended with its host.
-        host_attached = gang.batch_host is not None and seen.is_attached(gang.batch_host.node)
+        host_attached = gang.roster.batch_host is not None and seen.is_attached(gang.roster.batch_host.node)
         late = (
             heard
             and not host_attached
@@ -72,15 +72,15 @@ class BatchProcessInvariant:
 
         A batch process that was heard within BATCH_SILENCE_S may live for all that the core can know.
         """
-        heard_at = self._world.jobs.batch_heard_at.get((gang.job, gang.restart_count))
+        heard_at = self._world.jobs.batch_heard_at.get((gang.slurm.job, gang.slurm.restart_count))
         job = self._world.jobs.running_job(gang.id)
         may_requeue = (
-            gang.spec.requeue and not self._world.limits.observe and gang.runs_without_start < RUNS_WITHOUT_START
+            gang.spec.requeue and not self._world.limits.observe and gang.slurm.runs_without_start < RUNS_WITHOUT_START
         )
         require(
             not may_requeue
             or job is None
-            or job.restart_count != gang.restart_count
+            or job.restart_count != gang.slurm.restart_count
             or self._world.jobs.has_batch_process(job)
             or (heard_at is not None and at - heard_at <= BATCH_SILENCE_S),
             f"invariant 4: {gang.id} fails because its nodes did not attach, and its batch process has ended with its "

@@ -66,7 +66,7 @@ class HangInvariant:
         gang, training = core.state.gangs[fact.gang], self._training(fact.gang, fact.generation)
         if training is None:
             return
-        idle_s = at - max(training.last_step_at, training.phase_changed_at, gang.started_at)
+        idle_s = at - max(training.last_step_at, training.phase_changed_at, gang.newest.started_at)
         if all_idle := reason_phrases.ALL_RANKS_IDLE in fact.reason:
             idle_s = training.idle_s(at, MAX_DETECTION_DELAY_S + (MEASURED_LATE - 1) * gang.spec.hang_after_idle_s)
             _check_idle_ranks(training, gang, idle_s)
@@ -79,7 +79,7 @@ class HangInvariant:
             f"invariant 3: generation {fact.generation} of {gang.id} is called hung {idle_s:.1f} s after its last "
             f"step or phase",
         )
-        for seat in gang.seats:
+        for seat in gang.roster.seats:
             since = self._reachability.unreachable_since(seat.node, gang.id, seat.node)
             silent_s = 0.0 if since is None else at - since
             require(
@@ -92,7 +92,7 @@ class HangInvariant:
 
     def _check_delay(self, gang: Gang, allowed: float, since: float, at: float) -> None:
         unchanged_since = max(since, self._reachability.coordinator_since, self._reachability.changed_at)
-        late_s = at - unchanged_since - 2**gang.failures_in_a_row * allowed
+        late_s = at - unchanged_since - 2**gang.recovery.failures_in_a_row * allowed
         require(late_s < MAX_DETECTION_DELAY_S, f"invariant 4: {gang.id} hung for {late_s:.1f} s longer than allowed")
 
     def _training(self, gang: str, generation: int) -> Training | None:
@@ -104,7 +104,7 @@ class HangInvariant:
 def _step_allowance_s(core: Core, gang: Gang) -> float:
     """Seconds that a step may take at most, without failures before."""
     pace = core.observed.gang(gang.id).pace
-    return max(10 * gang.spec.hang_after_s, 20 * pace.median_step_s, pace.longest_gap_s, 2 * gang.first_step_s)
+    return max(10 * gang.spec.hang_after_s, 20 * pace.median_step_s, pace.longest_gap_s, 2 * gang.newest.first_step_s)
 
 
 def _check_silent_rank(training: Training, fact: facts.HangDetected, at: float) -> None:

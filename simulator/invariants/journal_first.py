@@ -81,7 +81,10 @@ class ViewInvariant:
         """A gang is over. Its view shows the newest step that was reported of its last generation."""
         gang, (generation, step) = core.state.gangs[id], core.observed.gang(id).last_step
         shown = gang_view(core.state, core.observed, gang, gang.phase_at).step
-        require(generation != gang.generation or shown >= step, f"{id}: step {step} is shown as {shown} after the end")
+        require(
+            generation != gang.newest.generation or shown >= step,
+            f"{id}: step {step} is shown as {shown} after the end",
+        )
 
     def coordinator_crashed(self, core: Core, written: bool) -> None:
         """The coordinator ends. `written`: the journal holds all that it knows."""

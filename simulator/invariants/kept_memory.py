@@ -23,7 +23,7 @@ class KeptMemoryInvariant:
 
     def gang_requeued(self, gang: Gang) -> None:
         """The gang comes back."""
-        self._requeued.add((gang.id, gang.restart_count))
+        self._requeued.add((gang.id, gang.slurm.restart_count))
 
     def shards_handed_over(self, agent: Agent) -> None:
         """An agent hands its shards to its node's daemon."""

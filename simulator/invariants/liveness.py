@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def awaits_release(gang: Gang, job: Job, limits: Limits) -> bool:
     """Slurm holds the job after a failed launch, and the coordinator need not leave it to the user."""
-    may = gang.spec.requeue and not limits.observe and gang.runs_without_start < FAILED_LAUNCHES
+    may = gang.spec.requeue and not limits.observe and gang.slurm.runs_without_start < FAILED_LAUNCHES
     return job.held and may
 
 
@@ -45,9 +45,9 @@ class LivenessInvariant:
         neither the kill nor its cause.
         """
         training = self._world.newest_training(gang.id)
-        if training is None or training.generation != fact.generation or not gang.recoveries:
+        if training is None or training.generation != fact.generation or not gang.recovery.recoveries:
             return
-        if fact.hardware or not gang.recoveries[-1].hung:
+        if fact.hardware or not gang.recovery.recoveries[-1].hung:
             return
         if any(rank.alive and rank.kill_sent for rank in training.ranks.values()):
             self.generation_failed(gang.id, fact.generation)
@@ -76,7 +76,7 @@ class LivenessInvariant:
 
     def _check_may_start(self, gang: Gang, state: DurableState) -> None:
         """A waiting job excludes no node that was put back into service meanwhile."""
-        job = self._world.cluster.jobs().get(gang.job)
+        job = self._world.cluster.jobs().get(gang.slurm.job)
         if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
             return
         nodes = [state.node(name) for name in job.excluded]

@@ -37,7 +37,7 @@ class NodeCheckInvariant:
         new = seated - self._seated.get(gang.id, set())
         self._seated[gang.id] = seated
         # A result that the coordinator has not heard of says nothing about its decision.
-        checks = {node: gang.members[node].check for node in new} if gang.spec.preflight else {}
+        checks = {node: gang.roster.members[node].check for node in new} if gang.spec.preflight else {}
         unproven = {node for node, check in checks.items() if check is None or check.outcome.is_bad}
         ready = [seat.node for seat in fact.spares if self._has_passed(core, gang, seat.node)]
         require(
@@ -61,7 +61,7 @@ class NodeCheckInvariant:
         return check is not None and check.outcome.is_bad
 
     def _has_passed(self, core: Core, gang: Gang, node: str) -> bool:
-        check = gang.members[node].check
+        check = gang.roster.members[node].check
         passed = check is not None and check.outcome is CheckOutcome.PASSED
         return passed and node not in core.index.out_of_service
 

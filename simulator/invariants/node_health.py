@@ -33,7 +33,7 @@ UNKILLABLE_WINDOW_S = 15.0
 
 def gang_watching(state: DurableState, node: str) -> Gang | None:
     """A gang that probes `node` when the node falls silent."""
-    return next((g for g in state.gangs.values() if node in g.members and g.phase in MONITORED), None)
+    return next((g for g in state.gangs.values() if node in g.roster.members and g.phase in MONITORED), None)
 
 
 class NodeHealthInvariant:
@@ -161,7 +161,9 @@ class NodeHealthInvariant:
         id, dead = self._world.correlated_signals[node]
         gang = core.state.gangs[id]
         missed = (
-            dead in gang.members and not gang.members[dead].removed and dead in core.observed.gang(id).suspected_since
+            dead in gang.roster.members
+            and not gang.roster.members[dead].removed
+            and dead in core.observed.gang(id).suspected_since
         )
         return gang.phase not in MONITORED or not missed
 
@@ -172,7 +174,7 @@ class NodeHealthInvariant:
             f"invariant 3: {node} is called {fact.health}, and the coordinator was able to reach it",
         )
         # A node that is out or never joined is no witness: nodes go out because they are no longer trusted.
-        members = {m.node for m in gang.present()} - {node}
+        members = {m.node for m in gang.roster.present()} - {node}
         others = [n for (id, n), a in world.agents.items() if id == gang.id and n in members and a.is_running()]
         unable = [n for n in others if self._reachability.was_unreachable(n, gang.id, node)]
         require(
@@ -189,7 +191,7 @@ class NodeHealthInvariant:
         agent = self._world.agents.get((gang.id, fact.node))
         if self._transitions.phase(gang.id) is Phase.RECOVERING or agent is None or not agent.alive:
             return  # closed connections prove the end of a process at once, even right after a step
-        carries_ranks = any(seat.node == fact.node for seat in gang.seats)
+        carries_ranks = any(seat.node == fact.node for seat in gang.roster.seats)
         step_at = self._progress.reported_at(gang.id) if carries_ranks else self._progress.proven_at(gang.id)
         since_step_s = self._world.schedule.now - step_at
         require(

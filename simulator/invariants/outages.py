@@ -67,10 +67,10 @@ class OutageInvariant:
 
     def _check_unkillable(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:
         known_nodes, gangs = len(core.state.nodes), core.state.gangs
-        waited_s = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
+        waited_s = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.roster.members)
         unkillable = {fact.node}
         for (id, node), agent in self._world.agents.items():
-            is_present = id in gangs and node in gangs[id].members and (id, node) not in self._out
+            is_present = id in gangs and node in gangs[id].roster.members and (id, node) not in self._out
             reached = agent.is_running() and not self._reachability.was_unreachable(COORDINATOR, id, node)
             # The coordinator is not told of ranks that exit by themselves, and killing a rank may take this long.
             late = is_present and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > STUCK_AFTER_S
@@ -88,7 +88,7 @@ class OutageInvariant:
         many = len(recently_silent | suspected | {fact.node})
         since = self._reachability.unreachable_since(COORDINATOR, gang.id, fact.node)
         waited_s = at - (self._world.schedule.now if since is None else since)
-        known_nodes = max(len(core.state.nodes), len(gang.members))
+        known_nodes = max(len(core.state.nodes), len(gang.roster.members))
         require(
             many <= max(2, known_nodes // 10) or waited_s >= OUTAGE_HOLD_S,
             f"invariant 5: {fact.node} is called {fact.health} after {waited_s:.1f} s, and {many} of {known_nodes} "
@@ -102,7 +102,7 @@ class OutageInvariant:
         seen = core.observed.gang(gang.id)
         silent_nodes = set()
         for node, since in seen.suspected_since.items():
-            member, probe = gang.members.get(node), seen.probes.get(node)
+            member, probe = gang.roster.members.get(node), seen.probes.get(node)
             # A node that this turn began to suspect was unknown to it when it decided.
             was_probed = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
             silent = self._reachability.unreachable_since(COORDINATOR, gang.id, node) is not None

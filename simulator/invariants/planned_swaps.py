@@ -52,13 +52,13 @@ class PlannedSwapInvariant:
         """The core plans to leave a node."""
         self._planned.add((fact.gang, fact.generation))
         gang, machine = core.state.gangs[fact.gang], self._world.machines[fact.node]
-        seated = {seat.node for seat in gang.seats}
-        spares = [m.node for m in gang.present() if m.node not in seated]
+        seated = {seat.node for seat in gang.roster.seats}
+        spares = [m.node for m in gang.roster.present() if m.node not in seated]
         ready = [name for name in spares if core.state.node(name).health is NodeHealth.FIT]
         requested = bool(fact.requested_by) and self._is_requested(fact.gang, fact.node)
         evidence = machine.has_precursor or machine.has_slow_rank
         if fact.gives_way_to:
-            jobs, members = self._world.jobs, gang.members
+            jobs, members = self._world.jobs, gang.roster.members
             evidence = jobs.is_of_pool(members[fact.node].job) and not jobs.is_of_pool(members[fact.gives_way_to].job)
             ready = [name for name in ready if name == fact.gives_way_to]
             self._gives_way.add((fact.gang, fact.node))
@@ -79,14 +79,15 @@ class PlannedSwapInvariant:
         self._planned.add((fact.gang, fact.generation))
         self._planned_at[fact.gang] = self._world.schedule.now
         gang = core.state.gangs[fact.gang]
+        seats = len(gang.roster.seats)
         require(
-            gang.phase is Phase.RUNNING and len(gang.seats) < fact.nodes <= gang.spec.nodes,
-            f"invariant 8: {gang.id} in phase {gang.phase} shall grow from {len(gang.seats)} to {fact.nodes} nodes",
+            gang.phase is Phase.RUNNING and seats < fact.nodes <= gang.spec.nodes,
+            f"invariant 8: {gang.id} in phase {gang.phase} shall grow from {seats} to {fact.nodes} nodes",
         )
         good = self._good_spares(core, gang)
         require(
-            len(good) >= fact.nodes - len(gang.seats),
-            f"invariant 8: {gang.id} shall grow from {len(gang.seats)} to {fact.nodes} nodes, and has only {good}",
+            len(good) >= fact.nodes - seats,
+            f"invariant 8: {gang.id} shall grow from {seats} to {fact.nodes} nodes, and has only {good}",
         )
         self._check_apart(fact.gang)
 
@@ -116,10 +117,10 @@ class PlannedSwapInvariant:
 
     def _good_spares(self, core: Core, gang: Gang) -> list[str]:
         """Spares on which nothing is wrong, as far as the core has heard."""
-        seated = {seat.node for seat in gang.seats}
+        seated = {seat.node for seat in gang.roster.seats}
         return [
             member.node
-            for member in gang.present()
+            for member in gang.roster.present()
             if member.node not in seated
             and core.state.node(member.node).health is NodeHealth.FIT
             and core.state.node(member.node).drain is None
@@ -137,27 +138,30 @@ class PlannedSwapInvariant:
     def run_settled(self, core: Core) -> None:
         """No gang trains for long with fewer nodes than it has."""
         for gang in core.state.gangs.values():
-            first_step_at = max((one.first_step_at for one in gang.recoveries[-1:]), default=0.0)
+            first_step_at = max((one.first_step_at for one in gang.recovery.recoveries[-1:]), default=0.0)
             since = max(first_step_at, self._grows_after(gang))
             joined = [at for at, fact in self._world.observer.journal if isinstance(fact, facts.MemberJoined)]
             now = self._world.schedule.now
-            if gang.phase is not Phase.RUNNING or len(gang.seats) >= gang.spec.nodes:
+            if gang.phase is not Phase.RUNNING or len(gang.roster.seats) >= gang.spec.nodes:
                 continue
             if not first_step_at or now - max([since, *joined]) < GROWN_WITHIN_S or self._has_reason_to_stay(gang):
                 continue
             good = self._good_spares(core, gang)
-            require(not good, f"invariant 8: {gang.id} has stayed at {len(gang.seats)} nodes beside {good}")
+            require(not good, f"invariant 8: {gang.id} has stayed at {len(gang.roster.seats)} nodes beside {good}")
 
     def _grows_after(self, gang: Gang) -> float:
         """When the pause after the last restart without a fault is over (seconds). Each growth that was undone doubles
         the pause."""
-        planned_at, undone = self._planned_at.get(gang.id), sum(bool(one.nodes_undone) for one in gang.recoveries)
+        planned_at, undone = (
+            self._planned_at.get(gang.id),
+            sum(bool(one.nodes_undone) for one in gang.recovery.recoveries),
+        )
         return 0.0 if planned_at is None else planned_at + PAUSE_S * 2**undone
 
     def _has_reason_to_stay(self, gang: Gang) -> bool:
         limits = self._world.limits
         limited = self._world.jobs.job(gang.id).time_limit_s is not None
-        return limited or limits.observe or limits.journal_mib_per_job < 1 or bool(gang.pool and gang.swap)
+        return limited or limits.observe or limits.journal_mib_per_job < 1 or bool(gang.growth.pool and gang.plans.swap)
 
     def check_fence(self, gang: Gang, fact: facts.GenerationFenced) -> None:
         """A generation ends. If its ranks were asked to leave, there was a plan."""
@@ -166,7 +170,7 @@ class PlannedSwapInvariant:
             return
         ranks = training.ranks.values()
         stopped = bool(ranks) and all(rank.exit_code == 0 or rank.stopped_step for rank in ranks)
-        left = stopped and gang.stop is None and not self._world.is_finished(fact.gang)
+        left = stopped and gang.plans.stop is None and not self._world.is_finished(fact.gang)
         require(
             not left or (fact.gang, fact.generation) in self._planned,
             f"invariant 8: the ranks of generation {fact.generation} were asked to leave, and no swap was planned",
@@ -193,6 +197,6 @@ class PlannedSwapInvariant:
     def check_end(self, gang: Gang) -> None:
         """A gang is done. Its ranks have not exited only because they were asked to leave a node."""
         require(
-            gang.stop is not None or self._world.is_finished(gang.id),
+            gang.plans.stop is not None or self._world.is_finished(gang.id),
             f"invariant 8: {gang.id} is done, and its script has not come to its end",
         )

@@ -86,7 +86,7 @@ class ReplicaInvariant:
             return
         held = self._held(core, gang)
         left = [other for other, have in held.items() if have.issuperset(range(ranks_of(other)))]
-        left += [durable] if (durable := core.state.gangs[gang].durable_version) is not None else []
+        left += [durable] if (durable := core.state.gangs[gang].checkpoint.durable_version) is not None else []
         better = sorted(other for other in left if self._world.replicas_agree(gang, other, ranks_of(other)))
         require(not better, f"invariant 9: {version} is used, and its replicas disagree, though {better} are left")
         require(
@@ -110,4 +110,8 @@ class ReplicaInvariant:
 
     def _comparison_is_over(self, gang: str) -> bool:
         known = self._world.gang(gang)
-        return known is not None and known.disagreement is not None and known.disagreement.comparison_ends
+        return (
+            known is not None
+            and known.findings.disagreement is not None
+            and known.findings.disagreement.comparison_ends
+        )

@@ -47,7 +47,7 @@ class SeatInvariant:
         count = len(fact.seats)
         full = count == gang.spec.nodes or fact.action in (
             "restart in place", "swap", "planned swap", "more replicas"
-        ) or bool(gang.recoveries and gang.recoveries[-1].seats_undone)  # fmt: skip
+        ) or bool(gang.recovery.recoveries and gang.recovery.recoveries[-1].seats_undone)  # fmt: skip
         require(
             gang.spec.fewest <= count <= gang.spec.nodes and (full or not fact.spares),
             f"invariant 4: generation {fact.generation} starts on {count} nodes and leaves {len(fact.spares)} spares "

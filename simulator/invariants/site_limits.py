@@ -41,7 +41,7 @@ class SiteLimitInvariant:
         if isinstance(fact, facts.GenerationFenced):
             self._recorded_at_fence[gang.id] = self._recorded[gang.id]
         if not isinstance(fact, facts.GangRegistered):
-            self._recorded[gang.id] += counted_bytes(fact, gang.most_nodes)
+            self._recorded[gang.id] += counted_bytes(fact, gang.slurm.most_nodes)
 
     def check_start(self, fact: facts.GenerationStarted) -> None:
         """The coordinator starts a generation."""
@@ -64,10 +64,12 @@ class SiteLimitInvariant:
     def check_join(self, gang: Gang, fact: facts.MemberJoined) -> None:
         """No more nodes of the shared pool join than the job may have, and each was requested. Any other node
         that joins with a job of its own is one that the gang's job has lost."""
-        if fact.job == gang.job:
+        if fact.job == gang.slurm.job:
             return
         jobs = self._world.jobs
-        joined = [member for member in gang.present() if member.job != gang.job and jobs.is_of_pool(member.job)]
+        joined = [
+            member for member in gang.roster.present() if member.job != gang.slurm.job and jobs.is_of_pool(member.job)
+        ]
         require(
             len(joined) <= gang.spec.pool_nodes and fact.job in self._pool_jobs.get(gang.id, {}).values(),
             f"invariant 6: {fact.node} joins from the pool as number {len(joined)} of {gang.spec.pool_nodes}",

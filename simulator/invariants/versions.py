@@ -37,7 +37,7 @@ class VersionInvariant:
         """This leader's commit counts. A commit among nodes that are out of the gang does not."""
         gang = leader.identity.gang
         known = self._world.gang(gang)
-        if known is not None and leader.node in known.members and known.members[leader.node].removed:
+        if known is not None and leader.node in known.roster.members and known.roster.members[leader.node].removed:
             return False
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
         # If a newer run of the job has begun, the memory of the leader's run is freed node by node.
@@ -75,7 +75,7 @@ class VersionInvariant:
         """If every rank has stopped for a planned swap, the step that they have kept counts as committed, unless its
         replicas disagree: no leader would commit it."""
         training = self._world.newest_training(gang.id)
-        if gang.swap is None or training is None or training.generation != fact.generation:
+        if gang.plans.swap is None or training is None or training.generation != fact.generation:
             return
         if all(rank.exit_code == 0 or rank.stopped_step for rank in training.ranks.values()):
             kept = Version(fact.generation, training.step)
@@ -84,11 +84,13 @@ class VersionInvariant:
 
     def check_flush(self, gang: Gang, fact: facts.FlushEnded) -> None:
         """The coordinator counts a flush as done."""
-        ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
+        ranks = gang.ranks_of(gang.checkpoint.flush.version) if gang.checkpoint.flush else 0
         error = self._world.durable_storage.publish(gang.id, fact.serial, fact.path, ranks)
         require(not error, f"invariant 2: {gang.id}: {error}")
-        if gang.durable_version is not None:
-            self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
+        if gang.checkpoint.durable_version is not None:
+            self._durable[gang.id] = max(
+                gang.checkpoint.durable_version, self._durable.get(gang.id, gang.checkpoint.durable_version)
+            )
 
     def run_ended(self, gang: str) -> None:
         """A run of the gang's job is over, and its agents' memory is gone."""
@@ -132,7 +134,7 @@ class VersionInvariant:
             rebuilds=not self._is_resharded(gang, committed, ranks),
         ):
             newest_available = max(committed, newest_available) if newest_available else committed
-        chosen = fact.version or (gang.durable_version if fact.durable_path else None)
+        chosen = fact.version or (gang.checkpoint.durable_version if fact.durable_path else None)
         require(
             newest_available is None or (chosen is not None and chosen >= newest_available),
             f"invariant 2: generation {fact.generation} starts from {chosen}, though {newest_available} is available",
@@ -141,8 +143,8 @@ class VersionInvariant:
     def check_saved(self, gang: Gang) -> None:
         """After a planned stop nothing is lost that could have been written to durable storage."""
         committed, durable = self._committed.get(gang.id), self._durable.get(gang.id)
-        failed = gang.flush is not None and gang.flush.error
-        if gang.stop is None or not gang.spec.durable_dir or committed is None or failed:
+        failed = gang.checkpoint.flush is not None and gang.checkpoint.flush.error
+        if gang.plans.stop is None or not gang.spec.durable_dir or committed is None or failed:
             return
         require(
             (durable is not None and durable >= committed)
@@ -159,7 +161,7 @@ class VersionInvariant:
         held: set[int] = set()
         written = range(world.written_ranks(gang.id, version))
         parts: set[tuple[tuple[int, ...], int]] = set()
-        for node, member in gang.members.items():
+        for node, member in gang.roster.members.items():
             agent = world.agents.get((gang.id, node))
             if (
                 agent is None

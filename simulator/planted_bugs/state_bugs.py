@@ -42,8 +42,8 @@ STATE_BUGS: dict[str, PlantedBug] = {
     "detached-counts-as-fenced": PlantedBug(
         "Ranks count as ended when their agent is detached.",
         function="GangIndex.recount",
-        code="expected and not (attached and A >= B)",
-        bug="expected and attached and A < B",
+        code="attached and A >= B",
+        bug="not attached or A >= B",
     ),
     "exit-before-the-requeue": PlantedBug(
         "A batch process exits before Slurm has the job back in its queue, so the job ends.",
@@ -66,8 +66,8 @@ STATE_BUGS: dict[str, PlantedBug] = {
     "forget-the-earlier-run": PlantedBug(
         "A job that goes on from an earlier run starts without its checkpoint.",
         function="state_updates._registered",
-        code="(path, Version(A, B))",
-        bug='("", Version(A, B))',
+        code="A = path",
+        bug='A = ""',
     ),
     "forget-owed-calls": PlantedBug(
         "A journal snapshot lacks the calls that are owed to Slurm.",

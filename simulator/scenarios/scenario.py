@@ -120,7 +120,7 @@ class Scenario:
 
     def is_running(self, generation: int) -> bool:
         """Every rank of `generation` was started and is alive."""
-        ranks = [rank for seat in self.gang.seats for rank in self.agent(seat.node).ranks.values()]
+        ranks = [rank for seat in self.gang.roster.seats for rank in self.agent(seat.node).ranks.values()]
         return len(ranks) >= self.gang.spec.nodes and all(r.alive and r.generation == generation for r in ranks)
 
     def replayed_state(self) -> DurableState:
@@ -347,22 +347,22 @@ class Scenario:
 
     def give_back(self, node: str) -> None:
         """The job's owner gives a node back (scontrol update NodeList=)."""
-        self.world.cluster.remove_node(self.gang.job, node)
+        self.world.cluster.remove_node(self.gang.slurm.job, node)
 
     def requeue(self) -> None:
         """An operator requeues the job in Slurm."""
-        self.world.cluster.requeue(self.gang.job, (), None)
+        self.world.cluster.requeue(self.gang.slurm.job, (), None)
 
     def start_other_job(self, *nodes: str) -> None:
         """Another job starts on these nodes: its prolog has finished."""
         for node in nodes:
             self.world.note(f"another job starts on {node}")
-            self.world.kept_memory.job_starts(node, 1 + self.gang.job)
+            self.world.kept_memory.job_starts(node, 1 + self.gang.slurm.job)
 
     def finish(self) -> None:
         """Every rank exits with 0: the script has come to its end."""
         self.world.final_steps["g"] = 0
-        for seat in self.gang.seats:
+        for seat in self.gang.roster.seats:
             self.kill_rank(seat.node, 0)
 
 

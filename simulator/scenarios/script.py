@@ -111,7 +111,7 @@ class Player:
         elif name == "cancel":
             world.post_event(events.CancelRequested("g", "uid 1000"))
         elif name == "scancel":
-            world.world.cluster.cancel(world.gang.job)
+            world.world.cluster.cancel(world.gang.slurm.job)
         elif name == "full_storage":
             world.world.durable_storage.fails_until = world.now + float(words[0])
         else:
@@ -122,7 +122,7 @@ class Player:
         if what == "step":
             return lambda: world.core.observed.gang("g").step_number >= int(number)
         if what == "generation":
-            return lambda: world.gang.stepped_generation == int(number)
+            return lambda: world.gang.newest.stepped_generation == int(number)
         return lambda: world.gang.phase is Phase[what]
 
     def _show(self) -> Iterator[str]:
@@ -130,8 +130,8 @@ class Player:
         world, gang = self.world, self.world.gang
         reason = "" if self._facts_alone else f": {gang.reason}"
         yield f"phase       {gang.phase}" + (f", exit code {gang.exit_code}{reason}" if gang.final else "")
-        yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
-        spares = [seat.node for seat in gang.spares if not gang.members[seat.node].removed]
+        yield f"ranks on    {' '.join(seat.node for seat in gang.roster.seats)}"
+        spares = [seat.node for seat in gang.roster.spares if not gang.roster.members[seat.node].removed]
         yield f"spares      {' '.join(spares) or 'none'}"
         unhealthy = sorted(
             (n for n in world.core.state.nodes.values() if n.health is not NodeHealth.FIT), key=lambda n: n.name

@@ -269,7 +269,7 @@ class SlurmJobs:
         reached = not host.frozen and world.network.connected(COORDINATOR, host.name)
         gang = coordinator.core.state.gangs.get(self._submissions[job.id].gang) if coordinator.is_running() else None
         if reached and gang is not None:
-            if not gang.run_is_over(job.id, job.restart_count):
+            if not gang.slurm.run_is_over(job.id, job.restart_count):
                 self.batch_heard_at[job.id, job.restart_count] = world.schedule.now
                 coordinator.post_event(events.BatchHeartbeat(gang.id, job.id, job.restart_count))
             if coordinator.core.batch_may_end(gang, job.id, job.restart_count):
@@ -315,10 +315,10 @@ class SlurmJobs:
             return refused
         if identity.pool_request and self._world.coordinator.core.state.node(node).health in OUT_OF_SERVICE:
             return None
-        if gang is not None and restarts < gang.restart_count:
+        if gang is not None and restarts < gang.slurm.restart_count:
             return "this run of the job is over"
-        member = gang.members.get(node) if gang is not None else None
-        if gang is not None and member is not None and member.job == job and restarts == gang.restart_count:
+        member = gang.roster.members.get(node) if gang is not None else None
+        if gang is not None and member is not None and member.job == job and restarts == gang.slurm.restart_count:
             return ""
         if self._world.slurm.unavailable_reason:
             return None

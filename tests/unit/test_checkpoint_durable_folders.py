@@ -15,7 +15,7 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_version
 from muster.daemon.coordinator.core.recovery.flushing import durable_path
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.durable_state import Account, Gang, SlurmJob
 from muster.daemon.coordinator.core.state.events import GangSpec
 
 
@@ -56,7 +56,8 @@ def test_folder_names_without_a_gang_are_read() -> None:
 
 def test_the_coordinator_gives_a_folder_the_name_that_its_agents_do() -> None:
     for where, serial in (("/d", 0), ("s3://bucket/d", 9)):
-        gang = Gang("tiny-0a1b2c3d", 1, 1000, "tiny", GangSpec(2, 0, durable_dir=where), "", 0.0)
+        account = Account(1000, "tiny", "", 0.0)
+        gang = Gang("tiny-0a1b2c3d", GangSpec(2, 0, durable_dir=where), account, SlurmJob(1))
         name = durable_folders.folder_name(Version(4, 123), "tiny-0a1b2c3d", serial)
         assert durable_path(gang, events.Version(4, 123), 9) == f"{where}/{name}"
         assert folder_names.parse_path(f"{where}/{name}/") == (123, 4, "tiny-0a1b2c3d", serial)

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state.communication import fabric_of_gang
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.state.durable_state import Account, Gang, Member, SlurmJob
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.services.views import gang_view
@@ -96,12 +96,12 @@ async def test_a_node_s_domain_is_in_orders_and_views_and_ranks_have_their_place
         assert world.coordinator
         core = world.coordinator.engine.core
         view = gang_view(core.state, core.observed, world.gang, 0.0)
-    assert {node: member.nvlink_domain for node, member in world.gang.members.items()} == {
+    assert {node: member.nvlink_domain for node, member in world.gang.roster.members.items()} == {
         "n1": "4a1c.7",
         "n2": "4a1c.7",
         "n3": "",
     }
-    slow = {node: member.adapter_bandwidth for node, member in world.gang.members.items()}
+    slow = {node: member.adapter_bandwidth for node, member in world.gang.roster.members.items()}
     assert slow == {"n1": 2.5e9, "n2": 2.5e9, "n3": 0}
     fabric = fabric_of_gang(world.gang, core.observed)
     assert fabric.link("n1", "n3").bandwidth == 2.5e9
@@ -122,7 +122,8 @@ def test_members_of_one_nvlink_domain_are_nearer_than_a_leaf() -> None:
         return Member(node, 1, "i", f"{node}:9", batch_host=False, leaf="s0", nvlink_domain=domain)
 
     members = [member("n1", "c.1"), member("n2", "c.1"), member("n3", "")]
-    gang = Gang("g", 1, 0, "g", GangSpec(3, 0), "", 0.0, members={one.node: one for one in members})
+    gang = Gang("g", GangSpec(3, 0), Account(0, "g", "", 0.0), SlurmJob(1))
+    gang.roster.members = {one.node: one for one in members}
     fabric = fabric_of_gang(gang, ObservedState(observing_since=0.0))
     assert fabric.level_between("n1", "n2") is Level.NVLINK
     assert fabric.level_between("n1", "n3") is Level.LEAF

@@ -208,10 +208,10 @@ def test_a_view_looks_through_the_seats_a_few_times_however_many_nodes_there_are
     """The view of the largest gang, looked through once for each node, held the event loop up for three seconds."""
     state = _state(*RUNNING)
     gang, names = state.gangs["g"], [f"m{number}" for number in range(200)]
-    gang.members = {name: Member(name, 7, "i", "a:1", False, "") for name in names}
-    gang.seats = CountedSeats(facts.Seat(name, number, "", ()) for number, name in enumerate(names))
+    gang.roster.members = {name: Member(name, 7, "i", "a:1", False, "") for name in names}
+    gang.roster.seats = CountedSeats(facts.Seat(name, number, "", ()) for number, name in enumerate(names))
     view = gang_view(state, ObservedState(observing_since=0.0), gang, 100.0)
-    assert {node.role for node in view.nodes if node.node in gang.members} == {"rank"}
+    assert {node.role for node in view.nodes if node.node in gang.roster.members} == {"rank"}
     assert CountedSeats.looks < 10
 
 

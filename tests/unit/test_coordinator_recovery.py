@@ -59,7 +59,7 @@ async def test_a_crashed_rank_is_started_again_from_memory(world: ScriptedWorld)
     restore = world.agents["n1"].orders[-1].restore
     assert (restore.version.generation, restore.version.step) == (1, 5)
     assert [(s.rank, s.node, s.digest) for s in restore.sources] == [(0, "n1", "0@5"), (1, "n2", "1@5")]
-    assert world.gang.recoveries[-1].cause == "rank 1 on n2 was ended by signal 9: MemoryError"
+    assert world.gang.recovery.recoveries[-1].cause == "rank 1 on n2 was ended by signal 9: MemoryError"
     assert world.agents["n1"].orders[-1].master_port == 20002
 
 
@@ -136,7 +136,7 @@ async def _restart_after_crashes(world: ScriptedWorld) -> None:
 
 async def _signal_until_removed(world: ScriptedWorld, node: str) -> None:
     """Send the signal on each new stream, as the node daemon does, until the node is removed."""
-    while not (await world.running_coordinator()).engine.core.state.gangs["g1"].members[node].removal_reason:
+    while not (await world.running_coordinator()).engine.core.state.gangs["g1"].roster.members[node].removal_reason:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await world.send_signal(node, 79)
 
@@ -183,11 +183,11 @@ async def test_a_recovery_completes_after_a_crash_at_any_write(
     await world.wait_for_slurm()
     assert coordinator.engine.journal.position < FACT_COUNT
     gang = coordinator.engine.core.state.gangs["g1"]
-    assert (gang.phase, gang.generation, gang.exit_code) == (Phase.DONE, 3, 0)
-    assert [(r.generation, r.action, r.step_restored) for r in gang.recoveries] == [
+    assert (gang.phase, gang.newest.generation, gang.exit_code) == (Phase.DONE, 3, 0)
+    assert [(r.generation, r.action, r.step_restored) for r in gang.recovery.recoveries] == [
         (2, "swap", 5),
         (3, "restart in place", 10),
     ]
-    assert {s.node for s in gang.seats} == {"n1", "n3"}
+    assert {s.node for s in gang.roster.seats} == {"n1", "n3"}
     assert NodeState.DRAIN in world.cluster.nodes()["n2"].states
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")

@@ -243,7 +243,7 @@ async def test_nobody_takes_the_id_of_a_job_before_its_owner_registers_it(
     assert words.startswith(f"the id {gang} is not for a gang of uid {EVE}: let muster submit make")
     await _register_as(shared, ALICE, gang, 2)
     assert shared.coordinator
-    owners = {known.id: known.owner_uid for known in shared.coordinator.engine.core.state.gangs.values()}
+    owners = {known.id: known.account.owner_uid for known in shared.coordinator.engine.core.state.gangs.values()}
     assert owners == {gang: ALICE}
 
 
@@ -350,7 +350,7 @@ async def test_an_id_of_an_earlier_version_is_registered_by_whoever_comes_first(
 ) -> None:
     await _register_as(shared, ALICE, gang, 2)
     assert shared.coordinator
-    assert shared.coordinator.engine.core.state.gangs[gang].owner_uid == ALICE
+    assert shared.coordinator.engine.core.state.gangs[gang].account.owner_uid == ALICE
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ async def test_an_id_that_names_no_owner_is_taken_while_its_agent_is_checked(
             else:
                 await agent.attach(world.address)
                 assert agent.dismissed.startswith("gang g1 belongs to job 2, not to job 1")
-        assert not engine.core.state.gangs["g1"].members
+        assert not engine.core.state.gangs["g1"].roster.members
     finally:
         await agent.die()
         await world.close()
@@ -238,7 +238,7 @@ async def test_others_reach_an_agent_at_its_own_node_only(world: ScriptedWorld, 
     if advertised.admitted:
         attached = asyncio.create_task(agent.attach(world.address))
         await world.wait_for_facts(facts.MemberJoined)
-        assert world.gang.members["n1"].peer_address == advertised.address
+        assert world.gang.roster.members["n1"].peer_address == advertised.address
         await agent.die()
         await asyncio.gather(attached, return_exceptions=True)
         return
@@ -386,7 +386,7 @@ async def test_a_second_agent_on_a_node_is_dismissed_while_the_first_lives(world
     assert second.dismissed == "another agent of this job runs on n1: incarnation n1-a; this agent is n1-b"
     assert _stream(world, "n1") is first
     assert await world.wait_for_facts(facts.GenerationFenced, 0) == fenced
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 @pytest.mark.parametrize("first", ["ended", "mute"])
@@ -638,8 +638,8 @@ async def test_attend_notes_the_batch_process_and_returns_the_view(world: Script
     assert (view.gang_id, view.phase) == ("g1", "RUNNING")
     assert seen.batch is not None
     assert seen.batch.is_of(1, 2)
-    assert world.coordinator.engine.core.state.gangs["g1"].restart_count == 0
-    world.coordinator.engine.core.state.gangs["g1"].restart_count = 3
+    assert world.coordinator.engine.core.state.gangs["g1"].slurm.restart_count == 0
+    world.coordinator.engine.core.state.gangs["g1"].slurm.restart_count = 3
     heard_at = seen.batch.heard_at
     over = await api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2))
     assert (over.phase, over.final, seen.batch.heard_at) == ("RUNNING", True, heard_at)
@@ -650,7 +650,7 @@ async def test_attend_notes_the_batch_process_and_returns_the_view(world: Script
 async def test_attend_notes_nodes_of_the_job_on_which_srun_started_nothing(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
     assert world.coordinator
-    world.coordinator.engine.core.state.gangs["g1"].job_nodes = ("n1", "n2")
+    world.coordinator.engine.core.state.gangs["g1"].slurm.job_nodes = ("n1", "n2")
     told = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, unlaunched_nodes=["of another job", "n2"])
     await api.Attend(told)
     seen = world.coordinator.engine.core.observed.gang("g1").batch
@@ -889,7 +889,7 @@ async def test_a_wrong_request_for_a_swap_is_refused(
     code, said = await _refusal(api.Swap(api_pb2.SwapRequest(gang=REF, **given)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert said.startswith(words)
-    assert world.gang.swap is None
+    assert world.gang.plans.swap is None
 
 
 @pytest.mark.parametrize("letter", ["x", "\u4e2d", "\x1b"])

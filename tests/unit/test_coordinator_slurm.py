@@ -283,7 +283,7 @@ async def test_a_job_that_lost_a_node_is_not_posted_while_slurm_does_not_say_whe
 async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:
     owing, seen = Owing(slurm), list[events.Event]()
     pool_job = slurm.cluster.submit(JobRequest(nodes=1, name="g", requeue=False))
-    owing.state.gangs["g"].members["n4"] = Member("n4", pool_job, "i1", "n4:9", batch_host=False, leaf="")
+    owing.state.gangs["g"].roster.members["n4"] = Member("n4", pool_job, "i1", "n4:9", batch_host=False, leaf="")
     watch = SlurmWatch(slurm, owing.state, seen.append)
     for _ in range(2):
         await watch.poll_jobs()
@@ -363,7 +363,7 @@ async def test_a_time_limit_is_posted_on_the_cores_clock_and_again_after_the_wal
     """The coordinator was started with a wall clock two hours ahead, which an operator has corrected since."""
     slurm.cluster.submit(JobRequest(nodes=1, time_limit_s=5400))
     owing, seen, ahead = Owing(slurm), list[events.Event](), [0.0]
-    owing.state.gangs["g"].job = 2
+    owing.state.gangs["g"].slurm.job = 2
     watch = SlurmWatch(slurm, owing.state, seen.append, lambda: ahead[0])
     await watch.poll_jobs()
     ahead[0] = 7200.0
@@ -410,7 +410,8 @@ def test_the_end_state_of_a_job(slurm: FakeSlurm, found: Job | Gone, ended: str 
 
 
 def test_a_job_whose_output_can_not_be_opened_says_where_and_why(slurm: FakeSlurm) -> None:
-    gang = replace(Owing(slurm).state.gangs["g"], shown_spec='{"run_dir": "/scratch/run"}')
+    gang = Owing(slurm).state.gangs["g"]
+    gang.account.shown_spec = '{"run_dir": "/scratch/run"}'
     found = Job(1, JobState.FAILED, batch_host="n2", exit_code=0, exit_signal=53)
     words = "n2 could not open the job's output file: run_dir = '/scratch/run' must be a folder that all nodes share"
     assert job_seen(gang, found).end_words == words

@@ -42,7 +42,7 @@ def test_rules_without_an_end_are_reported_and_the_gang_is_examined_again() -> N
     gang_turn = make_gang_turn()
     advance(gang_turn, rounds(1000))
     assert len(gang_turn.turn.outcome.facts) == ROUNDS
-    assert gang_turn.gang.job_nodes == (f"n{ROUNDS - 1}",)
+    assert gang_turn.gang.slurm.job_nodes == (f"n{ROUNDS - 1}",)
     assert gang_turn.turn.outcome.bugs == [
         "gang g1 in phase SUBMITTED: the rules came to no end in 12 rounds, the last of which decided JobChanged; "
         "the gang is looked at again in 1 s"

@@ -23,7 +23,7 @@ def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> S
 
 def runs(world: Scenario, generation: int) -> None:
     """Run until that generation has made a few steps."""
-    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation)
+    world.run_until(lambda: world.is_running(generation) and world.gang.newest.stepped_generation == generation)
     step = world.core.observed.gang("g").step_number
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
 
@@ -45,7 +45,7 @@ def test_at_the_limit_a_live_node_stays_in_service_whatever_its_hardware_reports
     runs(world, 2)
     world.signal("n2")
     world.run_for(5)
-    assert world.gang.generation == 2
+    assert world.gang.newest.generation == 2
     assert health(world, "n2") is NodeHealth.DEGRADED
     assert "Xid 79; the node stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
     assert ("drain", "n1") in verbs(world)
@@ -109,8 +109,8 @@ def test_a_gang_that_loses_node_after_node_is_saved_and_stopped() -> None:
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
     assert "lost 2 nodes within the hour, and 1 may be replaced" in world.gang.reason
-    assert world.gang.durable_version is not None
-    assert world.gang.durable_version.step > 3
+    assert world.gang.checkpoint.durable_version is not None
+    assert world.gang.checkpoint.durable_version.step > 3
 
 
 def test_a_gang_that_loses_many_nodes_is_stopped_without_a_durable_folder_too() -> None:
@@ -129,8 +129,8 @@ def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_d
     world.requeue()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.heal(("n3", "coordinator"), ("coordinator", "n3"))
-    world.run_until(lambda: world.is_running(2) and world.gang.stepped_generation == 2, 900)
-    assert "n1" in world.gang.recoveries[-1].nodes_out
+    world.run_until(lambda: world.is_running(2) and world.gang.newest.stepped_generation == 2, 900)
+    assert "n1" in world.gang.recovery.recoveries[-1].nodes_out
     world.kill_rank("n0")  # a restart in place loses no further node
     runs(world, 3)
     assert not world.gang.final
@@ -192,7 +192,7 @@ def test_observe_mode_leaves_a_live_node_its_ranks_whatever_its_hardware_reports
 def crash_at_once(world: Scenario, generation: int, position: int) -> None:
     """Have a rank of the node in that seat exit before its first step."""
     world.run_until(lambda: world.is_running(generation))
-    world.kill_rank(world.gang.seats[position].node)
+    world.kill_rank(world.gang.roster.seats[position].node)
 
 
 def doubted(world: Scenario) -> list[str]:
@@ -204,14 +204,14 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_the_ranks
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
     runs(world, 3)
-    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert "n2" not in {seat.node for seat in world.gang.roster.seats}
     assert health(world, "n2") is NodeHealth.UNFIT
     assert (
         world.core.state.node("n2").reason
         == "ranks failed on n2 in two consecutive generations, and the gang trains on without this node"
     )
     assert ("drain", "n2") in verbs(world)
-    assert world.gang.unattributed_node == ""
+    assert world.gang.recovery.unattributed_node == ""
 
 
 def dies_of_reset(world: Scenario, generation: int, node: str, culprit: str, exit_code: int) -> None:
@@ -219,7 +219,7 @@ def dies_of_reset(world: Scenario, generation: int, node: str, culprit: str, exi
     world.run_until(lambda: world.is_running(generation))
     world.kill_rank(culprit, exit_code, delay_s=0.02)
     world.kill_rank(node, 1)
-    world.run_until(lambda: world.gang.generation > generation)
+    world.run_until(lambda: world.gang.newest.generation > generation)
 
 
 def test_a_node_whose_rank_dies_of_a_peers_reset_is_not_blamed_even_if_reported_first() -> None:
@@ -227,7 +227,7 @@ def test_a_node_whose_rank_dies_of_a_peers_reset_is_not_blamed_even_if_reported_
     for generation in (1, 2):
         dies_of_reset(world, generation, "n0", "n2", -11)
     runs(world, 3)
-    assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n2", "n2"]
+    assert [recovery.crashed_on for recovery in world.gang.recovery.recoveries] == ["n2", "n2"]
     assert health(world, "n0") is NodeHealth.FIT
     assert health(world, "n2") is NodeHealth.UNFIT
     assert world.replayed_state() == world.core.state
@@ -240,15 +240,15 @@ def test_no_node_is_swapped_where_the_first_crash_is_unknown(exit_code: int) -> 
         dies_of_reset(world, generation, "n0", "n2", exit_code)
     runs(world, 3)
     assert doubted(world) == []
-    assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["", ""]
+    assert [recovery.crashed_on for recovery in world.gang.recovery.recoveries] == ["", ""]
 
 
 def test_a_late_report_of_the_earlier_generation_blames_no_node() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
-    world.run_until(lambda: world.gang.generation == 3)
-    reached = world.gang.furthest_step
+    world.run_until(lambda: world.gang.newest.generation == 3)
+    reached = world.gang.recovery.furthest_step
     world.core.observed.gang("g").last_step = (2, reached + 5)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     assert health(world, "n2") is NodeHealth.FIT
@@ -287,7 +287,7 @@ def test_without_a_spare_crashing_ranks_are_restarted_in_place() -> None:
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
     runs(world, 3)
-    assert "n2" in {seat.node for seat in world.gang.seats}
+    assert "n2" in {seat.node for seat in world.gang.roster.seats}
     assert not world.facts(facts.MemberRemoved)
 
 
@@ -310,7 +310,7 @@ def test_a_crash_that_the_loss_of_another_node_explains_is_none_of_two_in_a_row(
     if generation == 3:
         world.crash("n1")
     runs(world, 4)
-    assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n0", "n2", "n2"]
+    assert [recovery.crashed_on for recovery in world.gang.recovery.recoveries] == ["n0", "n2", "n2"]
     assert doubted(world) == []
 
 
@@ -324,9 +324,9 @@ def test_crashes_of_the_run_before_swap_no_node(stays: bool) -> None:
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     if not stays:
         world.power_off("n2")
-    world.run_until(lambda: world.gang.stepped_generation == 4, 900)
-    assert len(world.gang.recoveries) == 2
-    assert ("n2" in world.gang.members) == stays
+    world.run_until(lambda: world.gang.newest.stepped_generation == 4, 900)
+    assert len(world.gang.recovery.recoveries) == 2
+    assert ("n2" in world.gang.roster.members) == stays
     assert doubted(world) == []
 
 
@@ -334,7 +334,7 @@ def test_a_former_spare_is_blamed_like_any_other_node() -> None:
     world = training()
     world.crash("n1")
     runs(world, 2)
-    spare = world.gang.seats[3].node
+    spare = world.gang.roster.seats[3].node
     world.kill_rank(spare)
     crash_at_once(world, 3, 3)
     runs(world, 4)
@@ -345,10 +345,10 @@ def test_an_unattributed_node_that_takes_its_seat_again_at_once_is_not_blamed() 
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
-    world.run_until(lambda: world.gang.unattributed_node == "n2" and world.gang.generation == 3)
-    seated = world.gang.seats[0].node
-    world.gang.unattributed_node = seated  # as a node of the shared pool, within the recovery that removed it
-    world.gang.recoveries[-1].nodes_out.append(seated)
+    world.run_until(lambda: world.gang.recovery.unattributed_node == "n2" and world.gang.newest.generation == 3)
+    seated = world.gang.roster.seats[0].node
+    world.gang.recovery.unattributed_node = seated  # as a node of the shared pool, within the recovery that removed it
+    world.gang.recovery.recoveries[-1].nodes_out.append(seated)
     runs(world, 3)
     world.run_for(2.0)
     assert health(world, seated) is NodeHealth.FIT
@@ -358,8 +358,8 @@ def test_an_unattributed_node_that_carries_ranks_again_is_not_blamed() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
-    world.run_until(lambda: world.gang.unattributed_node == "n2" and world.gang.generation == 3)
-    world.gang.recoveries[-1].nodes_in.append("n2")  # as a node of the shared pool
+    world.run_until(lambda: world.gang.recovery.unattributed_node == "n2" and world.gang.newest.generation == 3)
+    world.gang.recovery.recoveries[-1].nodes_in.append("n2")  # as a node of the shared pool
     runs(world, 3)
     world.run_for(2.0)
     assert health(world, "n2") is NodeHealth.FIT
@@ -369,7 +369,7 @@ def test_an_unattributed_node_is_blamed_after_a_restart_of_the_coordinator_too()
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
-    world.run_until(lambda: world.gang.unattributed_node == "n2")
+    world.run_until(lambda: world.gang.recovery.unattributed_node == "n2")
     world.restart_coordinator()
     runs(world, 3)
     assert health(world, "n2") is NodeHealth.UNFIT
@@ -385,10 +385,10 @@ def test_losses_count_for_an_hour() -> None:
 
 def test_observe_mode_lets_no_node_go() -> None:
     world = training(limits=Limits(observe=True))
-    spare = world.gang.spares[0].node
+    spare = world.gang.roster.spares[0].node
     world.agent(spare).failure = "no space left on /shared"
     world.agent(spare).status_changed(0.0)
-    world.run_until(lambda: world.gang.members[spare].removed)
+    world.run_until(lambda: world.gang.roster.members[spare].removed)
     world.run_for(5)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert verbs(world) == []

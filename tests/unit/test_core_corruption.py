@@ -27,7 +27,7 @@ def training(nodes: int = 4, spares: int = 1, **given: object) -> Scenario:
 
 
 def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in sorted(world.gang.seats, key=lambda seat: seat.group_rank)]
+    return [seat.node for seat in sorted(world.gang.roster.seats, key=lambda seat: seat.group_rank)]
 
 
 def live_ranks(world: Scenario) -> list[Rank]:
@@ -50,7 +50,7 @@ def test_the_minority_names_its_node_and_a_spare_takes_the_seat() -> None:
     world = training()
     node = carrying(world)[2]
     world.flip_bit(node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     (found,) = world.facts(facts.ReplicasDisagreed)
     step = found.version.step
     assert (found.generation, found.ranks, found.nodes, found.node) == (1, (2,), (node,), node)
@@ -60,7 +60,7 @@ def test_the_minority_names_its_node_and_a_spare_takes_the_seat() -> None:
     )
     assert describe(found) == f"step {step} (generation 1) is void: {found.reason}"
     assert found.reason in shown(world)
-    recovery = world.gang.recoveries[-1]
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out) == ("swap", [node])
     assert recovery.step_restored < step, "the last version on which all agreed"
     assert flips_of(world) == {0}
@@ -71,31 +71,31 @@ def test_only_the_job_leaves_the_node() -> None:
     world = training()
     node = carrying(world)[2]
     world.flip_bit(node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     world.run_for(5)
     assert world.core.state.node(node).health is NodeHealth.FIT
     assert {call.verb for call in world.slurm} == {"let_go"}
     world.requeue()
     world.run_for(2)
-    assert world.gang.members[node].removal_reason.startswith("silent data corruption")
+    assert world.gang.roster.members[node].removal_reason.startswith("silent data corruption")
 
 
 def test_without_a_spare_the_ranks_restart_in_place() -> None:
     world = training(spares=0)
     before = carrying(world)
     world.flip_bit(before[2])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].action == "restart in place"
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].action == "restart in place"
     assert carrying(world) == before
     assert flips_of(world) == {0}
-    assert world.gang.failures_in_a_row == 0
+    assert world.gang.recovery.failures_in_a_row == 0
 
 
 def test_with_two_replicas_both_are_suspects_and_nobody_is_left() -> None:
     world = training(nodes=2)
     before = carrying(world)
     world.flip_bit(before[1])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     (found,) = world.facts(facts.ReplicasDisagreed)
     assert (found.ranks, found.nodes, found.node) == ((0, 1), tuple(before), "")
     assert found.reason == (
@@ -110,12 +110,12 @@ def test_a_minority_on_several_nodes_names_none() -> None:
     world = training(nodes=5, copy_s=0.5)
     for node in carrying(world)[3:]:
         world.flip_bit(node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     (found,) = world.facts(facts.ReplicasDisagreed)
     assert (found.ranks, found.node) == ((3, 4), "")
     assert "differ from the majority" in found.reason
     assert found.reason.endswith("and no single node explains that")
-    assert world.gang.recoveries[-1].nodes_out == []
+    assert world.gang.recovery.recoveries[-1].nodes_out == []
 
 
 def test_a_leader_that_is_lost_before_its_decision_arrives_restores_nothing_corrupt() -> None:
@@ -128,9 +128,9 @@ def test_a_leader_that_is_lost_before_its_decision_arrives_restores_nothing_corr
     world.power_off(leader)
     assert void is not None
     assert all(void.version in world.agent(node).memory.versions_of(rank) for rank, node in enumerate(carrying(world)))
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.restored_version is not None
-    assert world.gang.restored_version < void.version
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.restore.restored_version is not None
+    assert world.gang.restore.restored_version < void.version
     assert flips_of(world) == {0}
 
 
@@ -145,9 +145,9 @@ def test_a_planned_swap_whose_leader_is_lost_restores_nothing_corrupt() -> None:
     last = Version(1, world.agent(leader).ranks[0].stopped_step)
     world.run_until(lambda: last in world.agent(flipped).memory.versions_of(0))
     world.power_off(leader)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.restored_version is not None
-    assert world.gang.restored_version < last
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.restore.restored_version is not None
+    assert world.gang.restore.restored_version < last
     assert flips_of(world) == {0}
 
 
@@ -165,9 +165,9 @@ def test_a_void_version_is_not_rebuilt_from_a_parity() -> None:
     world.heal(*links)
     assert void is not None
     assert all(void.version in world.agent(node).memory.versions_of(rank) for rank, node in enumerate(others, 1))
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.restored_version is not None
-    assert world.gang.restored_version < void.version
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.restore.restored_version is not None
+    assert world.gang.restore.restored_version < void.version
     assert flips_of(world) == {0}
 
 
@@ -182,22 +182,22 @@ def losing_the_last_other_version(durable_dir: str, flush: bool = True, spare_le
         world.post_event(events.FlushRequested("g", "alice"))
     world.run_for(2)
     leader = carrying(world)[0]
-    world.power_off(next(seat.node for seat in world.gang.seats if seat.buddy == leader))
+    world.power_off(next(seat.node for seat in world.gang.roster.seats if seat.buddy == leader))
     world.run_until(lambda: [(r.generation, r.running) for r in live_ranks(world)] == [(2, True)] * 3)
     if not spare_left:
-        world.power_off(world.gang.spares[0].node)
+        world.power_off(world.gang.roster.spares[0].node)
     world.flip_bit(carrying(world)[2])
     world.run_until(lambda: world.agent(leader).memory.disagreement is not None)
     world.power_off(leader)
-    world.run_until(lambda: world.gang.stepped_generation == 3 or world.gang.phase is Phase.REQUEUED)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3 or world.gang.phase is Phase.REQUEUED)
     return world
 
 
 def test_a_durable_checkpoint_comes_before_a_version_on_which_replicas_disagree() -> None:
     world = losing_the_last_other_version("/durable")
-    assert world.gang.restored_version is None
-    assert world.facts(facts.GenerationStarted)[-1].durable_path == world.gang.durable_path
-    assert world.gang.durable_version is not None
+    assert world.gang.restore.restored_version is None
+    assert world.facts(facts.GenerationStarted)[-1].durable_path == world.gang.checkpoint.durable_path
+    assert world.gang.checkpoint.durable_version is not None
     assert flips_of(world) == {0}
     assert not view(world).replicas_disagree
 
@@ -215,13 +215,13 @@ def test_a_void_version_is_not_written_after_a_start_from_a_durable_checkpoint()
     world.run_until(lambda: world.agent(leader).memory.disagreement is not None)
     world.cut((leader, other))
     world.run_until(lambda: bool(world.facts(facts.ReplicasDisagreed)))
-    void, saved = world.facts(facts.ReplicasDisagreed)[-1].version, world.gang.durable_version
+    void, saved = world.facts(facts.ReplicasDisagreed)[-1].version, world.gang.checkpoint.durable_version
     world.power_off(leader)
-    world.run_until(lambda: world.gang.generation == 3)
+    world.run_until(lambda: world.gang.newest.generation == 3)
     assert void in world.agent(other).memory.versions_of(1)
     world.kill_agent(next(node for node in carrying(world) if node != other))
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert (world.gang.restored_version, world.gang.durable_version) == (None, saved)
+    assert (world.gang.restore.restored_version, world.gang.checkpoint.durable_version) == (None, saved)
 
 
 def test_without_any_other_version_the_disagreeing_one_is_restored_with_a_warning() -> None:
@@ -229,7 +229,7 @@ def test_without_any_other_version_the_disagreeing_one_is_restored_with_a_warnin
     world = losing_the_last_other_version("")
     start = world.facts(facts.GenerationStarted)[-1]
     assert start.version is not None
-    assert (start.version.generation, world.gang.durable_version) == (2, None)
+    assert (start.version.generation, world.gang.checkpoint.durable_version) == (2, None)
     assert describe(start).endswith(f"; WARNING: {restore_plan.DISAGREEMENT_WARNING}")
     assert f"step {start.version.step} is restored: {restore_plan.DISAGREEMENT_WARNING}" in shown(world)
     assert len(flips_of(world)) == 2
@@ -238,10 +238,10 @@ def test_without_any_other_version_the_disagreeing_one_is_restored_with_a_warnin
 def test_a_second_flip_much_later_is_judged_again() -> None:
     world = training(spares=0)
     world.flip_bit(carrying(world)[1])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     world.run_for(10)
     world.flip_bit(carrying(world)[1])
-    world.run_until(lambda: world.gang.stepped_generation == 3)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3)
     assert [found.comparison_ends for found in world.facts(facts.ReplicasDisagreed)] == [False, False]
     assert flips_of(world) == {0}
 
@@ -258,7 +258,7 @@ def test_a_script_that_repeats_the_difference_is_no_longer_compared() -> None:
     assert last.reason.endswith("this is repeated after a restart, so replicas of this run are no longer compared")
     committed = view(world).committed.step
     world.run_until(lambda: view(world).committed.step > committed + 3)
-    assert world.gang.generation == 2
+    assert world.gang.newest.generation == 2
     assert Orders(world.gang).for_node(carrying(world)[0]).replicas_differ
 
 
@@ -271,13 +271,13 @@ def test_claims_after_the_end_of_the_comparison_fill_no_journal(observe: bool) -
         world.machines[node].has_flipped_bit = True
     for step in range(1000, 1100):
         agent = world.core.observed.gang("g").agents[leader]
-        claim = events.ReplicaDisagreement(Version(world.gang.generation, step), (0, 1), False, 2)
+        claim = events.ReplicaDisagreement(Version(world.gang.newest.generation, step), (0, 1), False, 2)
         status = replace(agent.status, disagreement=claim)
         world.post_event(events.AgentReported("g", leader, agent.incarnation, status))
         world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     assert len(world.facts(facts.ReplicasDisagreed)) <= MOST_DISAGREEMENTS
-    assert world.gang.disagreement is not None
-    assert world.gang.disagreement.comparison_ends
+    assert world.gang.findings.disagreement is not None
+    assert world.gang.findings.disagreement.comparison_ends
 
 
 def test_the_last_flush_before_a_requeue_saves_it_with_the_warning() -> None:
@@ -285,7 +285,7 @@ def test_the_last_flush_before_a_requeue_saves_it_with_the_warning() -> None:
     (flush,) = world.facts(facts.FlushOrdered)
     assert flush.version.generation == 2
     assert flush.reason.endswith(f"; {restore_plan.DISAGREEMENT_WARNING}")
-    assert world.gang.durable_version == flush.version
+    assert world.gang.checkpoint.durable_version == flush.version
 
 
 def test_the_last_flush_before_a_requeue_never_replaces_a_durable_checkpoint() -> None:
@@ -301,7 +301,7 @@ def test_the_next_run_restores_without_a_warning_what_a_script_lets_differ() -> 
         world.run_until(lambda: len(world.facts(facts.ReplicasDisagreed)) == count)  # noqa: B023
     world.run_for(3)
     world.requeue()
-    world.run_until(lambda: world.gang.stepped_generation == 3, 600)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3, 600)
     start = world.facts(facts.GenerationStarted)[-1]
     assert (start.version is not None, start.warning) == (True, "")
     assert len(flips_of(world)) == 2
@@ -312,7 +312,7 @@ def test_observe_mode_restarts_nothing() -> None:
     world.flip_bit(carrying(world)[2])
     world.run_until(lambda: bool(world.facts(facts.ReplicasDisagreed)))
     world.run_for(5)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert world.facts(facts.ReplicasDisagreed)[0].comparison_ends
 
 
@@ -341,7 +341,7 @@ def test_ranks_that_do_not_exist_name_no_node(ranks: tuple[int, ...]) -> None:
 def test_a_loss_that_is_nan_is_shown_and_accuses_nobody() -> None:
     world = training()
     for _ in range(2):
-        for seat in world.gang.seats:
+        for seat in world.gang.roster.seats:
             agent = world.core.observed.gang("g").agents[seat.node]
             ranks = tuple(replace(r, not_finite=NotFinite(9 - r.rank, "loss = nan")) for r in agent.status.ranks)
             status = replace(agent.status, ranks=ranks)
@@ -354,7 +354,7 @@ def test_a_loss_that_is_nan_is_shown_and_accuses_nobody() -> None:
     )
     assert f"loss = nan at step {found.step}, on rank {found.rank} ({found.node})" in shown(world)
     world.run_for(10)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert world.slurm == []
 
 
@@ -376,7 +376,7 @@ def test_a_corrupt_copy_is_recorded_once_and_accuses_nobody() -> None:
         "they are not used",
     ]
     world.run_for(10)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert world.slurm == []
     assert world.core.state.node(node).health is NodeHealth.FIT
 
@@ -388,8 +388,8 @@ def test_corrupt_copies_without_end_fill_no_journal() -> None:
             report_corrupt(world, node, *(events.CorruptCopy(n, Version(1, step), True, 1, 2) for n in range(16)))
     assert len(world.facts(facts.CorruptCopyFound)) == MOST_CORRUPT_COPIES
     world.requeue()
-    world.run_until(lambda: world.gang.restart_count == 1)
-    assert world.gang.corrupt_copies == (), "the next run starts anew"
+    world.run_until(lambda: world.gang.slurm.restart_count == 1)
+    assert world.gang.findings.corrupt_copies == (), "the next run starts anew"
 
 
 def report_corrupt(world: Scenario, node: str, *copies: events.CorruptCopy) -> None:

@@ -20,7 +20,7 @@ def training(spares: int = 1, **more: object) -> Scenario:
 
 
 def trains(world: Scenario, generation: int) -> None:
-    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation)
+    world.run_until(lambda: world.is_running(generation) and world.gang.newest.stepped_generation == generation)
 
 
 def judged(world: Scenario) -> list[str]:
@@ -38,9 +38,9 @@ def test_a_node_that_is_given_back_costs_one_swap_and_is_not_blamed() -> None:
     world = training()
     world.give_back("n1")
     trains(world, 2)
-    assert "n1" not in {seat.node for seat in world.gang.seats}
-    assert [recovery.action for recovery in world.gang.recoveries] == ["swap"]
-    assert world.gang.members["n1"].gone
+    assert "n1" not in {seat.node for seat in world.gang.roster.seats}
+    assert [recovery.action for recovery in world.gang.recovery.recoveries] == ["swap"]
+    assert world.gang.roster.members["n1"].gone
     assert judged(world) == []
 
 
@@ -49,7 +49,7 @@ def test_an_agent_that_stays_on_a_node_that_was_given_back_has_nobody_blamed() -
     keep_rogue_agent(world, "n1")
     world.give_back("n1")
     world.run_for(5)
-    assert world.gang.members["n1"].removal_reason == "job 1 no longer has n1"
+    assert world.gang.roster.members["n1"].removal_reason == "job 1 no longer has n1"
     assert ("g", "n1") not in world.world.coordinator.agent_streams
     world.kill_rank("n0")
     world.run_for(60)
@@ -102,12 +102,12 @@ def test_a_node_of_the_pool_leaves_with_its_pool_job() -> None:
     trains(world, 1)
     world.power_off("n1")
     trains(world, 2)
-    (pool_job,) = [member.job for member in world.gang.members.values() if member.job != world.gang.job]
+    (pool_job,) = [member.job for member in world.gang.roster.members.values() if member.job != world.gang.slurm.job]
     (node,) = world.world.cluster.jobs()[pool_job].nodes
     keep_rogue_agent(world, node)
     world.world.cluster.cancel(pool_job)
-    world.run_until(lambda: world.gang.members[node].gone)
-    assert world.gang.members[node].removal_reason == f"job {pool_job} no longer has {node}"
+    world.run_until(lambda: world.gang.roster.members[node].gone)
+    assert world.gang.roster.members[node].removal_reason == f"job {pool_job} no longer has {node}"
     assert judged(world) == ["n1", "n1"]
 
 
@@ -116,8 +116,8 @@ def test_while_slurm_has_the_node_down_the_failure_detector_decides() -> None:
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
     world.run_for(60)
     assert "n1" not in world.world.cluster.jobs()[1].nodes
-    assert world.gang.generation == 1
-    assert not world.gang.members["n1"].removed
+    assert world.gang.newest.generation == 1
+    assert not world.gang.roster.members["n1"].removed
 
 
 def test_a_removed_node_ends_its_stream_when_slurm_has_let_it_go() -> None:
@@ -125,9 +125,9 @@ def test_a_removed_node_ends_its_stream_when_slurm_has_let_it_go() -> None:
     world.signal("n1")
     trains(world, 2)
     keep_rogue_agent(world, "n1")
-    world.run_until(lambda: world.gang.members["n1"].gone)
-    assert world.gang.members["n1"].removal_reason == "Xid 79"
-    assert len(world.gang.recoveries[-1].nodes_out) == 1
+    world.run_until(lambda: world.gang.roster.members["n1"].gone)
+    assert world.gang.roster.members["n1"].removal_reason == "Xid 79"
+    assert len(world.gang.recovery.recoveries[-1].nodes_out) == 1
     assert ("g", "n1") not in world.world.coordinator.agent_streams
 
 
@@ -138,7 +138,7 @@ def has_unkillable_ranks(world: Scenario, node: str) -> None:
     """The ranks on `node` outlive SIGKILL when the next generation is fenced."""
     world.machines[node].ranks_unkillable_until = world.now + 12
     world.kill_rank("n0")
-    trains(world, world.gang.generation + 1)
+    trains(world, world.gang.newest.generation + 1)
 
 
 def test_what_agents_report_leaves_the_sites_limit_to_other_evidence() -> None:
@@ -208,7 +208,7 @@ def test_so_it_may_if_the_agent_there_did_not_end() -> None:
     world = training()
     keep_rogue_agent(world, "n1")
     world.give_back("n1")
-    world.run_until(lambda: world.gang.members["n1"].removal_reason == "job 1 no longer has n1")
+    world.run_until(lambda: world.gang.roster.members["n1"].removal_reason == "job 1 no longer has n1")
     assert requeued_later(world) == ("n3",)
 
 

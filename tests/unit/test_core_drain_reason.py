@@ -14,7 +14,7 @@ from muster.simulator.scenarios.scenario import Scenario
 
 def test_a_signal_drains_its_node_on_the_nodes_word() -> None:
     world = Scenario(2, 1)
-    world.run_until(lambda: world.gang.stepped_generation == 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
     world.signal("n1", "unfit", "Xid 79")
     world.run_until(lambda: bool(world.slurm))
     assert world.slurm[0].text == "muster: [node] Xid 79"

@@ -36,9 +36,9 @@ def test_every_so_many_steps_one_is_written_and_training_goes_on() -> None:
     assert len(steps) == 4
     assert all(50 <= after - before < 55 for before, after in zip([0, *steps], steps, strict=False))
     assert {fact.reason for _, fact in ordered(world)} == {"durable_every = 50 steps"}
-    assert world.gang.generation == 1
-    assert world.gang.durable_version is not None
-    assert world.gang.durable_version.step >= steps[-2]
+    assert world.gang.newest.generation == 1
+    assert world.gang.checkpoint.durable_version is not None
+    assert world.gang.checkpoint.durable_version.step >= steps[-2]
 
 
 def test_every_so_many_minutes_one_is_written() -> None:
@@ -58,11 +58,11 @@ def test_while_storage_is_full_training_goes_on_and_the_policy_asks_again_later(
     failed = [fact for fact in world.facts(facts.FlushEnded) if fact.error]
     assert len(failed) == 3, "not more often than RETRY_S allows"
     assert "no space left on device" in failed[0].error
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert world.core.observed.gang("g").step_number - before > 700
     world.run_for(flushing.RETRY_S)
     assert world.facts(facts.FlushEnded)[-1].path
-    assert world.gang.durable_version is not None
+    assert world.gang.checkpoint.durable_version is not None
 
 
 def test_storage_that_hangs_is_an_event_and_training_goes_on() -> None:
@@ -72,7 +72,7 @@ def test_storage_that_hangs_is_an_event_and_training_goes_on() -> None:
     world.run_for(60.0 + step_pace.FLUSH_STALL_S + 5.0)
     [ended] = world.facts(facts.FlushEnded)
     assert ended.error == "not written within 120 s"
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert world.core.observed.gang("g").step_number - before > 900
 
 
@@ -87,8 +87,8 @@ def test_by_costs_and_failures_the_first_one_comes_after_ten_minutes_and_then_da
     world = training(flush_s=6.0, durable_auto=True, node_mtbf_s=7200.0)
     world.run_for(3000.0)
     times = [at for at, _ in ordered(world)]
-    assert times[0] - world.gang.registered_at == pytest.approx(flushing.UNMEASURED_INTERVAL_S, abs=1.0)
-    assert world.gang.mtbf_s == 3600.0, "two nodes"
+    assert times[0] - world.gang.account.registered_at == pytest.approx(flushing.UNMEASURED_INTERVAL_S, abs=1.0)
+    assert world.gang.newest.mtbf_s == 3600.0, "two nodes"
     costs = world.core.observed.gang("g").flush_costs
     assert costs.took_s == pytest.approx(6.0, abs=0.5)
     cost_s = max(costs.stall_s, flushing.LEAST_COST * costs.took_s)
@@ -134,15 +134,15 @@ def test_the_path_is_that_of_the_version_which_was_written() -> None:
         assert fact.version == world.world.durable_storage.version_of("g", fact.path)
         assert fact.version is not None
         assert fact.path == f"/durable/step_{fact.version.step:08d}_g1_g"
-    assert world.gang.durable_version == done[-1].version
-    assert world.replayed_state().gangs["g"].durable_version == done[-1].version
+    assert world.gang.checkpoint.durable_version == done[-1].version
+    assert world.replayed_state().gangs["g"].checkpoint.durable_version == done[-1].version
 
 
 def report_written(world: Scenario, node: str, written: int, total: int) -> None:
     """The agent reports what it has written of the newest flush."""
     agent = world.core.observed.gang("g").agents[node]
-    assert world.gang.flush is not None
-    progress = events.FlushProgress(world.gang.flush.serial, written, total)
+    assert world.gang.checkpoint.flush is not None
+    progress = events.FlushProgress(world.gang.checkpoint.flush.serial, written, total)
     world.post_event(events.AgentReported("g", node, agent.incarnation, replace(agent.status, flush_progress=progress)))
 
 
@@ -172,7 +172,7 @@ def test_a_large_state_on_slow_storage_is_not_cut_and_storage_that_stops_is_told
     assert "less than 240 MB in the last 120 s" in ended.error
     took = next(at for at, fact in world.journal if isinstance(fact, facts.FlushEnded)) - asked_at
     assert took == pytest.approx(29 * 60.0 + step_pace.FLUSH_STALL_S, abs=3.0)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_storage_below_the_least_rate_is_given_up_though_bytes_still_come() -> None:

@@ -23,17 +23,17 @@ def test_the_first_generation_starts_from_it_and_what_follows_is_newer() -> None
     assert f"starts from {PATH}" in describe(start)
     world.run_until(lambda: world.gang.final)
     assert world.gang.exit_code == 98
-    assert world.gang.durable_version is not None
-    assert world.gang.durable_version.generation == 1
-    assert world.gang.durable_version.step > 176
-    assert world.gang.durable_path != PATH
+    assert world.gang.checkpoint.durable_version is not None
+    assert world.gang.checkpoint.durable_version.generation == 1
+    assert world.gang.checkpoint.durable_version.step > 176
+    assert world.gang.checkpoint.durable_path != PATH
 
 
 def test_a_fault_before_anything_is_kept_takes_it_again() -> None:
     world = resumed()
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
     world.crash("n0")
-    world.run_until(lambda: world.gang.generation == 2)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     assert [fact.durable_path for fact in world.facts(facts.GenerationStarted)] == [PATH, PATH]
 
 

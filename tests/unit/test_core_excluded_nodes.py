@@ -17,13 +17,13 @@ def requeued_without_n1(fault: str, idle_nodes: int = 0) -> Scenario:
     trains(world, 1)
     getattr(world, fault)("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert world.gang.excluded == ("n1",)
+    assert world.gang.slurm.excluded == ("n1",)
     return world
 
 
 def trains(world: Scenario, generation: int, limit_s: float = 60.0) -> None:
     """Run until that generation has finished a step."""
-    world.run_until(lambda: world.gang.stepped_generation == generation, limit_s)
+    world.run_until(lambda: world.gang.newest.stepped_generation == generation, limit_s)
 
 
 def calls(world: Scenario, verb: str) -> list[facts.SlurmCallOwed]:
@@ -103,7 +103,7 @@ def test_an_exclusion_is_shown_with_its_reason_and_its_end() -> None:
     assert shown(world) == [("n1", "muster-agent on n1 has ended", EXCLUSION_S)]
     world.run_for(100.0)
     assert shown(world) == [("n1", "muster-agent on n1 has ended", EXCLUSION_S - 100)]
-    assert world.replayed_state().gangs["g"].exclusions == world.gang.exclusions
+    assert world.replayed_state().gangs["g"].slurm.exclusions == world.gang.slurm.exclusions
 
 
 def test_the_exclusion_of_a_node_out_of_service_has_no_end_of_its_own() -> None:

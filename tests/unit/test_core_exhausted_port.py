@@ -7,7 +7,7 @@ from muster.simulator.scenarios.scenario import Scenario
 
 def training() -> Scenario:
     world = Scenario(4, 1)
-    world.run_until(lambda: world.gang.stepped_generation == 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
     return world
 
 
@@ -15,7 +15,7 @@ def test_a_node_whose_daemon_sends_heartbeats_does_not_hang() -> None:
     world = training()
     world.machines["n1"].daemon_port_exhausted = True
     world.kill_agent("n1")
-    world.run_until(lambda: world.gang.members["n1"].removed, 120.0)
+    world.run_until(lambda: world.gang.roster.members["n1"].removed, 120.0)
     assert not world.facts(facts.NodeJudged)
     assert world.slurm == []
 

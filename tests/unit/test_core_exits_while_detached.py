@@ -35,7 +35,7 @@ def fence_when_attached_first(world: Scenario, first: str, later: str) -> facts.
     world.run_until(lambda: world.world.coordinator.alive and world.core.observed.gang("g").is_attached(first))
     world.run_for(1.0)
     world.heal(*pairs)
-    world.run_until(lambda: world.gang.fenced_generation == 1)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
     return world.facts(facts.GenerationFenced)[-1]
 
 
@@ -62,7 +62,7 @@ def test_a_crash_counts_although_its_agent_was_cut_off_later() -> None:
     world.cut(*pairs)
     world.run_for(5.0)
     world.heal(*pairs)
-    world.run_until(lambda: world.gang.fenced_generation == 1)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
     fenced = world.facts(facts.GenerationFenced)[-1]
     assert (fenced.crashed_on, fenced.hardware) == (CULPRIT, False)
 
@@ -76,7 +76,7 @@ def test_a_node_is_named_for_its_first_rank_although_another_one_died_of_the_res
     assert training is not None
     culprit.rank_exited(min(culprit.ranks.values(), key=lambda rank: rank.rank), -11, "")
     training.reset_connections("", 1.0, within_s=0.2)
-    world.run_until(lambda: world.gang.fenced_generation == 1)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
     assert world.facts(facts.GenerationFenced)[-1].crashed_on == CULPRIT
 
 
@@ -84,7 +84,7 @@ def test_an_agent_that_does_not_come_is_not_awaited_for_longer_than_a_silent_one
     world = failed_while_detached(1)
     world.power_off(CULPRIT)
     began = world.now
-    world.run_until(lambda: world.gang.fenced_generation == 1)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
     assert world.now - began < 10.0
 
 
@@ -94,7 +94,7 @@ def test_a_failure_that_the_coordinator_could_see_is_answered_at_once() -> None:
     world.kill_agent(CULPRIT)
     began = world.now
     world.kill_rank(VICTIM, 1)
-    world.run_until(lambda: world.gang.fenced_generation == 1)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
     assert world.now - began < 0.5
 
 

@@ -35,9 +35,9 @@ def seen(*fabrics: Fabric, warnings: tuple[str, ...] = ()) -> events.FabricSeen:
 
 
 def started(world: Scenario) -> list[str]:
-    generation = world.gang.generation + 1
-    world.run_until(lambda: world.gang.stepped_generation == generation)
-    return [seat.node for seat in world.gang.seats]
+    generation = world.gang.newest.generation + 1
+    world.run_until(lambda: world.gang.newest.stepped_generation == generation)
+    return [seat.node for seat in world.gang.roster.seats]
 
 
 PAIRS = ("n0 n3", "n1 n4", "n2 n5")
@@ -48,7 +48,7 @@ def test_tensor_groups_follow_what_slurm_says_now() -> None:
     world = Scenario(4, 2, tensor=2, fabric=seen(site(*PAIRS)))
     seats = started(world)
     assert {frozenset(seats[:2]), frozenset(seats[2:])} <= {frozenset(pair.split()) for pair in PAIRS}
-    assert world.gang.members["n3"].leaf == "leaf0"
+    assert world.gang.roster.members["n3"].leaf == "leaf0"
 
 
 def test_the_part_of_the_gangs_nodes_is_noted_once_before_the_first_start() -> None:
@@ -81,7 +81,7 @@ def test_a_change_is_named_and_the_next_placement_uses_it() -> None:
         "leaf leaf1 now joins n1, n2",
     )
     assert describe(world.facts(facts.FabricNoted)[-1]).startswith("the network of the gang's nodes has changed: leaf ")
-    assert world.gang.members["n3"].leaf == "leaf0"
+    assert world.gang.roster.members["n3"].leaf == "leaf0"
     world.crash("n1")
     assert sorted(started(world)) == ["n0", "n3"]
 
@@ -97,7 +97,7 @@ def test_a_switch_that_is_renamed_has_its_new_name_from_the_next_start_on() -> N
     assert len(world.facts(facts.FabricNoted)) == 1
     world.kill_rank("n1")
     started(world)
-    assert {node: member.leaf for node, member in world.gang.members.items()} == {"n0": "rack0", "n1": "rack1"}
+    assert {node: member.leaf for node, member in world.gang.roster.members.items()} == {"n0": "rack0", "n1": "rack1"}
     assert world.facts(facts.FabricNoted)[-1].changes == ()
 
 
@@ -108,9 +108,9 @@ def test_groups_that_a_change_has_torn_are_named_until_the_next_change() -> None
     world.see_fabric(seen(site("n0", "n1")))
     words = "tensor groups of 2 nodes: 1 of 1 spans 2 leaves"
     assert describe(world.facts(facts.FabricNoted)[-1]).endswith(f"; wider than [placement] asks now: {words}")
-    assert world.gang.wider_groups == words
+    assert world.gang.roster.wider_groups == words
     world.see_fabric(seen(site("n0 n1")))
-    assert world.gang.wider_groups == ""
+    assert world.gang.roster.wider_groups == ""
 
 
 def test_a_change_elsewhere_is_no_news_for_the_gang() -> None:
@@ -128,7 +128,7 @@ def test_a_restarted_coordinator_has_the_fabric_of_its_gangs_before_slurm_answer
     world.crash(before[0])
     after = started(world)
     assert {frozenset(after[:2]), frozenset(after[2:])} <= {frozenset(pair.split()) for pair in PAIRS}
-    assert DurableState.load(world.core.state.dump()).gangs["g"].fabric == world.gang.fabric
+    assert DurableState.load(world.core.state.dump()).gangs["g"].roster.fabric == world.gang.roster.fabric
 
 
 def test_a_topology_that_can_not_be_read_leaves_the_leaves_of_the_attach_with_a_warning() -> None:
@@ -164,7 +164,7 @@ def test_buddies_and_witnesses_are_in_other_racks_and_on_other_power_feeds() -> 
     world = Scenario(8, 0, fabric=seen(site(" ".join(f"n{number}" for number in range(8)), details=details)))
     started(world)
     feed = {f"n{number}": number // 4 for number in range(8)}
-    for seat in world.gang.seats:
+    for seat in world.gang.roster.seats:
         assert feed[seat.node] != feed[seat.buddy]
         assert {feed[peer] for peer in seat.watched_peers} == {1 - feed[seat.node]}
 
@@ -180,7 +180,7 @@ def test_spares_are_in_different_racks_where_the_job_asks() -> None:
     for words, count in ((("rack",), 2), ((), 1)):
         world = Scenario(4, 2, fabric=seen(fabric), spread_spares=words)
         started(world)
-        assert len({fabric.node(seat.node).rack for seat in world.gang.spares}) == count
+        assert len({fabric.node(seat.node).rack for seat in world.gang.roster.spares}) == count
 
 
 def test_a_job_whose_requirement_its_nodes_can_not_keep_ends_before_its_first_rank() -> None:

@@ -33,7 +33,7 @@ class Desk:
             events.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"),
             events.SlurmJobChanged(gang, job, (), 0, "CANCELLED"),
         )
-        assert self.core.state.gangs[gang].job_over
+        assert self.core.state.gangs[gang].slurm.job_over
 
     def gangs(self) -> set[str]:
         """Gangs of the durable state; a replay of the journal gives the same, and no other gang is observed."""
@@ -84,10 +84,13 @@ def test_only_the_newest_recoveries_of_a_gang_are_kept() -> None:
     state = DurableState()
     apply(state, facts.GangRegistered("g", 1, 1000, "job", SPEC, "{}"), 0.0)
     gang = state.gangs["g"]
-    gang.phase, gang.generation = Phase.RUNNING, 1
+    gang.phase, gang.newest.generation = Phase.RUNNING, 1
     for generation in range(1, RECOVERIES_KEPT + 101):
         apply(state, facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, 0.0), 1.0)
         apply(state, facts.GenerationStarted("g", generation + 1, (), (), "n0", 1, None, (), "", 0.0, "swap"), 2.0)
-    assert len(gang.recoveries) == RECOVERIES_KEPT
-    assert (gang.recoveries[-1].generation, gang.recoveries[-1].action) == (RECOVERIES_KEPT + 101, "swap")
-    assert gang.recoveries[0].generation == 102
+    assert len(gang.recovery.recoveries) == RECOVERIES_KEPT
+    assert (gang.recovery.recoveries[-1].generation, gang.recovery.recoveries[-1].action) == (
+        RECOVERIES_KEPT + 101,
+        "swap",
+    )
+    assert gang.recovery.recoveries[0].generation == 102

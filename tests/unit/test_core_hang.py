@@ -35,22 +35,28 @@ def met(world: Scenario, generation: int) -> bool:
 
 
 def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
-    return lambda: world.gang.stepped_generation == generation
+    return lambda: world.gang.newest.stepped_generation == generation
 
 
 def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_no_node() -> None:
     world = training()
-    before, step, began = [s.node for s in world.gang.seats], world.core.observed.gang("g").step_number, world.now
+    before, step, began = (
+        [s.node for s in world.gang.roster.seats],
+        world.core.observed.gang("g").step_number,
+        world.now,
+    )
     world.hang_rank("n2")
     world.run_until(recovered(world), 100.0)
     assert 60.0 < world.now - began < 65.0
-    assert [s.node for s in world.gang.seats] == before
+    assert [s.node for s in world.gang.roster.seats] == before
     assert [world.agent(node).stacks_generation for node in before] == [1] * 4
-    assert world.gang.recoveries[-1].action == "restart in place"
-    assert world.gang.recoveries[-1].cause == ("hang: no rank has finished a step for 61 s, and every agent answers")
-    assert world.gang.restored_version is not None
-    assert world.gang.restored_version.step >= step - 1
-    assert world.gang.failures_in_a_row == 1
+    assert world.gang.recovery.recoveries[-1].action == "restart in place"
+    assert world.gang.recovery.recoveries[-1].cause == (
+        "hang: no rank has finished a step for 61 s, and every agent answers"
+    )
+    assert world.gang.restore.restored_version is not None
+    assert world.gang.restore.restored_version.step >= step - 1
+    assert world.gang.recovery.failures_in_a_row == 1
     assert world.slurm == []
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
@@ -72,7 +78,7 @@ def test_training_that_rests_in_a_declared_phase_goes_on() -> None:
     world.declared_phase("300")
     world.run_for(310.0)
     assert found(world) == []
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_a_script_that_has_never_declared_a_step_is_left_alone() -> None:
@@ -139,7 +145,7 @@ def test_no_generation_hangs_while_an_agent_that_answers_has_no_stream() -> None
     world = training()
     world.hang_rank("n2")
     world.run_for(59.5)
-    world.post_event(events.AgentDisconnected("g", "n1", world.gang.members["n1"].incarnation))
+    world.post_event(events.AgentDisconnected("g", "n1", world.gang.roster.members["n1"].incarnation))
     world.run_for(4.0)
     assert "n1" not in world.core.observed.gang("g").suspected_since
     assert found(world) == []
@@ -160,10 +166,10 @@ def test_after_a_restart_of_the_coordinator_the_timeout_starts_again_without_a_k
     world.hang_rank("n1")
     world.run_for(50.0)
     world.restart_coordinator()
-    step, began = world.gang.generation, world.now
+    step, began = world.gang.newest.generation, world.now
     world.run_until(lambda: bool(found(world)), 900.0)
     assert 600.0 < world.now - began < 610.0
-    assert world.gang.generation == step
+    assert world.gang.newest.generation == step
 
 
 def test_the_coordinators_absence_does_not_count_as_the_duration_of_a_first_step() -> None:
@@ -172,11 +178,11 @@ def test_the_coordinators_absence_does_not_count_as_the_duration_of_a_first_step
     world.world.coordinator_restart_s = 600.0
     world.world.crash_coordinator("as the script says")
     world.run_for(650.0)
-    assert world.gang.stepped_generation == 1
-    assert world.gang.first_step_s == 0.0
+    assert world.gang.newest.stepped_generation == 1
+    assert world.gang.newest.first_step_s == 0.0
     world.kill_rank("n1")
     world.run_until(recovered(world), 20.0)
-    assert 0.0 < world.gang.first_step_s < 10.0
+    assert 0.0 < world.gang.newest.first_step_s < 10.0
 
 
 def test_a_coordinator_that_restarts_during_a_hang_still_fences() -> None:
@@ -186,7 +192,7 @@ def test_a_coordinator_that_restarts_during_a_hang_still_fences() -> None:
     world.run_until(lambda: bool(found(world)), 100.0)
     world.restart_coordinator()
     world.run_until(recovered(world), 10.0)
-    assert world.gang.recoveries[-1].step_before == step
+    assert world.gang.recovery.recoveries[-1].step_before == step
     assert world.replayed_state() == world.core.state
 
 
@@ -218,7 +224,7 @@ def test_no_hang_is_looked_for_in_ranks_that_are_asked_to_stop(how: str) -> None
     if how == "stop":
         world.run_for(50.0)  # the timeout would end before the ranks are ended for not having stopped
         world.sigterm()
-        world.run_until(lambda: world.gang.stop is not None)
+        world.run_until(lambda: world.gang.plans.stop is not None)
     else:
         world.kill_rank("n2", 0)
     world.run_for(200.0)
@@ -232,7 +238,7 @@ def test_the_node_whose_ranks_are_behind_twice_is_replaced() -> None:
     world.run_until(recovered(world, 3), 400.0)
     assert [fact.node for fact in found(world)] == ["n2", "n2"]
     assert "the ranks on n2 are a step behind all others" in found(world)[0].reason
-    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert "n2" not in {seat.node for seat in world.gang.roster.seats}
 
 
 def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
@@ -241,9 +247,9 @@ def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
     world.hang_rank("n2", "behind")
     hang_again(world, 2, "n2", "behind")
     world.run_until(recovered(world, 3), 400.0)
-    step = world.gang.furthest_step
+    step = world.gang.recovery.furthest_step
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
-    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert "n2" not in {seat.node for seat in world.gang.roster.seats}
     assert world.core.state.node("n2").health is NodeHealth.FIT
     assert [call.verb for call in world.slurm] == ["let_go"]
 
@@ -254,16 +260,16 @@ def test_no_node_is_swapped_where_none_is_behind() -> None:
     hang_again(world, 2, "n2")
     world.run_until(recovered(world, 3), 400.0)
     assert [fact.node for fact in found(world)] == ["", ""]
-    assert "n2" in {seat.node for seat in world.gang.seats}
+    assert "n2" in {seat.node for seat in world.gang.roster.seats}
 
 
 def test_a_hang_while_agents_miss_each_other_does_not_count_against_the_software() -> None:
     world = training(nodes=2, spares=0)
     world.cut(("n0", "n1"), ("n1", "n0"))
-    world.run_until(lambda: bool(world.gang.recoveries), 200.0)
-    assert world.gang.recoveries[-1].cause.startswith("hang")
-    assert world.gang.recoveries[-1].hardware
-    assert world.gang.failures_in_a_row == 0
+    world.run_until(lambda: bool(world.gang.recovery.recoveries), 200.0)
+    assert world.gang.recovery.recoveries[-1].cause.startswith("hang")
+    assert world.gang.recovery.recoveries[-1].hardware
+    assert world.gang.recovery.failures_in_a_row == 0
 
 
 def test_once_some_ranks_have_exited_the_others_have_ten_times_as_long() -> None:
@@ -280,13 +286,13 @@ def test_once_some_ranks_have_exited_the_others_have_ten_times_as_long() -> None
 
 def test_a_spare_that_dies_while_all_are_probed_is_not_awaited_after_its_removal() -> None:
     world = training()
-    (spare,) = [seat.node for seat in world.gang.spares]
+    (spare,) = [seat.node for seat in world.gang.roster.spares]
     world.hang_rank("n2")
     world.run_for(59.9)
     world.power_off(spare)
     world.run_until(lambda: world.core.observed.gang("g").stall is not None, 10.0)
     world.run_until(recovered(world), 30.0)
-    assert world.gang.members[spare].removal_reason
+    assert world.gang.roster.members[spare].removal_reason
 
 
 # -- who hangs, and who waits --
@@ -297,7 +303,7 @@ def test_the_only_rank_that_does_not_wait_for_others_is_named_from_its_stacks() 
     world.hang_rank("n2")
     world.show_elsewhere("n2")
     world.run_until(recovered(world), 100.0)
-    last = world.gang.recoveries[-1]
+    last = world.gang.recovery.recoveries[-1]
     assert last.crashed_on == "n2"
     assert last.cause.endswith("; rank 1 on n2 was in read (loader.py:33) while all others waited for other ranks")
 
@@ -308,7 +314,7 @@ def test_nobody_is_named_if_no_rank_or_several_ranks_do_not_wait_for_others(else
     world.hang_rank("n2")
     world.show_elsewhere(*elsewhere)
     world.run_until(recovered(world), 100.0)
-    assert world.gang.recoveries[-1].crashed_on == ""
+    assert world.gang.recovery.recoveries[-1].crashed_on == ""
 
 
 def test_nobody_is_named_if_the_stacks_of_one_rank_do_not_show_where_it_is() -> None:
@@ -317,7 +323,7 @@ def test_nobody_is_named_if_the_stacks_of_one_rank_do_not_show_where_it_is() -> 
     world.show_elsewhere("n2")
     next(iter(world.agent("n1").ranks.values())).hang_place = None
     world.run_until(recovered(world), 100.0)
-    assert world.gang.recoveries[-1].crashed_on == ""
+    assert world.gang.recovery.recoveries[-1].crashed_on == ""
 
 
 def test_the_only_rank_that_has_entered_fewer_collectives_is_named() -> None:
@@ -327,7 +333,7 @@ def test_the_only_rank_that_has_entered_fewer_collectives_is_named() -> None:
     world.show_elsewhere("n0", "n1", "n2", "n3", "n4")
     world.count_collectives(812, 811, 812, 814)
     world.run_until(recovered(world), 100.0)
-    last = world.gang.recoveries[-1]
+    last = world.gang.recovery.recoveries[-1]
     assert last.crashed_on == "n2"
     assert last.cause.endswith("; rank 1 on n2 has entered 811 collectives, all others 812 or more")
 
@@ -342,7 +348,7 @@ def test_nobody_is_named_if_the_collectives_do_not_single_one_rank_out(numbers: 
     world.hang_rank("n2")
     world.count_collectives(*numbers)
     world.run_until(recovered(world), 100.0)
-    assert world.gang.recoveries[-1].crashed_on == ""
+    assert world.gang.recovery.recoveries[-1].crashed_on == ""
 
 
 def test_what_the_stacks_show_goes_before_what_the_collectives_show() -> None:
@@ -351,7 +357,7 @@ def test_what_the_stacks_show_goes_before_what_the_collectives_show() -> None:
     world.show_elsewhere("n2")
     world.count_collectives(9, 10, 10, 10)
     world.run_until(recovered(world), 100.0)
-    assert world.gang.recoveries[-1].crashed_on == "n2"
+    assert world.gang.recovery.recoveries[-1].crashed_on == "n2"
 
 
 def test_a_node_whose_ranks_are_behind_is_named_whatever_the_stacks_show() -> None:
@@ -359,7 +365,7 @@ def test_a_node_whose_ranks_are_behind_is_named_whatever_the_stacks_show() -> No
     world.hang_rank("n2", "behind")
     world.show_elsewhere("n1")
     world.run_until(recovered(world), 100.0)
-    assert world.gang.recoveries[-1].crashed_on == "n2"
+    assert world.gang.recovery.recoveries[-1].crashed_on == "n2"
 
 
 def test_a_node_whose_rank_hangs_elsewhere_twice_is_replaced() -> None:
@@ -369,8 +375,8 @@ def test_a_node_whose_rank_hangs_elsewhere_twice_is_replaced() -> None:
     hang_again(world, 2, "n2")
     world.show_elsewhere("n2")
     world.run_until(recovered(world, 3), 400.0)
-    assert "n2" not in {seat.node for seat in world.gang.seats}
-    step = world.gang.furthest_step
+    assert "n2" not in {seat.node for seat in world.gang.roster.seats}
+    step = world.gang.recovery.furthest_step
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
     assert world.core.state.node("n2").health is NodeHealth.FIT
     assert [call.verb for call in world.slurm] == ["let_go"]

@@ -35,11 +35,11 @@ def releases(world: Scenario) -> list[str]:
 
 def test_a_launch_that_fails_on_one_node_needs_no_operator() -> None:
     world = failing(2, 3, "n1")
-    world.run_until(lambda: held(world).stepped_generation == 1, 120)
+    world.run_until(lambda: held(world).newest.stepped_generation == 1, 120)
     (why,) = releases(world)
     assert "the launch of the job failed, and Slurm holds it" in why
     assert world.world.cluster.nodes()["n1"].reason == "Prolog error"
-    assert {seat.node for seat in held(world).seats} == {"n2", "n3"}
+    assert {seat.node for seat in held(world).roster.seats} == {"n2", "n3"}
 
 
 def test_a_launch_that_fails_on_each_node_drains_no_more_than_a_few() -> None:
@@ -47,11 +47,11 @@ def test_a_launch_that_fails_on_each_node_drains_no_more_than_a_few() -> None:
     world.run_for(600)
     assert len(releases(world)) == FAILED_LAUNCHES
     assert sum(node.drained for node in world.world.cluster.nodes().values()) == FAILED_LAUNCHES + 1
-    assert f"scontrol release {held(world).job} lets it start" in waits_for(world)
+    assert f"scontrol release {held(world).slurm.job} lets it start" in waits_for(world)
     world.world.cluster.prolog_fails_on.clear()
-    world.world.cluster.requeue(held(world).job, (), None)
-    world.run_until(lambda: held(world).stepped_generation == 1, 120)
-    assert held(world).runs_without_start == 0
+    world.world.cluster.requeue(held(world).slurm.job, (), None)
+    world.run_until(lambda: held(world).newest.stepped_generation == 1, 120)
+    assert held(world).slurm.runs_without_start == 0
 
 
 def test_a_job_that_may_not_be_requeued_is_left_held_and_says_how_it_starts() -> None:
@@ -59,7 +59,7 @@ def test_a_job_that_may_not_be_requeued_is_left_held_and_says_how_it_starts() ->
     world.run_for(60)
     assert releases(world) == []
     assert "launch failed requeued held: held because its launch failed" in waits_for(world)
-    assert f"scontrol release {held(world).job}" in waits_for(world)
+    assert f"scontrol release {held(world).slurm.job}" in waits_for(world)
 
 
 def test_a_job_that_goes_back_into_the_queue_before_an_agent_attached_says_why() -> None:

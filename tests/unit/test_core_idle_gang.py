@@ -42,9 +42,9 @@ def test_a_gang_that_is_idle_for_as_long_as_its_job_allows_is_restarted_with_sta
     (hang,) = found(world)
     assert hang.reason == "hang: all ranks have been idle for 40 s or more, and every agent answers"
     assert (hang.node, round(world.now - hang.suspected_at)) == ("", 40)
-    world.run_until(lambda: world.gang.generation == 2 and world.gang.phase is Phase.RUNNING, 20.0)
+    world.run_until(lambda: world.gang.newest.generation == 2 and world.gang.phase is Phase.RUNNING, 20.0)
     assert [world.agent(node).stacks_generation for node in NODES] == [1] * 3
-    assert world.gang.recoveries[-1].action == "restart in place"
+    assert world.gang.recovery.recoveries[-1].action == "restart in place"
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
@@ -117,7 +117,7 @@ def test_observe_mode_reports_the_hang_and_leaves_the_ranks_alone() -> None:
     world = hanging(limits=replace(NO_LIMITS, observe=True))
     world.run_for(500.0)
     assert len(found(world)) == 1
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_a_script_with_steps_hangs_of_idleness_before_its_pace_says_so() -> None:

@@ -53,7 +53,7 @@ def _compare(core: Core) -> None:
         fabric = fabric_of_gang(gang, core.observed)
         assert kept.fabric in (None, fabric)
         assert kept.in_fabric_order(fabric) == counted.in_fabric_order(fabric)
-        for node in gang.members:
+        for node in gang.roster.members:
             assert core.index.gangs_of(node) == afresh.gangs_of(node)
 
 
@@ -117,7 +117,7 @@ def _lines(call: Callable[[], object]) -> int:
 
 def _training(nodes: int) -> Scenario:
     world = Scenario(nodes, 1)
-    world.run_until(lambda: world.gang.stepped_generation == 1 and world.core.observed.gang("g").step_number > 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1 and world.core.observed.gang("g").step_number > 2)
     return world
 
 
@@ -163,7 +163,7 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
 def test_after_fencing_by_time_a_report_costs_the_same_in_a_gang_of_any_size() -> None:
     def cost(nodes: int) -> int:
         world = Scenario(nodes, 0, pool_nodes=1)  # nobody is in the pool: it waits
-        world.run_until(lambda: world.gang.stepped_generation == 1)
+        world.run_until(lambda: world.gang.newest.stepped_generation == 1)
         world.power_off("n1")
         world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
         world.run_for(5.0)

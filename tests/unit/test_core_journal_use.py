@@ -28,7 +28,7 @@ def _training(limits: Limits, **spec: object) -> Scenario:
 
 def _steps(world: Scenario, generation: int) -> None:
     """Run until that generation has made some steps."""
-    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation)
+    world.run_until(lambda: world.is_running(generation) and world.gang.newest.stepped_generation == generation)
     step = world.core.observed.gang("g").step_number
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 2)
 
@@ -63,7 +63,7 @@ def test_requests_are_possible_again_with_time_and_end_no_job() -> None:
     _request_often(world, 20)
     assert before < _ordered(world) < before + 10  # 1 / 24 of the half MiB that counted
     world.kill_rank("n1")
-    world.run_until(lambda: world.gang.generation == 2 and world.gang.phase is Phase.RUNNING)
+    world.run_until(lambda: world.gang.newest.generation == 2 and world.gang.phase is Phase.RUNNING)
 
 
 def test_agents_that_report_newer_versions_for_ever_do_not_hold_up_the_end() -> None:
@@ -73,13 +73,13 @@ def test_agents_that_report_newer_versions_for_ever_do_not_hold_up_the_end() -> 
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
     core = Core(world.replayed_state(), world.now, Limits(journal_mib_per_job=1))  # without the simulator's own agents
     gang = core.state.gangs["g"]
-    for rank, member in enumerate(gang.present()):
+    for rank, member in enumerate(gang.roster.present()):
         core.decide(_attached(member, _claim(rank, 1000, 0)), world.now)
     reports = 0
     while not gang.final and reports < 1000:
-        assert gang.flush
-        serial, reports = gang.flush.serial, reports + 1
-        for rank, member in enumerate(gang.present()):
+        assert gang.checkpoint.flush
+        serial, reports = gang.checkpoint.flush.serial, reports + 1
+        for rank, member in enumerate(gang.roster.present()):
             status = _claim(rank, 1000 + reports, serial)
             core.decide(events.AgentReported("g", member.node, member.incarnation, status), world.now)
     assert gang.phase is Phase.DONE
@@ -105,15 +105,15 @@ def test_a_job_that_crashes_without_end_and_claims_progress_is_saved_and_stopped
     world = _training(Limits(journal_mib_per_job=1))
     for generation in range(2, 60):
         world.kill_rank("n1")
-        world.run_until(lambda generation=generation: world.gang.generation == generation or world.gang.final)  # type: ignore[misc]
+        world.run_until(lambda generation=generation: world.gang.newest.generation == generation or world.gang.final)  # type: ignore[misc]
         if world.gang.final:
             break
         _steps(world, generation)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
     assert world.gang.reason.startswith("the job was recovered too often: the records of this job count 1.0")
     assert world.gang.reason.endswith(" MiB in the journal, and 1 MiB are allowed (journal_mib_per_job)")
-    assert world.gang.generation > 15
-    assert world.gang.durable_version is not None
+    assert world.gang.newest.generation > 15
+    assert world.gang.checkpoint.durable_version is not None
     assert world.replayed_state() == world.core.state
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_has_used_up_its_part_does_not_start_again(phase: Phase) -> N
     world = _training(Limits(journal_mib_per_job=1))
     world.requeue()
     world.run_until(lambda: world.gang.phase is phase, 900)
-    world.gang.journal_use.add(2 * MIB, world.now)
+    world.gang.account.journal_use.add(2 * MIB, world.now)
     world.run_until(lambda: world.gang.final)
     assert world.gang.exit_code == 98
     assert "journal_mib_per_job" in world.gang.reason
@@ -133,8 +133,8 @@ def test_a_day_with_hundreds_of_recoveries_stops_no_job() -> None:
     world = _training(Limits(), step_s=0.1)
     for generation in range(2, 202):
         world.kill_rank("n1")
-        world.run_until(lambda generation=generation: world.gang.stepped_generation == generation)  # type: ignore[misc]
-    assert world.gang.journal_use.counted_at(world.now) < 200 * RECOVERY_KIB * KIB
+        world.run_until(lambda generation=generation: world.gang.newest.stepped_generation == generation)  # type: ignore[misc]
+    assert world.gang.account.journal_use.counted_at(world.now) < 200 * RECOVERY_KIB * KIB
     _request_often(world, 1)
     assert _ordered(world) == 1
 
@@ -180,8 +180,8 @@ def _of_gangs(owners: dict[str, int]) -> DurableState:
 
 def _add_records(state: DurableState, gang: str, size: float, at: float) -> None:
     """Add records of the gang that count so many bytes, at least."""
-    before = state.gangs[gang].journal_use.counted_at(at)
-    while state.gangs[gang].journal_use.counted_at(at) - before < size:
+    before = state.gangs[gang].account.journal_use.counted_at(at)
+    while state.gangs[gang].account.journal_use.counted_at(at) - before < size:
         apply(state, facts.JobChanged(gang, ("n1",)), at)
 
 

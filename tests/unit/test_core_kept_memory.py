@@ -24,7 +24,7 @@ def requeued(**given: object) -> Scenario:
 
 
 def starts_again(world: Scenario) -> facts.GenerationStarted:
-    world.run_until(lambda: world.gang.stepped_generation == 2, 900)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2, 900)
     return world.facts(facts.GenerationStarted)[-1]
 
 
@@ -41,7 +41,7 @@ def test_a_requeued_gang_continues_from_memory_with_the_step_after_its_last(dura
 @pytest.mark.parametrize(("durable_dir", "folder"), [("", False), ("/durable", True)])
 def test_memory_that_another_job_displaced_on_one_node_is_missing(durable_dir: str, folder: bool) -> None:
     world = requeued(durable_dir=durable_dir)
-    world.start_other_job(world.gang.seats[1].node)
+    world.start_other_job(world.gang.roster.seats[1].node)
     start = starts_again(world)
     assert start.version is None
     assert bool(start.durable_path) == folder
@@ -49,7 +49,7 @@ def test_memory_that_another_job_displaced_on_one_node_is_missing(durable_dir: s
 
 def test_memory_that_nobody_needs_does_not_matter() -> None:
     world = requeued()
-    world.start_other_job(world.gang.spares[0].node)
+    world.start_other_job(world.gang.roster.spares[0].node)
     assert starts_again(world).version is not None
 
 
@@ -57,12 +57,12 @@ def test_damaged_memory_is_not_used() -> None:
     world = requeued(durable_dir="/durable")
     world.world.kept_memory.damage_rate = 1.0
     start = starts_again(world)
-    assert (start.version, start.durable_path) == (None, world.gang.durable_path)
+    assert (start.version, start.durable_path) == (None, world.gang.checkpoint.durable_path)
 
 
 def test_no_start_is_older_than_the_durable_checkpoint() -> None:
     world = requeued(durable_dir="/durable")
-    durable = world.gang.durable_version
+    durable = world.gang.checkpoint.durable_version
     assert durable is not None
     older = Version(durable.generation, durable.step - 1)
     for agent in world.world.agents.values():
@@ -71,7 +71,7 @@ def test_no_start_is_older_than_the_durable_checkpoint() -> None:
             other.memory.add(rank, True, older)
         world.world.kept_memory.keep(other)
     start = starts_again(world)
-    assert (start.version, start.durable_path) == (None, world.gang.durable_path)
+    assert (start.version, start.durable_path) == (None, world.gang.checkpoint.durable_path)
 
 
 def test_a_job_that_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() -> None:
@@ -84,12 +84,12 @@ def test_a_job_that_waits_for_longer_than_memory_is_kept_starts_from_durable_sto
 def test_memory_is_wanted_until_the_gang_has_started_again() -> None:
     """The start used the memory, or did without it: what nodes still keep is of no use."""
     world = requeued()
-    left = world.gang.generation
+    left = world.gang.newest.generation
     assert not memory_is_obsolete(world.gang, left)
     assert not memory_is_obsolete(None, left)
     starts_again(world)
     assert memory_is_obsolete(world.gang, left)
-    assert not memory_is_obsolete(world.gang, world.gang.generation)
+    assert not memory_is_obsolete(world.gang, world.gang.newest.generation)
     world.finish()
     world.run_until(lambda: world.gang.final)
-    assert memory_is_obsolete(world.gang, world.gang.generation)
+    assert memory_is_obsolete(world.gang, world.gang.newest.generation)

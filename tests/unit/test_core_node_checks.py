@@ -21,7 +21,7 @@ def running(world: Scenario) -> Callable[[], bool]:
 
 
 def carrying(world: Scenario) -> set[str]:
-    return {seat.node for seat in world.gang.seats}
+    return {seat.node for seat in world.gang.roster.seats}
 
 
 def report(world: Scenario, node: str, **found: object) -> None:
@@ -41,8 +41,8 @@ def test_a_spare_takes_the_seat_of_a_node_that_fails_before_the_first_step(outco
     world.fail_check("n1", outcome)
     world.run_until(running(world))
     assert carrying(world) == {"n0", "n2", "n3", "n4"}
-    assert world.gang.generation == 1
-    assert world.gang.members["n1"].removal_reason.startswith("n1 has failed its node check")
+    assert world.gang.newest.generation == 1
+    assert world.gang.roster.members["n1"].removal_reason.startswith("n1 has failed its node check")
     assert world.core.state.node("n1").health is NodeHealth.FIT
     world.run_for(40)
     assert [(call.verb, call.node) for call in world.slurm] == [("let_go", "n1")]
@@ -53,9 +53,9 @@ def test_a_check_that_hangs_delays_the_start_a_little_if_enough_nodes_have_passe
     world.fail_check("n1", "silent")
     world.run_until(running(world), 30)
     assert carrying(world) == {"n0", "n2", "n3", "n4"}
-    assert not world.gang.members["n1"].removed
+    assert not world.gang.roster.members["n1"].removed
     world.run_for(70)
-    assert world.gang.members["n1"].removed
+    assert world.gang.roster.members["n1"].removed
 
 
 def test_the_start_waits_for_the_checks_that_it_needs() -> None:
@@ -72,8 +72,8 @@ def test_without_a_spare_the_job_is_requeued_and_kept_from_the_node() -> None:
     world = gang(spares=0, idle_nodes=1)
     world.fail_check("n1", "wrong")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert "n1" in world.gang.exclusions
-    assert "node check" in world.gang.exclusions["n1"].reason
+    assert "n1" in world.gang.slurm.exclusions
+    assert "node check" in world.gang.slurm.exclusions["n1"].reason
     world.run_until(running(world), 300)
     assert "n1" not in carrying(world)
 
@@ -84,14 +84,14 @@ def test_if_most_nodes_fail_the_software_is_the_cause_and_the_gang_starts() -> N
         world.fail_check(node, "failed")
     world.run_until(running(world))
     assert carrying(world) == {"n0", "n1", "n2", "n3"}
-    assert not any(member.removed for member in world.gang.members.values())
+    assert not any(member.removed for member in world.gang.roster.members.values())
 
 
 def test_observe_mode_leaves_nobody_out() -> None:
     world = gang(limits=Limits(observe=True))
     world.fail_check("n1", "wrong")
     world.run_until(running(world))
-    assert not world.gang.members["n1"].removed
+    assert not world.gang.roster.members["n1"].removed
 
 
 def test_a_slow_node_is_started_on_only_if_no_other_node_is_left() -> None:
@@ -99,7 +99,7 @@ def test_a_slow_node_is_started_on_only_if_no_other_node_is_left() -> None:
     world.fail_check("n1", "slow")
     world.run_until(running(world))
     assert carrying(world) == {"n0", "n2", "n3", "n4"}
-    assert not world.gang.members["n1"].removed
+    assert not world.gang.roster.members["n1"].removed
     alone = gang(spares=0)
     alone.fail_check("n1", "slow")
     alone.run_until(running(alone))
@@ -146,8 +146,8 @@ def test_a_spare_that_fails_while_the_others_train_leaves_the_gang() -> None:
     world = gang(nodes=2, spares=2)
     world.fail_check("n3", "silent")
     world.run_until(running(world))
-    world.run_until(lambda: world.gang.members["n3"].removed, 120)
-    assert world.gang.generation == 1
+    world.run_until(lambda: world.gang.roster.members["n3"].removed, 120)
+    assert world.gang.newest.generation == 1
 
 
 def test_a_spare_that_fails_is_not_called_the_cause_of_a_recovery() -> None:
@@ -157,8 +157,8 @@ def test_a_spare_that_fails_is_not_called_the_cause_of_a_recovery() -> None:
     world.kill_rank("n1")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     report(world, "n3", outcome=CheckOutcome.WRONG)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert (world.gang.recoveries[-1].nodes_out, world.gang.failures_in_a_row) == ([], 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert (world.gang.recovery.recoveries[-1].nodes_out, world.gang.recovery.failures_in_a_row) == ([], 1)
 
 
 def test_a_swap_waits_for_no_check() -> None:
@@ -167,7 +167,7 @@ def test_a_swap_waits_for_no_check() -> None:
     world.fail_check("n3", "silent")
     world.run_until(running(world))
     world.power_off("n1")
-    world.run_until(lambda: world.gang.stepped_generation == 2, 30)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2, 30)
     assert "n3" in carrying(world)
 
 
@@ -185,9 +185,9 @@ def test_a_restarted_coordinator_knows_who_failed() -> None:
     world = gang()
     world.fail_check("n1", "wrong")
     world.run_until(running(world))
-    before = replace(world.gang.members["n1"])
+    before = replace(world.gang.roster.members["n1"])
     world.restart_coordinator()
-    assert world.gang.members["n1"] == before
+    assert world.gang.roster.members["n1"] == before
     assert world.replayed_state().node("n2").check == world.core.state.node("n2").check is not None
 
 

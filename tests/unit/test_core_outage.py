@@ -34,11 +34,11 @@ class Fleet:
             self.say(events.AgentAttached(gang, node, job, 0, "a", f"{node}:9", number == 0, "", AgentStatus()))
         known = self.core.state.gangs[gang]
         for node in nodes(gang):
-            listens = 4000 if known.store_node == node else 0
+            listens = 4000 if known.recovery.store_node == node else 0
             self._reports(
                 gang, node, AgentStatus(store_port=listens, store_generation=1, order_serial=known.order_serial)
             )
-        for seat in known.seats:
+        for seat in known.roster.seats:
             ranks = (events.RankState(seat.group_rank, 1, True, step=1, progressed=True),)
             self._reports(gang, seat.node, AgentStatus(order_serial=known.order_serial, ranks=ranks))
         assert known.phase is Phase.RUNNING
@@ -150,7 +150,7 @@ def test_agents_that_are_stopped_again_and_again_hide_no_loss() -> None:
         fleet.run_for(4.0)
         fleet.mute.clear()
         fleet.run_for(1.0)
-    assert not any(member.removed for member in fleet.core.state.gangs["g1"].members.values())
+    assert not any(member.removed for member in fleet.core.state.gangs["g1"].roster.members.values())
     fleet.stop_agents("g1", 1, 2, 3, 4)
     fleet.fall_silent("g0", 4)
     fleet.run_for(3.0)
@@ -188,7 +188,7 @@ def out_of_service(world: Scenario) -> list[str]:
 
 def test_no_node_is_blamed_while_ranks_can_be_killed_nowhere() -> None:
     world = standing_still(30.0)
-    world.run_until(lambda: world.gang.stepped_generation == 2, 60.0)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2, 60.0)
     assert out_of_service(world) == []
     assert world.slurm == []
 

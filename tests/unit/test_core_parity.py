@@ -109,12 +109,12 @@ def trained(nodes: int, spares: int, **spec: object) -> Scenario:
 
 def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
     world = trained(3, 1, sharded=True)
-    assert all(not seat.buddies for seat in world.gang.seats)
-    (group,) = world.gang.parity_groups
-    assert sorted(group) == sorted(seat.node for seat in world.gang.seats)
-    lost = next(seat for seat in world.gang.seats if seat.group_rank == 1).node
+    assert all(not seat.buddies for seat in world.gang.roster.seats)
+    (group,) = world.gang.restore.parity_groups
+    assert sorted(group) == sorted(seat.node for seat in world.gang.roster.seats)
+    lost = next(seat for seat in world.gang.roster.seats if seat.group_rank == 1).node
     world.power_off(lost)
-    world.run_until(lambda: world.gang.generation == 2)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     assert started.version is not None
     rank_on = {seat.node: seat.group_rank for seat in started.seats}
@@ -133,24 +133,24 @@ def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
 def test_status_names_the_nodes_of_each_parity_and_no_copies() -> None:
     world = trained(3, 1)
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint
-    assert [tuple(group.nodes) for group in view.parity_groups] == list(world.gang.parity_groups)
+    assert [tuple(group.nodes) for group in view.parity_groups] == list(world.gang.restore.parity_groups)
     assert view.copies == 0
 
 
 def test_a_job_that_ends_because_a_node_is_lost_has_its_last_step_written() -> None:
     world = trained(3, 0, durable_dir="/d", requeue=True)
-    world.power_off(world.gang.seats[1].node)
+    world.power_off(world.gang.roster.seats[1].node)
     world.run_until(lambda: bool(world.facts(facts.FlushEnded)))
     (ordered,) = world.facts(facts.FlushOrdered)
     (rebuilt,) = {source.rank for source in ordered.sources if source.parity_ranks}
-    assert rebuilt == world.gang.seats[1].group_rank
-    assert world.gang.durable_version == ordered.version
+    assert rebuilt == world.gang.roster.seats[1].group_rank
+    assert world.gang.checkpoint.durable_version == ordered.version
 
 
 def test_fewer_ranks_put_sharded_state_together_from_whole_shards_only() -> None:
     world = trained(3, 0, sharded=True, min_nodes=2)
-    world.power_off(world.gang.seats[2].node)
-    world.run_until(lambda: world.gang.generation == 2)
+    world.power_off(world.gang.roster.seats[2].node)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     assert (len(started.seats), started.version, started.sources) == (2, None, ())
 
@@ -158,16 +158,16 @@ def test_fewer_ranks_put_sharded_state_together_from_whole_shards_only() -> None
 def sources_by_rank(gang: Gang) -> dict[int, set[str]]:
     """The nodes that the restore plan of the running generation names for each rank's shard."""
     found: dict[int, set[str]] = {}
-    for source in Orders(gang).for_node(gang.seats[0].node).restore.sources:
+    for source in Orders(gang).for_node(gang.roster.seats[0].node).restore.sources:
         found.setdefault(source.rank, set()).add(source.node)
     return found
 
 
 def test_fewer_replicas_get_a_lost_shard_from_a_parity_with_ranks_that_are_no_more() -> None:
     world = trained(4, 0, parity_nodes=4, min_nodes=3)
-    places = [seat.node for seat in world.gang.seats]
+    places = [seat.node for seat in world.gang.roster.seats]
     world.power_off(places[0])
-    world.run_until(lambda: world.gang.generation == 2)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     assert started.version is not None
     assert len(started.seats) == 3
@@ -175,7 +175,7 @@ def test_fewer_replicas_get_a_lost_shard_from_a_parity_with_ranks_that_are_no_mo
     assert sources_by_rank(world.gang) == {0: set(places[1:]), **{rank: {places[rank]} for rank in (1, 2, 3)}}
     restored = started.version.step
     world.run_until(lambda: world.core.observed.gang("g").step_number > restored)
-    assert world.gang.generation == 2
+    assert world.gang.newest.generation == 2
 
 
 def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_wrote_nothing() -> None:
@@ -184,7 +184,7 @@ def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_
         others = [rank for rank in ranks if rank != lost]
         shards, parities = held(*others), parts(ranks, *(ranks.index(rank) for rank in others))
         turn: Any = SimpleNamespace(
-            gang=SimpleNamespace(ranks_of=lambda version: 3, members={}),
+            gang=SimpleNamespace(ranks_of=lambda version: 3, roster=SimpleNamespace(members={})),
             shards_in_memory=lambda shards=shards: shards,
             parities_in_memory=lambda parities=parities: parities,
         )
@@ -198,8 +198,8 @@ def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_
 def test_fewer_ranks_go_on_from_sharded_state_that_was_rebuilt_and_flushed_before(fails: bool) -> None:
     world = trained(3, 0, sharded=True, min_nodes=2, durable_dir="/d")
     world.world.durable_storage.fails_until = 1e9 if fails else 0.0
-    world.power_off(world.gang.seats[2].node)
-    world.run_until(lambda: world.gang.generation == 2)
+    world.power_off(world.gang.roster.seats[2].node)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     (ordered,) = world.facts(facts.FlushOrdered)
     (ended,) = world.facts(facts.FlushEnded)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
@@ -207,5 +207,5 @@ def test_fewer_ranks_go_on_from_sharded_state_that_was_rebuilt_and_flushed_befor
     assert (len(started.seats), started.version) == (2, None)
     assert bool(started.durable_path) != fails
     assert started.durable_path == ended.path
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert world.facts(facts.FirstStep)[-1].step == (1 if fails else ordered.version.step + 1)

@@ -17,7 +17,7 @@ def training(nodes: int = 4, spares: int = 2, **given: object) -> Scenario:
 
 
 def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.seats]
+    return [seat.node for seat in world.gang.roster.seats]
 
 
 def verbs(world: Scenario) -> list[tuple[str, str]]:
@@ -32,14 +32,14 @@ def test_the_ranks_leave_the_node_and_repeat_no_step() -> None:
     world = training()
     node = carrying(world)[1]
     world.precursor(node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out, recovery.cause) == ("planned swap", [node], "Xid 64")
     assert recovery.step_restored == recovery.step_before
     assert health(world, node) is NodeHealth.UNFIT
     world.run_for(3)
     assert verbs(world) == [("drain", node), ("let_go", node)]
-    assert world.gang.swap is None
+    assert world.gang.plans.swap is None
 
 
 def test_a_process_that_does_not_exit_delays_nothing() -> None:
@@ -47,8 +47,8 @@ def test_a_process_that_does_not_exit_delays_nothing() -> None:
     world = training(stop_s=1000.0)
     node = carrying(world)[1]
     world.precursor(node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out) == ("planned swap", [node])
     assert recovery.step_restored == recovery.step_before
 
@@ -56,8 +56,8 @@ def test_a_process_that_does_not_exit_delays_nothing() -> None:
 def test_no_rank_is_killed_before_its_last_step_is_committed() -> None:
     world = training(stop_s=1000.0, copy_s=1.0)
     world.precursor(carrying(world)[1])
-    world.run_until(lambda: world.gang.fenced_generation == 1)
-    last = Version(1, world.gang.recoveries[-1].step_before)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
+    last = Version(1, world.gang.recovery.recoveries[-1].step_before)
     agents = [agent for (_, node), agent in world.world.agents.items() if node in carrying(world)]
     assert {rank.stopped_step for agent in agents for rank in agent.ranks.values()} == {last.step}
     assert last in {agent.memory.committed for agent in agents}
@@ -67,15 +67,15 @@ def test_ranks_that_exit_are_not_waited_for_until_their_last_step_is_committed()
     """Without a buddy's copy, for example, it never is."""
     world = training(copy_s=1000.0)
     world.precursor(carrying(world)[1])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].action == "planned swap"
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].action == "planned swap"
 
 
 def test_a_swap_needs_no_failure_budget() -> None:
     world = training(max_failures=1)
     world.precursor(carrying(world)[0])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.failures_in_a_row == 0
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.failures_in_a_row == 0
 
 
 @pytest.mark.parametrize("response", ["record", "flush"])
@@ -84,7 +84,7 @@ def test_a_weaker_response_moves_nobody(response: str) -> None:
     node = carrying(world)[1]
     world.precursor(node, response)
     world.run_for(10)
-    assert (health(world, node), world.gang.generation) == (NodeHealth.DEGRADED, 1)
+    assert (health(world, node), world.gang.newest.generation) == (NodeHealth.DEGRADED, 1)
     assert [fact.reason for fact in world.facts(facts.FlushOrdered)] == (
         [f"asked for by the policy, because {node} is DEGRADED"] if response == "flush" else []
     )
@@ -95,7 +95,7 @@ def test_without_a_spare_the_state_is_written_once_for_each_node() -> None:
     node = carrying(world)[1]
     world.precursor(node)
     world.run_for(10)
-    assert (world.gang.generation, len(world.facts(facts.FlushOrdered))) == (1, 1)
+    assert (world.gang.newest.generation, len(world.facts(facts.FlushOrdered))) == (1, 1)
     world.precursor(carrying(world)[2], "flush")
     world.run_for(5)
     assert len(world.facts(facts.FlushOrdered)) == 2
@@ -103,20 +103,20 @@ def test_without_a_spare_the_state_is_written_once_for_each_node() -> None:
 
 def test_a_spare_with_a_precursor_takes_no_seat() -> None:
     world = training(spares=1)
-    spare = next(seat.node for seat in world.gang.spares)
+    spare = next(seat.node for seat in world.gang.roster.spares)
     world.precursor(spare, "record")
     world.precursor(carrying(world)[1])
     world.run_for(10)
-    assert (world.gang.generation, world.facts(facts.SwapPlanned)) == (1, [])
+    assert (world.gang.newest.generation, world.facts(facts.SwapPlanned)) == (1, [])
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_degraded_spare_is_the_last_to_take_the_seat_of_a_lost_node(place: int) -> None:
     world = training(spares=2)
-    spares = [seat.node for seat in world.gang.spares]
+    spares = [seat.node for seat in world.gang.roster.spares]
     world.precursor(spares[place], "record")
     world.crash(carrying(world)[1])
-    world.run_until(lambda: world.gang.generation == 2)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     assert spares[1 - place] in carrying(world)
     assert spares[place] not in carrying(world)
 
@@ -128,8 +128,8 @@ def test_a_stronger_response_to_a_second_signal_is_carried_out_and_a_weaker_one_
     world.run_for(1)
     world.precursor(node, "swap", "Xid 64")
     world.precursor(node, "flush", "Xid 64")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].cause == "Xid 64"
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].cause == "Xid 64"
     judged = [fact for fact in world.facts(facts.NodeJudged) if fact.node == node]
     assert [(fact.health, fact.response) for fact in judged] == [
         (NodeHealth.DEGRADED, Response.RECORD),
@@ -143,8 +143,8 @@ def test_two_nodes_leave_in_one_swap() -> None:
     nodes = carrying(world)[1:3]
     for node in nodes:
         world.precursor(node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].nodes_out == sorted(nodes)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].nodes_out == sorted(nodes)
     assert len(world.facts(facts.SwapPlanned)) == 1
 
 
@@ -156,14 +156,14 @@ def test_no_node_is_left_that_a_limit_protects(limits: Limits) -> None:
     node = carrying(world)[1]
     world.precursor(node)
     world.run_for(10)
-    assert (world.gang.generation, verbs(world), health(world, node)) == (1, [], NodeHealth.DEGRADED)
+    assert (world.gang.newest.generation, verbs(world), health(world, node)) == (1, [], NodeHealth.DEGRADED)
 
 
 def test_observe_mode_moves_nobody() -> None:
     world = training(limits=Limits(observe=True))
     world.precursor(carrying(world)[1])
     world.run_for(10)
-    assert (world.gang.generation, verbs(world)) == (1, [])
+    assert (world.gang.newest.generation, verbs(world)) == (1, [])
 
 
 def test_a_job_uses_no_more_swaps_than_it_may_and_is_not_stopped_for_them() -> None:
@@ -171,58 +171,58 @@ def test_a_job_uses_no_more_swaps_than_it_may_and_is_not_stopped_for_them() -> N
     world = training(limits=limits)
     first, second = carrying(world)[1:3]
     world.precursor(first)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     world.precursor(second)
     world.run_for(10)
-    assert (world.gang.generation, world.gang.phase) == (2, Phase.RUNNING)
+    assert (world.gang.newest.generation, world.gang.phase) == (2, Phase.RUNNING)
 
 
 def test_a_fault_while_the_ranks_leave_is_a_recovery_that_leaves_the_node_too() -> None:
     world = training()
     node, dead = carrying(world)[1:3]
     world.precursor(node)
-    world.run_until(lambda: world.gang.swap is not None)
+    world.run_until(lambda: world.gang.plans.swap is not None)
     world.crash(dead)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert sorted(world.gang.recoveries[-1].nodes_out) == sorted([node, dead])
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert sorted(world.gang.recovery.recoveries[-1].nodes_out) == sorted([node, dead])
 
 
 def test_a_recovery_keeps_a_degraded_node_if_the_spare_is_needed_elsewhere() -> None:
     world = training(spares=1)
     node, dead = carrying(world)[1:3]
     world.precursor(node)
-    world.run_until(lambda: world.gang.swap is not None)
+    world.run_until(lambda: world.gang.plans.swap is not None)
     world.crash(dead)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].nodes_out == [dead]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].nodes_out == [dead]
     assert health(world, node) is NodeHealth.DEGRADED
 
 
 def test_a_planned_stop_comes_first() -> None:
     world = training(durable_dir="/durable")
     world.precursor(carrying(world)[1])
-    world.run_until(lambda: world.gang.swap is not None)
+    world.run_until(lambda: world.gang.plans.swap is not None)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_a_restarted_coordinator_completes_the_swap() -> None:
     world = training()
     node = carrying(world)[1]
     world.precursor(node)
-    world.run_until(lambda: world.gang.swap is not None)
+    world.run_until(lambda: world.gang.plans.swap is not None)
     world.restart_coordinator()
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].nodes_out == [node]
-    assert world.gang.recoveries[-1].step_restored == world.gang.recoveries[-1].step_before
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].nodes_out == [node]
+    assert world.gang.recovery.recoveries[-1].step_restored == world.gang.recovery.recoveries[-1].step_before
     assert world.replayed_state() == world.core.state
 
 
 def test_a_job_that_ends_at_the_same_time_is_done() -> None:
     world = training()
     world.precursor(carrying(world)[1])
-    world.run_until(lambda: world.gang.swap is not None)
+    world.run_until(lambda: world.gang.plans.swap is not None)
     world.world.final_steps["g"] = 0
     world.run_until(lambda: world.gang.final)
     assert world.gang.phase is Phase.DONE

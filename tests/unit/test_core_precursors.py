@@ -68,25 +68,27 @@ def test_the_end_of_what_was_never_reported_changes_nothing() -> None:
 
 def test_no_spare_takes_the_place_of_a_node_whose_precursor_is_over() -> None:
     world = training(spares=1)
-    spare = next(node for node in world.gang.members if node not in {seat.node for seat in world.gang.seats})
+    spare = next(
+        node for node in world.gang.roster.members if node not in {seat.node for seat in world.gang.roster.seats}
+    )
     world.pause(spare)
     world.run_until(lambda: spare in world.core.observed.gang("g").suspected_since)
     report(world, "swap", "throttled")
     end(world, "throttled")
     world.resume(spare)
     world.run_for(10)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_if_the_precursor_ends_while_the_ranks_leave_they_start_again_where_they_were() -> None:
     world = training(spares=1)
-    before = [seat.node for seat in world.gang.seats]
+    before = [seat.node for seat in world.gang.roster.seats]
     world.precursor("n1", "swap", "throttled")
-    world.run_until(lambda: world.gang.swap is not None)
+    world.run_until(lambda: world.gang.plans.swap is not None)
     end(world, "throttled")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert [seat.node for seat in world.gang.seats] == before
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert [seat.node for seat in world.gang.roster.seats] == before
+    recovery = world.gang.recovery.recoveries[-1]
     assert recovery.cause == "throttled; n1 keeps its ranks, because what was reported of it is over"
     assert recovery.step_restored == recovery.step_before
 

@@ -69,30 +69,30 @@ def test_a_coordinator_started_during_the_first_step_gives_the_second_as_much_ti
     world.restart_coordinator()
     world.run_for(3.0)
     stop_services(world, "n2", daemon=True)
-    world.run_until(lambda: world.gang.stepped_generation == 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
     world.run_for(5.0)
     assert fenced(world) == []
 
 
 def test_a_spare_that_dies_while_steps_are_short_is_removed_after_a_minute_without_a_verdict() -> None:
     world = training()
-    (spare,) = [seat.node for seat in world.gang.spares]
+    (spare,) = [seat.node for seat in world.gang.roster.spares]
     world.power_off(spare)
     began = world.now
-    world.run_until(lambda: world.gang.members[spare].removed, 100.0)
+    world.run_until(lambda: world.gang.roster.members[spare].removed, 100.0)
     assert 60.0 < world.now - began < 64.0
     assert world.core.state.node(spare).health is NodeHealth.FIT
-    assert (world.gang.phase, world.gang.generation) == (Phase.RUNNING, 1)
+    assert (world.gang.phase, world.gang.newest.generation) == (Phase.RUNNING, 1)
     assert world.slurm == []
 
 
 @pytest.mark.parametrize("wire", ["coordinator", "n0"])
 def test_a_spare_that_answers_any_witness_stays(wire: str) -> None:
     world = training()
-    (spare,) = [seat.node for seat in world.gang.spares]
+    (spare,) = [seat.node for seat in world.gang.roster.spares]
     world.cut((spare, wire), (wire, spare))
     world.run_for(100.0)
-    assert not world.gang.members[spare].removed
+    assert not world.gang.roster.members[spare].removed
 
 
 def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -> None:
@@ -102,7 +102,7 @@ def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -
     world.cut_from_coordinator("n2", 100.0)
     world.run_for(120.0)
     assert fenced(world) == []
-    assert not world.gang.members["n2"].removal_reason
+    assert not world.gang.roster.members["n2"].removal_reason
 
 
 def test_one_cut_link_costs_no_node_in_the_middle_of_a_long_step() -> None:
@@ -119,7 +119,7 @@ def test_a_cut_link_costs_a_node_once_its_gang_stands_still_for_longer_than_its_
     assert fenced(world) == []
     world.cut_from_coordinator("n2", 10.0)
     assert "the coordinator has not reached it for" in fenced(world)[0]
-    assert world.gang.members["n2"].removal_reason
+    assert world.gang.roster.members["n2"].removal_reason
 
 
 def test_where_the_other_ranks_are_done_one_silent_agent_is_awaited_for_half_a_minute() -> None:

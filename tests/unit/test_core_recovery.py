@@ -22,11 +22,11 @@ def training(nodes: int = 4, spares: int = 2, **spec: object) -> Scenario:
 
 
 def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
-    return lambda: world.gang.stepped_generation == generation
+    return lambda: world.gang.newest.stepped_generation == generation
 
 
 def carriers(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.seats]
+    return [seat.node for seat in world.gang.roster.seats]
 
 
 def verbs(world: Scenario) -> list[tuple[str, str]]:
@@ -36,14 +36,14 @@ def verbs(world: Scenario) -> list[tuple[str, str]]:
 def test_all_ranks_start_and_spares_stand_by() -> None:
     world = training()
     assert carriers(world) == ["n0", "n2", "n4", "n1"]  # leaf s0 holds n0, n2, n4, leaf s1 the rest
-    assert {s.node for s in world.gang.spares} == {"n3", "n5"}
+    assert {s.node for s in world.gang.roster.spares} == {"n3", "n5"}
     assert world.slurm == []
 
 
 def test_buddies_and_watched_peers_sit_in_other_leaves() -> None:
     world = training(nodes=6, spares=2)
     leaf = {machine.name: machine.leaf for machine in world.machines.values()}
-    for seat in world.gang.seats:
+    for seat in world.gang.roster.seats:
         assert seat.buddy != seat.node
         others = [n for n in carriers(world) if leaf[n] != leaf[seat.node]]
         assert not others or leaf[seat.buddy] != leaf[seat.node]
@@ -62,8 +62,8 @@ def test_a_dead_node_is_replaced(fault: str, verdict: NodeHealth, node: str) -> 
     assert node not in carriers(world)
     assert world.core.state.node(node).health is verdict
     assert verbs(world) == [("down", node)]
-    assert world.gang.restored_version is not None
-    assert world.gang.restored_version.step >= step - 1
+    assert world.gang.restore.restored_version is not None
+    assert world.gang.restore.restored_version.step >= step - 1
     assert world.now - before < {"crash": 1.5, "power_off": 4.5, "pause": 8.0}[fault]
 
 
@@ -101,7 +101,7 @@ def test_a_fatal_signal_swaps_drains_and_releases_the_node() -> None:
     world.run_until(lambda: ("let_go", "n1") in verbs(world))
     assert verbs(world) == [("drain", "n1"), ("let_go", "n1")]
     assert "Xid 79" in world.slurm[0].text
-    assert world.gang.recoveries[-1].action == "swap"
+    assert world.gang.recovery.recoveries[-1].action == "swap"
     assert world.core.state.node("n1").health is NodeHealth.UNFIT
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_ends_by_itself_needs_no_completing() -> None:
     world = training()
     world.finish()
     world.run_until(lambda: world.gang.phase is Phase.DONE)
-    world.run_until(lambda: world.gang.job_over)
+    world.run_until(lambda: world.gang.slurm.job_over)
     world.run_for(40)
     assert world.slurm == []
 
@@ -170,8 +170,8 @@ def test_a_rank_that_dies_is_restarted_in_place_and_blames_no_node() -> None:
     world.run_until(recovered(world))
     assert carriers(world) == before
     assert world.slurm == []
-    assert world.gang.recoveries[-1].action == "restart in place"
-    assert "signal 9" in world.gang.recoveries[-1].cause
+    assert world.gang.recovery.recoveries[-1].action == "restart in place"
+    assert "signal 9" in world.gang.recovery.recoveries[-1].cause
 
 
 def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
@@ -181,8 +181,8 @@ def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
     assert "n2" in carriers(world)
-    assert "n1 is lost" in world.gang.recoveries[-1].cause
-    assert world.gang.failures_in_a_row == 0
+    assert "n1 is lost" in world.gang.recovery.recoveries[-1].cause
+    assert world.gang.recovery.failures_in_a_row == 0
 
 
 def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
@@ -214,13 +214,13 @@ def test_generations_without_progress_count_as_failures_though_they_make_steps()
     failures = []
     for generation, step in enumerate((30, 30, 29, 31, 31), 1):
         fenced = facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", step, 0.0)
-        seats = state.gangs["g"].seats
+        seats = state.gangs["g"].roster.seats
         started = facts.GenerationStarted(
             "g", generation + 1, seats, (), "n0", 1, None, (), "", 0.0, "restart in place"
         )
         for fact in (fenced, started, facts.FirstStep("g", generation + 1, 1)):
             apply(state, fact, 0.0)
-        failures.append(state.gangs["g"].failures_in_a_row)
+        failures.append(state.gangs["g"].recovery.failures_in_a_row)
     assert failures == [1, 2, 3, 1, 2]
 
 
@@ -230,14 +230,14 @@ def test_a_long_run_of_a_script_that_never_declares_a_step_counts_as_progress(
 ) -> None:
     state, at = training().replayed_state(), 0.0
     gang = state.gangs["g"]
-    gang.started_at, gang.stepped_generation, gang.furthest_step = 0.0, int(stepped), 0
+    gang.newest.started_at, gang.newest.stepped_generation, gang.recovery.furthest_step = 0.0, int(stepped), 0
     for generation in (1, 2, 3):
         at += ran_s
         fenced = facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, at)
-        started = facts.GenerationStarted("g", generation + 1, gang.seats, (), "n0", 1, None, (), "", at, "")
+        started = facts.GenerationStarted("g", generation + 1, gang.roster.seats, (), "n0", 1, None, (), "", at, "")
         for fact in (fenced, started):
             apply(state, fact, at)
-    assert gang.failures_in_a_row == failures
+    assert gang.recovery.failures_in_a_row == failures
 
 
 def test_a_script_that_crashes_now_and_then_but_progresses_goes_on() -> None:
@@ -246,7 +246,7 @@ def test_a_script_that_crashes_now_and_then_but_progresses_goes_on() -> None:
         world.kill_rank(carriers(world)[0], 1)
         world.run_until(recovered(world, generation))
         world.run_for(1)
-    assert world.gang.failures_in_a_row == 1
+    assert world.gang.recovery.failures_in_a_row == 1
 
 
 def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
@@ -262,7 +262,7 @@ def test_one_accuser_evicts_no_node() -> None:
     world = training()
     world.post_event(events.PeerAccused("g", "n2", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").step_number > 20)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert "n1" not in world.core.observed.gang("g").suspected_since
 
 
@@ -272,7 +272,7 @@ def test_no_spare_left_flushes_and_requeues_without_the_bad_nodes() -> None:
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     requeue = next(call for call in world.slurm if call.verb == "requeue")
     assert requeue.exclude == ("n1",)
-    assert world.gang.durable_path.startswith("/d/step_")
+    assert world.gang.checkpoint.durable_path.startswith("/d/step_")
 
 
 def writing(**spec: object) -> Scenario:
@@ -285,12 +285,12 @@ def writing(**spec: object) -> Scenario:
 
 def test_a_node_lost_while_the_last_checkpoint_is_written_loses_nothing_of_it() -> None:
     world = writing()
-    assert world.gang.flush is not None
-    version, before = world.gang.flush.version, world.now
+    assert world.gang.checkpoint.flush is not None
+    version, before = world.gang.checkpoint.flush.version, world.now
     world.power_off("n1")
     world.run_until(lambda: world.gang.final)
-    assert (world.gang.phase, world.gang.durable_version) == (Phase.DONE, version)
-    assert {source.node for source in world.gang.flush.sources}.isdisjoint({"n1"})
+    assert (world.gang.phase, world.gang.checkpoint.durable_version) == (Phase.DONE, version)
+    assert {source.node for source in world.gang.checkpoint.flush.sources}.isdisjoint({"n1"})
     assert world.core.state.node("n1").health is NodeHealth.LOST
     assert world.now - before < 20
 
@@ -302,7 +302,7 @@ def test_a_node_lost_while_a_requeue_waits_for_the_checkpoint_is_excluded_too() 
     world.power_off("n3")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert next(call.exclude for call in world.slurm if call.verb == "requeue") == ("n1", "n3")
-    assert world.gang.durable_path
+    assert world.gang.checkpoint.durable_path
 
 
 def test_a_last_checkpoint_that_can_not_be_written_fails_the_job() -> None:
@@ -366,7 +366,7 @@ def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 96)
     assert world.gang.reason == "n0, n1, n2, n4: no space left on /shared"
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def gathering(spares: int, failing: dict[str, float]) -> Core:
@@ -392,7 +392,7 @@ def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> Non
     gang = gathering(2, {"n0": 1.0}).state.gangs["g"]
     assert (gang.phase, gang.reason) == (Phase.PREFLIGHT, "")
     assert gang.phase_at == 8.0, "nobody waits for n0"
-    assert gang.members["n0"].removal_reason == "n0: /scratch does not exist"
+    assert gang.roster.members["n0"].removal_reason == "n0: /scratch does not exist"
 
 
 def test_bad_nodes_that_report_one_after_the_other_end_a_job_that_can_no_longer_gather() -> None:
@@ -406,9 +406,9 @@ def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> No
     fail(world, "n1", words="ended by SIGTERM")
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
-    assert "SIGTERM" in world.gang.recoveries[-1].cause
+    assert "SIGTERM" in world.gang.recovery.recoveries[-1].cause
     assert world.core.state.node("n1").health is NodeHealth.FIT
-    assert world.gang.failures_in_a_row == 0
+    assert world.gang.recovery.failures_in_a_row == 0
     world.run_until(lambda: bool(verbs(world)))
     assert verbs(world) == [("let_go", "n1")]
 
@@ -424,7 +424,7 @@ def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves
     while not gang.final and now < 3600:
         now += 1.0
         for node in ("n0", "n1"):
-            opens = reserves and node == "n1" == gang.store_node
+            opens = reserves and node == "n1" == gang.recovery.store_node
             status = events.AgentStatus(
                 order_serial=gang.order_serial, store_port=5 * opens, store_generation=1, store_reserved=opens
             )
@@ -438,9 +438,9 @@ def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves
 def test_an_error_of_a_spare_stops_no_rank() -> None:
     world = training()
     fail(world, "n3")
-    world.run_until(lambda: bool(world.gang.members["n3"].removal_reason))
+    world.run_until(lambda: bool(world.gang.roster.members["n3"].removal_reason))
     world.run_for(5)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 @pytest.mark.parametrize(("spares", "exit_code"), [(0, 96), (1, 95)])
@@ -456,11 +456,11 @@ def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them
 
 def test_slurms_word_is_awaited_each_time_that_agents_get_sigterm() -> None:
     world = training()
-    fail(world, *world.gang.members, words="ended by SIGTERM")
+    fail(world, *world.gang.roster.members, words="ended by SIGTERM")
     world.run_for(3)
-    fail(world, *world.gang.members, words="")
+    fail(world, *world.gang.roster.members, words="")
     world.run_for(60)
-    fail(world, *world.gang.members, words="ended by SIGTERM")
+    fail(world, *world.gang.roster.members, words="ended by SIGTERM")
     world.run_for(3)
     assert not world.gang.final
     world.run_until(lambda: world.gang.final)
@@ -483,7 +483,7 @@ def test_a_second_fault_during_recovery() -> None:
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     world.crash("n2")
-    world.run_until(lambda: world.gang.stepped_generation == world.gang.generation > 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == world.gang.newest.generation > 1)
     assert not {"n1", "n2"} & set(carriers(world))
 
 
@@ -514,7 +514,7 @@ def test_a_coordinator_restarted_after_any_fact_completes_the_recovery(fault: st
         getattr(world, fault)("n1")
         world.run_until(lambda w=world, p=position: len(w.journal) > p)  # type: ignore[misc]
         world.restart_coordinator()
-        world.run_until(lambda w=world: w.gang.stepped_generation == w.gang.generation >= 2, 120)  # type: ignore[misc]
+        world.run_until(lambda w=world: w.gang.newest.stepped_generation == w.gang.newest.generation >= 2, 120)  # type: ignore[misc]
         assert world.replayed_state() == world.core.state
         if fault in ("crash", "power_off", "signal"):
             assert "n1" not in carriers(world)
@@ -570,7 +570,7 @@ def test_a_coordinator_that_is_cut_off_evicts_no_node() -> None:
     world.heal(*cut)
     world.run_for(10)
     assert world.slurm == []
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_while_many_nodes_are_silent_not_even_the_first_is_evicted() -> None:
@@ -598,7 +598,7 @@ def test_a_job_that_slurm_takes_back_is_requeued_before_its_agents_return() -> N
     world.run_for(20)
     world.world.cluster.requeue(1, (), None)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_a_node_removed_alive_ends_its_ranks_before_others_start() -> None:
@@ -624,14 +624,16 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
 
 def test_memory_on_a_removed_node_that_dies_later_is_given_up() -> None:
     world = training()
-    node, buddy = next((seat.node, seat.buddy) for seat in world.gang.seats if "n0" not in (seat.node, seat.buddy))
+    node, buddy = next(
+        (seat.node, seat.buddy) for seat in world.gang.roster.seats if "n0" not in (seat.node, seat.buddy)
+    )
     world.signal(node)
     world.signal(buddy)
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
-    assert {source.node for source in world.gang.restore_sources} & {node, buddy}
+    assert {source.node for source in world.gang.restore.restore_sources} & {node, buddy}
     world.power_off(node)
     world.power_off(buddy)
-    world.run_until(lambda: world.gang.final or world.gang.stepped_generation > 1, 120)
+    world.run_until(lambda: world.gang.final or world.gang.newest.stepped_generation > 1, 120)
     assert world.gang.phase is Phase.RUNNING
     assert world.facts(facts.GenerationStarted)[-1].version is None
 
@@ -665,16 +667,16 @@ def test_the_end_of_the_requeued_run_does_not_end_the_gang() -> None:
 def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
     world.post_event(events.FlushRequested("g", "uid 1000"))
-    world.run_until(lambda: world.gang.durable_path != "")
-    written = world.gang.durable_path
+    world.run_until(lambda: world.gang.checkpoint.durable_path != "")
+    written = world.gang.checkpoint.durable_path
     world.kill_rank("n1")
     world.run_until(recovered(world))
     world.world.durable_storage.fails_until = world.now + 1000
     world.world.kept_memory.damage_rate = 1.0
     world.requeue()
-    world.run_until(lambda: world.gang.generation == 3)
-    assert world.gang.restored_version is None
-    assert world.gang.durable_path == written
+    world.run_until(lambda: world.gang.newest.generation == 3)
+    assert world.gang.restore.restored_version is None
+    assert world.gang.checkpoint.durable_path == written
     assert [fact.durable_path for fact in world.facts(facts.GenerationStarted)] == ["", "", written]
 
 
@@ -693,7 +695,7 @@ def test_an_agent_out_of_the_coordinators_reach_is_removed_in_the_end() -> None:
     world = training(durable_dir="")
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
     world.run_for(60)
-    assert world.gang.generation == 1  # training goes on
+    assert world.gang.newest.generation == 1  # training goes on
     world.kill_rank("n2")
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
@@ -713,7 +715,7 @@ def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
     world.run_until(lambda: world.gang.phase is Phase.PREFLIGHT)
     world.cut(("n1", "coordinator"))
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
-    assert world.gang.stepped_generation == 1
+    assert world.gang.newest.stepped_generation == 1
 
 
 def test_steps_of_a_gang_that_starts_again_lower_count_as_progress() -> None:
@@ -722,23 +724,23 @@ def test_steps_of_a_gang_that_starts_again_lower_count_as_progress() -> None:
     for lost in carriers(world):
         world.crash(lost)
     world.run_until(recovered(world))
-    assert world.gang.restored_version is None
+    assert world.gang.restore.restored_version is None
     world.run_for(2 * 5.0 + 1)  # or the lost ones would count as silent with the next
     node = carriers(world)[1]
     world.world.set_stopped(world.agent(node), True)
     world.world.set_stopped(world.world.daemons[node], True)
     world.run_for(5)
     assert world.core.state.node(node).health is NodeHealth.FIT
-    assert world.gang.generation == 2
+    assert world.gang.newest.generation == 2
 
 
 def test_ranks_ended_by_self_fencing_do_not_count_against_the_script() -> None:
     world = training(max_failures=1)
     world.cut(*[(node, "n1") for node in ("coordinator", "n2", "n3", "n4", "n5")])  # n0 is no majority
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-    assert "n1 was cut off" in world.gang.recoveries[-1].cause
+    assert "n1 was cut off" in world.gang.recovery.recoveries[-1].cause
     world.run_until(recovered(world, 3))
-    assert world.gang.failures_in_a_row == 0
+    assert world.gang.recovery.failures_in_a_row == 0
 
 
 def test_an_agent_that_does_not_reattach_after_a_restart_is_detected_without_any_other_event() -> None:
@@ -762,10 +764,10 @@ def test_a_restart_gives_gathering_agents_time_to_attach_again() -> None:
 def test_a_restart_gives_flush_writers_time_to_report_again() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
     world.post_event(events.FlushRequested("g", "uid 1000"))
-    assert world.gang.flush is not None
+    assert world.gang.checkpoint.flush is not None
     world.world.coordinator_restart_s = 130.0
     world.world.crash_coordinator("as the script says")
-    world.run_until(lambda: world.gang.durable_path != "", 150)
+    world.run_until(lambda: world.gang.checkpoint.durable_path != "", 150)
 
 
 def test_a_coordinator_frozen_during_a_recovery_blames_no_node() -> None:
@@ -800,7 +802,7 @@ def test_the_new_agent_of_a_removed_member_does_not_come_back() -> None:
     world.run_until(recovered(world))
     world.relaunch_agents("n1")
     world.run_for(5)
-    assert world.gang.members["n1"].removed
+    assert world.gang.roster.members["n1"].removed
 
 
 def test_an_agent_that_comes_after_the_end_joins_nothing() -> None:
@@ -819,7 +821,7 @@ def test_a_minor_signal_makes_a_fit_node_degraded_and_nothing_else() -> None:
     world.run_for(5)
     health = [(fact.node, fact.health) for fact in world.facts(facts.NodeJudged)]
     assert health == [("n1", NodeHealth.DEGRADED)]
-    assert (world.gang.generation, world.slurm) == (1, [])
+    assert (world.gang.newest.generation, world.slurm) == (1, [])
 
 
 @pytest.mark.parametrize(("signal", "says"), [(24, "ulimit -t"), (25, "ulimit -f"), (9, "")])
@@ -827,7 +829,7 @@ def test_a_rank_that_a_limit_of_the_submitting_shell_ends_says_which(signal: int
     world = Scenario(2, 0)
     world.run_until(lambda: world.is_running(1))
     world.kill_rank("n1", exit_code=-signal)
-    world.run_until(lambda: bool(world.gang.recoveries))
-    assert f"was ended by signal {signal}" in world.gang.recoveries[-1].cause
-    assert ("ulimit" in world.gang.recoveries[-1].cause) == bool(says)
-    assert says in world.gang.recoveries[-1].cause
+    world.run_until(lambda: bool(world.gang.recovery.recoveries))
+    assert f"was ended by signal {signal}" in world.gang.recovery.recoveries[-1].cause
+    assert ("ulimit" in world.gang.recovery.recoveries[-1].cause) == bool(says)
+    assert says in world.gang.recovery.recoveries[-1].cause

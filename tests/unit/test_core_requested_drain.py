@@ -18,11 +18,11 @@ def training(nodes: int = 4, spares: int = 1, **given: object) -> Scenario:
 
 
 def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.seats]
+    return [seat.node for seat in world.gang.roster.seats]
 
 
 def spare(world: Scenario) -> str:
-    return next(node for node in world.gang.members if node not in carrying(world))
+    return next(node for node in world.gang.roster.members if node not in carrying(world))
 
 
 def asked_of_slurm(world: Scenario) -> list[tuple[str, str]]:
@@ -33,8 +33,8 @@ def test_the_ranks_leave_the_node_without_losing_a_step_and_slurm_drains_it() ->
     world = training()
     node = carrying(world)[1]
     world.drain(node, REASON)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out) == ("planned swap", [node])
     assert recovery.cause == f"alice drains {node}: {REASON}"
     assert recovery.step_restored == recovery.step_before
@@ -52,10 +52,10 @@ def test_a_gang_without_a_spare_stays_and_leaves_when_a_spare_is_ready() -> None
     world.run_until(lambda: waits in world.core.observed.gang("g").suspected_since)
     world.drain(node, REASON)
     world.run_for(1)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     world.resume(waits)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].nodes_out == [node]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].nodes_out == [node]
 
 
 def test_a_drained_spare_takes_a_seat_only_if_no_other_is_left() -> None:
@@ -65,10 +65,10 @@ def test_a_drained_spare_takes_a_seat_only_if_no_other_is_left() -> None:
     world.run_for(0.5)
     first, second = carrying(world)[1:3]
     world.crash(first)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert drained not in carrying(world)
     world.crash(second)
-    world.run_until(lambda: world.gang.stepped_generation == 3)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3)
     assert drained in carrying(world)
 
 
@@ -77,8 +77,8 @@ def test_a_fault_meanwhile_leaves_the_node_as_well() -> None:
     node, other = carrying(world)[1:3]
     world.drain(node, REASON)
     world.crash(other)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert sorted(world.gang.recoveries[-1].nodes_out) == sorted([node, other])
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert sorted(world.gang.recovery.recoveries[-1].nodes_out) == sorted([node, other])
 
 
 def test_a_restarted_coordinator_knows_the_drain() -> None:
@@ -86,8 +86,8 @@ def test_a_restarted_coordinator_knows_the_drain() -> None:
     node = carrying(world)[1]
     world.drain(node, REASON)
     world.restart_coordinator()
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].nodes_out == [node]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].nodes_out == [node]
     assert world.core.index.drained == {node}
 
 
@@ -130,7 +130,7 @@ def test_limits_on_verdicts_do_not_hold_for_operators(limits: Limits) -> None:
     world = training(limits=limits)
     node = carrying(world)[1]
     world.drain(node, REASON)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert world.core.state.taken_out_at == {}
 
 
@@ -138,12 +138,12 @@ def test_in_observe_mode_nothing_is_drained() -> None:
     world = training(limits=Limits(observe=True))
     world.drain(carrying(world)[1], REASON)
     world.run_for(5)
-    assert (world.gang.generation, asked_of_slurm(world)) == (1, [])
+    assert (world.gang.newest.generation, asked_of_slurm(world)) == (1, [])
 
 
 def test_an_idle_node_with_a_strong_precursor_is_drained_at_once() -> None:
     world = training(spares=0, idle_nodes=1)
-    idle = next(name for name in world.world.machines if name not in world.gang.members)
+    idle = next(name for name in world.world.machines if name not in world.gang.roster.members)
     world.precursor(idle, "swap", "Xid 48")
     world.run_for(1)
     assert world.core.state.node(idle).health is NodeHealth.UNFIT
@@ -163,7 +163,7 @@ def test_a_node_with_a_strong_precursor_is_drained_when_its_job_is_over() -> Non
 
 def test_limits_protect_idle_nodes() -> None:
     world = training(spares=0, idle_nodes=1, limits=Limits(nodes_per_hour=0))
-    idle = next(name for name in world.world.machines if name not in world.gang.members)
+    idle = next(name for name in world.world.machines if name not in world.gang.roster.members)
     world.precursor(idle, "swap", "Xid 48")
     world.run_for(1)
     assert world.core.state.node(idle).health is NodeHealth.DEGRADED
@@ -183,5 +183,5 @@ def test_a_booted_node_is_fit_again() -> None:
 def test_a_drain_costs_its_jobs_little_of_the_journal() -> None:
     world = training()
     world.drain(carrying(world)[1], REASON)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.journal_use.counted_at(world.now) < MIB
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.account.journal_use.counted_at(world.now) < MIB

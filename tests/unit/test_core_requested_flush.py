@@ -47,7 +47,7 @@ def test_a_checkpoint_requested_while_ranks_start_is_written_once_they_run() -> 
     world = training()
     world.kill_rank("n1")
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
-    assert world.gang.restored_version is not None
+    assert world.gang.restore.restored_version is not None
     requests(world)
     assert ordered(world) == 0
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
@@ -59,7 +59,7 @@ def test_a_checkpoint_requested_before_there_is_one_is_not_written() -> None:
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     requests(world)
     world.run_for(10.0)
-    assert world.gang.stepped_generation == 1
+    assert world.gang.newest.stepped_generation == 1
     assert ordered(world) == 0
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_is_ordered_at_once_however_short_the_steps_are() -> None:
     (order,) = world.facts(facts.FlushOrdered)
     assert order.version == newest
     assert [(source.rank, source.node) for source in order.sources] == [
-        (seat.group_rank, seat.node) for seat in sorted(world.gang.seats, key=lambda seat: seat.group_rank)
+        (seat.group_rank, seat.node) for seat in sorted(world.gang.roster.seats, key=lambda seat: seat.group_rank)
     ]
     world.run_until(lambda: bool(world.facts(facts.FlushEnded)))
     (ended,) = world.facts(facts.FlushEnded)

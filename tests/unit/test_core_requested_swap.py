@@ -19,11 +19,11 @@ def training(nodes: int = 4, spares: int = 2, **given: object) -> Scenario:
 
 
 def carrying(world: Scenario) -> list[str]:
-    return [seat.node for seat in world.gang.seats]
+    return [seat.node for seat in world.gang.roster.seats]
 
 
 def spare(world: Scenario) -> str:
-    return next(node for node in world.gang.members if node not in carrying(world))
+    return next(node for node in world.gang.roster.members if node not in carrying(world))
 
 
 def request(world: Scenario, node: str, reason: str = "") -> None:
@@ -39,22 +39,22 @@ def test_a_spare_takes_the_place_no_step_is_repeated_and_nothing_is_held_against
     world = training()
     node = carrying(world)[1]
     request(world, node, "its fan is loud")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out) == ("planned swap", [node])
     assert recovery.cause == "asked for by alice: its fan is loud"
     assert recovery.step_restored == recovery.step_before
     assert world.core.state.node(node).health is NodeHealth.FIT
     world.run_for(3)
     assert [(call.verb, call.node) for call in world.slurm] == [("let_go", node)]
-    assert world.gang.failures_in_a_row == 0
+    assert world.gang.recovery.failures_in_a_row == 0
     assert world.replayed_state() == world.core.state
 
 
 def test_the_batch_host_can_be_left_and_stays_in_the_job() -> None:
     world = training()
     request(world, "n0")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     world.run_for(3)
     assert "n0" not in carrying(world)
     assert world.slurm == []
@@ -65,9 +65,9 @@ def test_a_restarted_coordinator_completes_the_swap() -> None:
     node = carrying(world)[1]
     request(world, node)
     world.restart_coordinator()
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.recoveries[-1].nodes_out == [node]
-    assert world.gang.recoveries[-1].step_restored == world.gang.recoveries[-1].step_before
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.recovery.recoveries[-1].nodes_out == [node]
+    assert world.gang.recovery.recoveries[-1].step_restored == world.gang.recovery.recoveries[-1].step_before
     assert world.replayed_state() == world.core.state
 
 
@@ -75,7 +75,7 @@ def test_a_restarted_coordinator_completes_the_swap() -> None:
 def test_limits_on_verdicts_do_not_hold_for_users(limits: Limits) -> None:
     world = training(limits=limits)
     request(world, carrying(world)[1])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert world.gang.phase is Phase.RUNNING
 
 
@@ -83,10 +83,10 @@ def test_a_job_is_not_stopped_for_swaps_that_were_requested() -> None:
     world = training(spares=3, limits=Limits(swaps_per_hour=1))
     for generation in (2, 3):
         request(world, carrying(world)[1])
-        world.run_until(lambda wanted=generation: world.gang.stepped_generation == wanted)  # type: ignore[misc]
+        world.run_until(lambda wanted=generation: world.gang.newest.stepped_generation == wanted)  # type: ignore[misc]
         world.run_for(1)
     world.crash(carrying(world)[1])
-    world.run_until(lambda: world.gang.stepped_generation == 4)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 4)
 
 
 def test_a_crash_meanwhile_counts_against_the_software_as_ever() -> None:
@@ -94,8 +94,8 @@ def test_a_crash_meanwhile_counts_against_the_software_as_ever() -> None:
     node, other = carrying(world)[1:3]
     request(world, node)
     world.kill_rank(other)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.nodes_out, recovery.hardware) == ([node], False)
 
 
@@ -104,9 +104,9 @@ def test_if_the_spare_is_gone_the_ranks_start_again_where_they_were() -> None:
     before = carrying(world)
     request(world, before[1])
     world.crash(spare(world))
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert carrying(world) == before
-    assert before[1] not in world.gang.recoveries[-1].nodes_out
+    assert before[1] not in world.gang.recovery.recoveries[-1].nodes_out
 
 
 def test_a_degraded_node_may_be_left_on_request_where_a_limit_protects_it() -> None:
@@ -115,7 +115,7 @@ def test_a_degraded_node_may_be_left_on_request_where_a_limit_protects_it() -> N
     world.precursor(node)
     world.run_for(1)
     request(world, node)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert world.core.state.node(node).health is NodeHealth.DEGRADED
     assert node not in carrying(world)
 
@@ -126,7 +126,7 @@ def _while_a_swap_is_under_way(world: Scenario) -> None:
 
 def _while_the_ranks_stop(world: Scenario) -> None:
     world.sigterm()
-    world.run_until(lambda: world.gang.stop is not None)
+    world.run_until(lambda: world.gang.plans.stop is not None)
 
 
 def _while_it_recovers(world: Scenario) -> None:
@@ -136,7 +136,7 @@ def _while_it_recovers(world: Scenario) -> None:
 
 def _before_the_next_step(world: Scenario) -> None:
     world.kill_rank(carrying(world)[1])
-    world.run_until(lambda: world.gang.generation == 2 and world.gang.phase is Phase.RUNNING)
+    world.run_until(lambda: world.gang.newest.generation == 2 and world.gang.phase is Phase.RUNNING)
 
 
 def _with_a_degraded_spare(world: Scenario) -> None:
@@ -188,7 +188,7 @@ def test_a_job_without_spares_is_never_made_smaller() -> None:
     assert refusal(world, "n1").startswith("the job has no spare that could take the place of n1")
     request(world, "n1")
     world.run_for(5)
-    assert (world.gang.generation, len(carrying(world))) == (1, 4)
+    assert (world.gang.newest.generation, len(carrying(world))) == (1, 4)
 
 
 def test_in_observe_mode_nobody_is_moved() -> None:
@@ -196,11 +196,11 @@ def test_in_observe_mode_nobody_is_moved() -> None:
     assert "observe mode" in refusal(world, carrying(world)[1])
     request(world, carrying(world)[1])
     world.run_for(5)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
 
 
 def test_a_job_that_has_used_up_its_requests_is_moved_no_more() -> None:
     world = training(limits=Limits(journal_mib_per_job=1.0))
-    world.gang.journal_use.add(MIB, world.now)
+    world.gang.account.journal_use.add(MIB, world.now)
     request(world, carrying(world)[1])
     assert world.facts(facts.SwapPlanned) == []

@@ -25,14 +25,14 @@ def training(nodes: int, spares: int, **spec: object) -> Scenario:
 
 def steps(world: Scenario, generation: int) -> None:
     """Run until that generation has made a few steps."""
-    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation, 900)
+    world.run_until(lambda: world.is_running(generation) and world.gang.newest.stepped_generation == generation, 900)
     step = world.core.observed.gang("g").step_number
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
 
 
 def excluded(world: Scenario) -> tuple[str, ...]:
     """The nodes that Slurm excludes from the job."""
-    return world.world.cluster.jobs()[world.gang.job].excluded
+    return world.world.cluster.jobs()[world.gang.slurm.job].excluded
 
 
 def calls(world: Scenario, verb: str) -> list[facts.SlurmCallOwed]:
@@ -46,7 +46,7 @@ def test_a_job_that_waits_may_start_on_a_node_again_that_was_repaired() -> None:
     world.run_for(30)
     assert excluded(world) == ("n1",)
     world.repair("n1")
-    world.run_until(lambda: world.gang.generation == 2, 60)
+    world.run_until(lambda: world.gang.newest.generation == 2, 60)
     assert calls(world, "admit")[0].admit == ("n1",)
     assert excluded(world) == ()
 
@@ -55,7 +55,7 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
     world = training(nodes=2, spares=0)
 
     def may_leave() -> bool:
-        return world.core.batch_may_end(world.gang, world.gang.job, 0)
+        return world.core.batch_may_end(world.gang, world.gang.slurm.job, 0)
 
     assert not may_leave()
     world.world.slurm.unavailable_reason = "slurmctld is away"
@@ -65,8 +65,8 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
     assert not may_leave(), "its end would be the job's"
     world.world.slurm.unavailable_reason = ""
     world.run_until(may_leave, 20)
-    assert not world.core.batch_may_end(world.gang, world.gang.job, 1), "that is the run to come"
-    assert not world.core.batch_may_end(world.gang, world.gang.job + 1, 0), "that is another job"
+    assert not world.core.batch_may_end(world.gang, world.gang.slurm.job, 1), "that is the run to come"
+    assert not world.core.batch_may_end(world.gang, world.gang.slurm.job + 1, 0), "that is another job"
     world.restart_coordinator()
     assert not may_leave(), "Slurm has not told this coordinator yet"
     world.run_until(may_leave, 20)
@@ -82,7 +82,7 @@ def test_at_the_next_requeue_only_those_are_excluded_that_are_bad_by_then() -> N
     for node in ("n0", "n1"):
         world.repair(node)
     steps(world, 3)
-    for node in [seat.node for seat in world.gang.seats]:
+    for node in [seat.node for seat in world.gang.roster.seats]:
         world.crash(node)
         world.run_for(8)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -105,7 +105,7 @@ def test_a_node_that_never_was_out_of_service_is_excluded_for_a_while() -> None:
     assert world.core.state.node("n1").health is NodeHealth.FIT
     world.run_until(lambda: bool(calls(world, "admit")), 700)
     assert world.now - at >= EXCLUSION_S
-    world.run_until(lambda: world.gang.generation == 2, 60)
+    world.run_until(lambda: world.gang.newest.generation == 2, 60)
 
 
 def test_a_job_of_which_too_few_nodes_are_left_in_service_is_requeued_before_it_has_gathered() -> None:
@@ -143,7 +143,7 @@ def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_j
 ) -> None:
     """srun dies with its host: the missing agents are never launched, even if the host returns before Slurm notices."""
     world = Scenario(3, 1, absent=absent, gather_timeout_s=300.0)
-    world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.members) == 4 - len(absent))
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.roster.members) == 4 - len(absent))
     world.run_for(1)
     world.crash("n0")
     world.run_for(3)
@@ -179,9 +179,9 @@ def test_a_batch_script_that_starts_long_after_its_job_is_detected_as_lost_as_so
 
 def test_a_batch_script_of_the_run_before_does_not_hide_the_one_that_runs() -> None:
     world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
-    world.run_until(lambda: len(world.gang.members) == 2)
+    world.run_until(lambda: len(world.gang.roster.members) == 2)
     world.requeue()
-    world.run_until(lambda: world.gang.restart_count == 1 and len(world.gang.members) == 2)
+    world.run_until(lambda: world.gang.slurm.restart_count == 1 and len(world.gang.roster.members) == 2)
     for _ in range(60):
         world.run_for(1)
         world.post_event(events.BatchHeartbeat("g", 1, 0))
@@ -191,7 +191,7 @@ def test_a_batch_script_of_the_run_before_does_not_hide_the_one_that_runs() -> N
 def test_in_observe_mode_late_agents_have_all_their_time() -> None:
     limits = replace(NO_LIMITS, observe=True)
     world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0, limits=limits)
-    world.run_until(lambda: len(world.gang.members) == 2)
+    world.run_until(lambda: len(world.gang.roster.members) == 2)
     world.cut(("n0", "coordinator"), ("coordinator", "n0"))
     world.run_for(100)
     assert world.gang.phase is Phase.GATHERING
@@ -227,12 +227,12 @@ def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) ->
     world.world.submit(JobSubmission("h", events.GangSpec(1, 0, requeue=False)))
     world.run_for(10 + after_s)
     world.repair("n1")
-    world.run_until(lambda: world.core.state.gangs["h"].stepped_generation == 1, 30)
+    world.run_until(lambda: world.core.state.gangs["h"].newest.stepped_generation == 1, 30)
 
 
 def test_a_reason_names_no_agent_that_is_attached() -> None:
     world = Scenario(2, 1, absent=["n1", "n2"], gather_timeout_s=40.0)
-    world.run_until(lambda: len(world.gang.members) == 1)
+    world.run_until(lambda: len(world.gang.roster.members) == 1)
     world.signal("n0")
     world.run_until(lambda: world.gang.final, 50)
     assert "have ended" not in world.gang.reason
@@ -240,7 +240,7 @@ def test_a_reason_names_no_agent_that_is_attached() -> None:
 
 def test_a_coordinator_that_is_cut_off_itself_excludes_no_node() -> None:
     world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=90.0)
-    world.run_until(lambda: len(world.gang.members) == 2)
+    world.run_until(lambda: len(world.gang.roster.members) == 2)
     world.world.slurmd_connected.update(NOBODY)
     for node in NOBODY:
         world.cut((node, "coordinator"), ("coordinator", node))
@@ -259,7 +259,7 @@ def test_a_job_whose_agents_are_never_launched_is_not_requeued_for_ever() -> Non
         world.run_for(3)
         world.world.boot("n0")
         world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 40)
-        assert world.gang.runs_without_start == times
+        assert world.gang.slurm.runs_without_start == times
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.crash("n0")
     world.run_for(3)
@@ -277,7 +277,7 @@ def test_a_job_whose_batch_script_lives_fails_where_its_agents_do_not_come() -> 
 
 def test_a_batch_script_that_stands_still_for_a_moment_is_waited_for() -> None:
     world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
-    world.run_until(lambda: len(world.gang.members) == 2)
+    world.run_until(lambda: len(world.gang.roster.members) == 2)
     world.run_for(40)
     world.pause("n0")
     world.run_for(14)
@@ -288,7 +288,7 @@ def test_a_batch_script_that_stands_still_for_a_moment_is_waited_for() -> None:
 
 def test_agents_that_end_while_others_are_awaited_cost_a_requeue_and_not_the_job() -> None:
     world = Scenario(3, 1, absent=["n2"], gather_timeout_s=40.0)
-    world.run_until(lambda: len(world.gang.members) == 3)
+    world.run_until(lambda: len(world.gang.roster.members) == 3)
     world.kill_agent("n3")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 50)
     assert "the agents on n3 have ended, and were not started again" in world.gang.reason
@@ -303,7 +303,7 @@ def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself
     call = calls(world, "requeue")[0].call
     world.requeue()
     if seen == "runs again":
-        world.run_until(lambda: world.gang.generation == 2, 300)
+        world.run_until(lambda: world.gang.newest.generation == 2, 300)
     else:
         world.post_event(events.SlurmJobChanged("g", 1, (), 1, None))
     world.post_event(events.SlurmAnswered("g", call, "Requested operation is presently disabled"))
@@ -316,12 +316,12 @@ def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody
     steps(world, 1)
     world.signal("n1")
     steps(world, 2)
-    pool_job = next(iter(world.gang.pool.values())).job
+    pool_job = next(iter(world.gang.growth.pool.values())).job
     world.post_event(events.SlurmJobChanged("g", 1, (), 1, None))
-    for node in world.gang.members:
+    for node in world.gang.roster.members:
         world.kill_agent(node)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert not world.gang.pool
+    assert not world.gang.growth.pool
     assert [call.job for call in calls(world, "cancel")] == [pool_job]
 
 
@@ -343,7 +343,7 @@ def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> Non
         core.decide(
             events.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", events.AgentStatus()), 1.0
         )
-    assert list(core.state.gangs["g"].members) == ["n2"]
+    assert list(core.state.gangs["g"].roster.members) == ["n2"]
 
 
 def test_no_generation_starts_while_srun_still_waits_for_a_dead_spare() -> None:
@@ -359,7 +359,7 @@ def test_no_generation_starts_while_srun_still_waits_for_a_dead_spare() -> None:
 
 def launch_fails(world: Scenario, *nodes: str) -> None:
     """The batch process says that srun could start nothing on these nodes."""
-    world.post_event(events.BatchHeartbeat("g", world.gang.job, world.gang.restart_count, nodes))
+    world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, world.gang.slurm.restart_count, nodes))
 
 
 def test_no_generation_starts_while_a_prolog_hangs_on_a_spare() -> None:
@@ -419,8 +419,8 @@ def test_a_job_that_srun_can_start_nowhere_is_not_requeued_for_ever() -> None:
     world.world.jobs.unstartable_nodes.update(f"n{at}" for at in range(1, 11))
     runs = 0
     while not world.gang.final:
-        world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.job_nodes) == 2, 200)
-        launch_fails(world, world.gang.job_nodes[1])
+        world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.slurm.job_nodes) == 2, 200)
+        launch_fails(world, world.gang.slurm.job_nodes[1])
         runs += 1
     assert (runs, world.gang.phase) == (3, Phase.FAILED)
     assert "srun could start nothing on " in world.gang.reason
@@ -449,7 +449,7 @@ def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> 
     world.finish()
     world.run_until(lambda: world.gang.final)
     world.post_event(events.CancelRequested("g", "uid 1000"))
-    assert [call.job for call in calls(world, "cancel")] == [world.gang.job]
+    assert [call.job for call in calls(world, "cancel")] == [world.gang.slurm.job]
 
 
 def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_when_slurm_has_it_down() -> None:
@@ -457,12 +457,12 @@ def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_wh
     steps(world, 1)
     world.crash("n1")
     steps(world, 2)
-    assert {seat.node for seat in world.gang.seats} == {"n0", "n2"}
+    assert {seat.node for seat in world.gang.roster.seats} == {"n0", "n2"}
     world.power_off("n2")
     world.signal("n0")
-    world.run_until(lambda: bool(world.gang.members["n0"].removal_reason))
-    world.run_until(lambda: bool(world.gang.members["n2"].removal_reason), 120)
-    assert world.gang.members["n2"].removal_reason == "n2 is silent, and Slurm has taken it out of the job"
+    world.run_until(lambda: bool(world.gang.roster.members["n0"].removal_reason))
+    world.run_until(lambda: bool(world.gang.roster.members["n2"].removal_reason), 120)
+    assert world.gang.roster.members["n2"].removal_reason == "n2 is silent, and Slurm has taken it out of the job"
     assert world.core.state.node("n2").health is NodeHealth.FIT, "one witness is none"
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
 
@@ -472,9 +472,9 @@ def test_a_member_of_the_pool_that_carries_no_rank_again_gives_its_pool_job_back
     steps(world, 1)
     world.crash("n1")
     steps(world, 2)
-    member = next(member for member in world.gang.present() if member.job != world.gang.job)
+    member = next(member for member in world.gang.roster.present() if member.job != world.gang.slurm.job)
     world.signal(member.node)
-    world.run_until(lambda: world.gang.stepped_generation == 3, 120)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3, 120)
     world.run_for(2)
     assert [call.job for call in calls(world, "cancel")] == [member.job]
     assert calls(world, "let_go") == []
@@ -483,9 +483,9 @@ def test_a_member_of_the_pool_that_carries_no_rank_again_gives_its_pool_job_back
 def test_an_agent_joins_from_the_pool_only_with_its_own_open_request() -> None:
     world = training(nodes=2, spares=0)
     gang = world.gang
-    gang.pool[1] = PoolRequest(1, "n0", ())
+    gang.growth.pool[1] = PoolRequest(1, "n0", ())
     assert refusal(gang, 1, 7, "n5") == ""
-    gang.pool[1] = PoolRequest(1, "n0", (), job=7, node="n5")
+    gang.growth.pool[1] = PoolRequest(1, "n0", (), job=7, node="n5")
     assert refusal(gang, 1, 7, "n5") == ""
     words = "no node of the pool is wanted any more"
     assert refusal(gang, 1, 8, "n5") == words, "the job of another request"
@@ -493,5 +493,5 @@ def test_an_agent_joins_from_the_pool_only_with_its_own_open_request() -> None:
     assert refusal(gang, 2, 7, "n5") == words, "an unknown request"
     assert refusal(None, 1, 7, "n5") == words, "an unknown gang"
     world.post_event(events.CancelRequested("g", "uid 1000"))
-    gang.pool[1] = PoolRequest(1, "n0", ())
+    gang.growth.pool[1] = PoolRequest(1, "n0", ())
     assert refusal(gang, 1, 7, "n5") == words, "a gang that is over"

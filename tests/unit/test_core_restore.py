@@ -21,7 +21,7 @@ def swapped() -> Scenario:
     world = Scenario(3, 1)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 5)
     world.power_off("n1")
-    world.run_until(lambda: world.gang.phase is Phase.STARTING and world.gang.generation == 2)
+    world.run_until(lambda: world.gang.phase is Phase.STARTING and world.gang.newest.generation == 2)
     return world
 
 
@@ -39,11 +39,11 @@ def test_the_plan_names_every_node_that_holds_a_shard() -> None:
     world = Scenario(3, 1)
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
     world.kill_rank("n1")
-    world.run_until(lambda: world.gang.generation == 2)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
-    homes = {seat.group_rank: seat.node for seat in world.gang.seats}
+    homes = {seat.group_rank: seat.node for seat in world.gang.roster.seats}
     assert {source.rank: source.node for source in started.sources} == homes
-    buddies = {seat.group_rank: seat.buddy for seat in world.gang.seats}
+    buddies = {seat.group_rank: seat.buddy for seat in world.gang.roster.seats}
     assert {source.rank: source.node for source in started.other_sources} == buddies
     order = Orders(world.gang).for_node("n0")
     assert [(s.rank, s.node, bool(s.digest)) for s in order.restore.sources] == [
@@ -74,7 +74,7 @@ def test_other_sources_hold_the_same_bytes_and_do_not_leave() -> None:
 def test_the_progress_of_all_nodes_is_shown_until_the_first_step() -> None:
     world = swapped()
     assert line(world) == (
-        f"step {world.gang.restored_version.step if world.gang.restored_version else 0} from memory; "
+        f"step {world.gang.restore.restored_version.step if world.gang.restore.restored_version else 0} from memory; "
         "own memory 2 ranks, buddy 1 rank (n2)"
     )
     report(world, "n0", RestoreProgress(2, 1, 1, 2 * GIB, 2 * GIB, 0, {}, 0.5))
@@ -83,7 +83,7 @@ def test_the_progress_of_all_nodes_is_shown_until_the_first_step() -> None:
     shown = line(world)
     assert shown is not None
     assert ": 3.2 of 6.0 GiB, 3.49 GB/s; own memory 2 ranks, buddy 1 rank (n2)" in shown
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     assert line(world) is None
 
 

@@ -28,18 +28,18 @@ def network(**switches: str) -> Fabric:
 def leaves(world: Scenario, size: int) -> list[set[str]]:
     """The leaves of each tensor group of `size` nodes."""
     of = {name: machine.leaf for name, machine in world.world.machines.items()}
-    seats = [of[seat.node] for seat in world.gang.seats]
+    seats = [of[seat.node] for seat in world.gang.roster.seats]
     return [set(seats[at : at + size]) for at in range(0, len(seats), size)]
 
 
 def test_tensor_groups_start_on_one_leaf_each_and_stay_there_after_a_loss() -> None:
     world = Scenario(6, 2, tensor=3)  # two leaves of four nodes
-    world.run_until(lambda: world.gang.stepped_generation == 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
     assert [len(group) for group in leaves(world, 3)] == [1, 1]
-    before = [seat.node for seat in world.gang.seats]
+    before = [seat.node for seat in world.gang.roster.seats]
     world.crash(before[4])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    after = [seat.node for seat in world.gang.seats]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    after = [seat.node for seat in world.gang.roster.seats]
     assert [at for at in range(6) if after[at] != before[at]] == [4]
     assert [len(group) for group in leaves(world, 3)] == [1, 1]
 

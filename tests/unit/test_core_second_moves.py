@@ -23,12 +23,12 @@ PAIRS = {"n0": "s0", "n3": "s0", "n1": "s1", "n4": "s1", "n2": "s2", "n5": "s2"}
 
 def lost_one(world: Scenario) -> tuple[list[str], list[str]]:
     """The nodes before and after the loss of the first one."""
-    world.run_until(lambda: world.gang.stepped_generation == 1)
-    before = [seat.node for seat in world.gang.seats]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    before = [seat.node for seat in world.gang.roster.seats]
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 6)
     world.crash(before[0])
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    return before, [seat.node for seat in world.gang.seats]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    return before, [seat.node for seat in world.gang.roster.seats]
 
 
 def moved(before: list[str], after: list[str]) -> list[int]:
@@ -47,8 +47,8 @@ def test_the_other_node_of_a_group_moves_with_it_where_that_pays() -> None:
 
 def test_a_doubtful_spare_takes_no_ranks_of_a_healthy_node() -> None:
     world = Scenario(4, 2, tensor=2, fabric=network_of(PAIRS))
-    world.run_until(lambda: world.gang.stepped_generation == 1)
-    spare = world.gang.spares[0].node
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    spare = world.gang.roster.spares[0].node
     world.precursor(spare, "record")
     before, after = lost_one(world)
     assert moved(before, after) == [0]
@@ -57,14 +57,14 @@ def test_a_doubtful_spare_takes_no_ranks_of_a_healthy_node() -> None:
 
 def test_while_crashes_are_not_attributed_only_the_node_on_which_they_were_is_left() -> None:
     world = Scenario(4, 2, tensor=2, fabric=network_of(PAIRS))
-    world.run_until(lambda: world.gang.stepped_generation == 1)
-    before = [seat.node for seat in world.gang.seats]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    before = [seat.node for seat in world.gang.roster.seats]
     world.kill_rank(before[0])
     world.run_until(lambda: world.is_running(2))
     world.kill_rank(before[0])
-    world.run_until(lambda: world.gang.stepped_generation == 3)
-    after = [seat.node for seat in world.gang.seats]
-    assert world.gang.members[before[0]].removed
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3)
+    after = [seat.node for seat in world.gang.roster.seats]
+    assert world.gang.roster.members[before[0]].removed
     assert moved(before, after) == [0]
 
 
@@ -89,7 +89,7 @@ def report(world: Scenario, node: str, shards: Iterable[Shard]) -> None:
 
 def test_the_price_is_the_newest_state_of_the_node_that_has_most() -> None:
     world = Scenario(2, 1, fabric=network_of({"n0": "s0", "n1": "s0", "n2": "s1"}))
-    world.run_until(lambda: world.gang.stepped_generation == 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
     for node in ("n0", "n1", "n2"):
         report(world, node, ())
     assert price_of(world) is None

@@ -24,7 +24,7 @@ def training(nodes: int, spares: int = 0, *, pool_nodes: int = 1, **more: object
 
 def trains(world: Scenario, generation: int, limit_s: float = 60.0) -> None:
     """Run until that generation has finished a step."""
-    world.run_until(lambda: world.gang.stepped_generation == generation, limit_s)
+    world.run_until(lambda: world.gang.newest.stepped_generation == generation, limit_s)
 
 
 def preflight(**more: object) -> Scenario:
@@ -39,7 +39,7 @@ def requeued_soon(world: Scenario) -> None:
 
 
 def carriers(world: Scenario) -> set[str]:
-    return {seat.node for seat in world.gang.seats}
+    return {seat.node for seat in world.gang.roster.seats}
 
 
 def requests(world: Scenario) -> list[facts.PoolNodeRequested]:
@@ -64,7 +64,7 @@ def repaired(world: Scenario, node: str) -> None:
 
 def comes(world: Scenario, node: str, job: int = 1, restarts: int = 0, pool: int = 0) -> None:
     """An agent attaches that has no ranks to end."""
-    status = AgentStatus(fenced_generation=world.gang.fenced_generation)
+    status = AgentStatus(fenced_generation=world.gang.recovery.fenced_generation)
     world.post_event(
         events.AgentAttached("g", node, job, restarts, f"{node}-new", f"{node}:9", False, "", status, pool)
     )
@@ -77,7 +77,7 @@ def test_a_node_is_requested_before_the_ranks_leave_one_that_is_about_to_fail() 
     world = training(3, idle_nodes=1)
     world.precursor("n1", "swap", "Xid 64")
     trains(world, 2)
-    recovery = world.gang.recoveries[-1]
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out, recovery.nodes_in) == ("planned swap", ["n1"], ["n3"])
     assert recovery.step_restored == recovery.step_before
     assert len(requests(world)) == 1
@@ -88,20 +88,20 @@ def test_a_drained_node_is_left_for_one_of_the_pool() -> None:
     world = training(3, idle_nodes=1)
     world.drain("n1", "its fan is loud")
     trains(world, 2)
-    assert world.gang.recoveries[-1].nodes_in == ["n3"]
+    assert world.gang.recovery.recoveries[-1].nodes_in == ["n3"]
 
 
 def test_training_goes_on_while_no_node_of_the_pool_is_free() -> None:
     world = training(3)
     world.precursor("n1", "swap", "Xid 64")
     world.run_for(60)
-    assert (world.gang.generation, world.gang.phase, closed(world)) == (1, Phase.RUNNING, [])
+    assert (world.gang.newest.generation, world.gang.phase, closed(world)) == (1, Phase.RUNNING, [])
 
 
 def test_a_request_is_closed_when_the_precursor_is_over() -> None:
     world = training(3)
     world.precursor("n1", "swap", "Xid 64")
-    world.run_until(lambda: any(request.job for request in world.gang.pool.values()))
+    world.run_until(lambda: any(request.job for request in world.gang.growth.pool.values()))
     world.precursor_over("n1", "Xid 64")
     world.run_for(1)
     assert closed(world) == ["it is wanted no more"]
@@ -124,14 +124,14 @@ def test_after_a_refusal_a_generation_requests_no_node_beforehand() -> None:
     world.world.jobs.sbatch_failure_rate = 1.0
     world.precursor("n1", "swap", "Xid 64")
     world.run_for(10)
-    assert (len(requests(world)), len(closed(world)), world.gang.generation) == (1, 1, 1)
+    assert (len(requests(world)), len(closed(world)), world.gang.newest.generation) == (1, 1, 1)
 
 
 def test_a_gang_that_goes_on_with_fewer_nodes_requests_none_for_the_seats_it_gave_up() -> None:
     world = training(3, min_nodes=2)
     world.crash("n1")
     trains(world, 2)
-    assert len(world.gang.seats) == 2
+    assert len(world.gang.roster.seats) == 2
     world.kill_rank("n0")
     trains(world, 3)
     assert len(requests(world)) == 1
@@ -142,7 +142,7 @@ def test_a_node_lost_before_the_first_start_is_replaced_from_the_pool() -> None:
     world.crash("n1")
     trains(world, 1)
     assert carriers(world) == {"n0", "n2"}
-    assert (len(requests(world)), world.gang.restart_count) == (1, 0)
+    assert (len(requests(world)), world.gang.slurm.restart_count) == (1, 0)
 
 
 def test_in_observe_mode_no_node_is_requested_and_the_job_ends() -> None:
@@ -174,7 +174,7 @@ def test_an_elastic_gang_requests_as_many_nodes_as_it_may_have() -> None:
     world.signal("n1")
     world.signal("n2")
     trains(world, 2)
-    assert (len(requests(world)), len(world.gang.seats)) == (1, 3)
+    assert (len(requests(world)), len(world.gang.roster.seats)) == (1, 3)
 
 
 def test_after_a_refusal_a_recovery_requests_no_more_nodes() -> None:
@@ -207,7 +207,7 @@ def test_agents_under_suspicion_are_not_asked_and_the_gang_waits_until_one_has_a
     gang = core.state.gangs["g"]
 
     def attaches(node: str, fenced: int) -> list[facts.Fact]:
-        one = gang.members[node]
+        one = gang.roster.members[node]
         status = AgentStatus(fenced_generation=fenced)
         hello = events.AgentAttached("g", node, one.job, 0, one.incarnation, "a:1", False, one.leaf, status)
         return core.decide(hello, now).facts
@@ -217,7 +217,9 @@ def test_agents_under_suspicion_are_not_asked_and_the_gang_waits_until_one_has_a
         attaches(node, 0)
         core.decide(events.PeerAccused("g", "n1", node, Silence.NO_ANSWER), now)
     for node in ("n0", "n2"):
-        reported = events.AgentReported("g", node, gang.members[node].incarnation, AgentStatus(fenced_generation=1))
+        reported = events.AgentReported(
+            "g", node, gang.roster.members[node].incarnation, AgentStatus(fenced_generation=1)
+        )
         assert core.decide(reported, now).facts == []
     assert attaches("n2", 1) == [facts.PoolNodeRequested("g", 1, "n2", POOL.options)]
 
@@ -231,7 +233,7 @@ def test_a_request_excludes_the_nodes_that_the_gang_has_left_without_a_known_fau
     world.world.jobs.sbatch_failure_rate = 1.0  # or it would be a spare again
     repaired(world, "n1")
     world.kill_agent("n4")
-    world.run_until(lambda: world.gang.pool_serial == 2)
+    world.run_until(lambda: world.gang.growth.pool_serial == 2)
     assert requests(world)[1].options == (*POOL.options, "--exclude=n4")
 
 
@@ -242,9 +244,9 @@ def test_a_request_excludes_the_nodes_without_which_the_job_was_requeued() -> No
     world.kill_agent("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
-    before = world.gang.pool_serial
+    before = world.gang.growth.pool_serial
     world.crash("n2")
-    world.run_until(lambda: world.gang.pool_serial > before)
+    world.run_until(lambda: world.gang.growth.pool_serial > before)
     assert requests(world)[-1].options == (*POOL.options, "--exclude=n1")
 
 
@@ -254,10 +256,10 @@ def test_a_request_excludes_the_nodes_without_which_the_job_was_requeued() -> No
 def test_a_gang_whose_seats_are_filled_without_the_pool_starts_and_gives_the_request_up() -> None:
     world = training(3, spares=1, absent=["n3"])
     world.crash("n1")
-    world.run_until(lambda: any(request.job for request in world.gang.pool.values()))
-    job = world.gang.pool[1].job
+    world.run_until(lambda: any(request.job for request in world.gang.growth.pool.values()))
+    job = world.gang.growth.pool[1].job
     comes(world, "n3")
-    world.run_until(lambda: world.gang.generation == 2, 1.0)
+    world.run_until(lambda: world.gang.newest.generation == 2, 1.0)
     assert carriers(world) == {"n0", "n2", "n3"}
     assert (closed(world), cancelled(world)) == (["it is wanted no more"], [job])
 
@@ -266,10 +268,10 @@ def test_the_small_job_of_a_dead_member_is_ended_at_once() -> None:
     world = training(3, idle_nodes=1, min_nodes=2)
     world.crash("n1")
     trains(world, 2)
-    job = world.gang.pool[1].job
+    job = world.gang.growth.pool[1].job
     world.crash("n3")
-    world.run_until(lambda: world.gang.members["n3"].gone)
-    assert closed(world) == [world.gang.members["n3"].removal_reason]
+    world.run_until(lambda: world.gang.roster.members["n3"].gone)
+    assert closed(world) == [world.gang.roster.members["n3"].removal_reason]
     assert cancelled(world) == [job]
 
 
@@ -278,18 +280,18 @@ def test_a_node_that_comes_back_with_a_second_small_job_frees_the_first() -> Non
     world.crash("n1")
     trains(world, 2)
     world.signal("n3")
-    world.run_until(lambda: 2 in world.gang.pool)
+    world.run_until(lambda: 2 in world.gang.growth.pool)
     repaired(world, "n3")
-    first, second = (request.job for request in world.gang.pool.values())
+    first, second = (request.job for request in world.gang.growth.pool.values())
     comes(world, "n3", job=second, pool=2)
-    assert (world.gang.members["n3"].job, cancelled(world)) == (second, [first])
+    assert (world.gang.roster.members["n3"].job, cancelled(world)) == (second, [first])
 
 
 def test_a_job_that_slurm_starts_again_gives_its_nodes_of_the_pool_back() -> None:
     world = training(3, idle_nodes=1)
     world.crash("n1")
     trains(world, 2)
-    job = world.gang.pool[1].job
+    job = world.gang.growth.pool[1].job
     comes(world, "n0", restarts=1)
     assert (closed(world), cancelled(world)) == (["the job was started again"], [job])
 
@@ -299,6 +301,6 @@ def test_a_job_that_slurm_starts_again_drops_its_unanswered_requests(node: str) 
     """The agent that was to ask may not have come yet."""
     world = training(3)
     world.crash("n1")
-    world.run_until(lambda: bool(world.gang.pool))
+    world.run_until(lambda: bool(world.gang.growth.pool))
     comes(world, node, restarts=1)
-    assert (world.gang.pool, len(closed(world))) == ({}, 1)
+    assert (world.gang.growth.pool, len(closed(world))) == ({}, 1)

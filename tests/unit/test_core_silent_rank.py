@@ -23,12 +23,12 @@ def found(world: Scenario) -> list[facts.HangDetected]:
 
 
 def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
-    return lambda: world.gang.stepped_generation == generation
+    return lambda: world.gang.newest.stepped_generation == generation
 
 
 def test_a_rank_in_which_no_python_runs_is_named_within_ten_seconds() -> None:
     world = training()
-    before, began = [seat.node for seat in world.gang.seats], world.now
+    before, began = [seat.node for seat in world.gang.roster.seats], world.now
     world.hang_rank("n2", "silent")
     world.run_until(lambda: bool(found(world)), 100.0)
     assert 7.0 < world.now - began < 10.0
@@ -36,8 +36,8 @@ def test_a_rank_in_which_no_python_runs_is_named_within_ten_seconds() -> None:
     assert hang.node == "n2"
     assert "; rank 1 on n2 has run no Python for 8 s or more, all others do" in hang.reason
     world.run_until(recovered(world), 10.0)
-    assert [seat.node for seat in world.gang.seats] == before
-    assert world.gang.recoveries[-1].action == "restart in place"
+    assert [seat.node for seat in world.gang.roster.seats] == before
+    assert world.gang.recovery.recoveries[-1].action == "restart in place"
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
@@ -141,11 +141,13 @@ def test_a_long_call_that_nobody_declared_costs_one_restart_and_no_second_one() 
     observed = world.core.observed.gang("g")
     world.kill_rank("n1")
     world.run_until(lambda: observed.last_step[0] == 2, 60.0)
-    assert observed.step_number <= world.gang.furthest_step, "the generation has come no further than the one before"
+    assert observed.step_number <= world.gang.recovery.furthest_step, (
+        "the generation has come no further than the one before"
+    )
     world.hang_rank("n2", "silent")
     world.run_for(20.0)
     world.end_silence("n2")
-    world.run_until(lambda: observed.step_number > world.gang.furthest_step + 3, 60.0)
+    world.run_until(lambda: observed.step_number > world.gang.recovery.furthest_step + 3, 60.0)
     world.hang_rank("n2", "silent")
     world.run_for(25.0)
     world.end_silence("n2")
@@ -181,8 +183,8 @@ def test_a_node_on_which_ranks_fall_silent_twice_is_replaced() -> None:
     world.hang_rank("n2", "silent")
     world.run_until(recovered(world, 3), 400.0)
     assert [fact.node for fact in found(world)] == ["n2", "n2"]
-    assert "n2" not in {seat.node for seat in world.gang.seats}
-    step = world.gang.furthest_step
+    assert "n2" not in {seat.node for seat in world.gang.roster.seats}
+    step = world.gang.recovery.furthest_step
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
     assert world.core.state.node("n2").health is NodeHealth.FIT
     assert [call.verb for call in world.slurm] == ["let_go"]

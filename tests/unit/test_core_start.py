@@ -17,7 +17,7 @@ RESTART_S = 5000.0
 def training() -> Scenario:
     """Ranks on n0 and n2; n1 is a spare."""
     world = Scenario(2, 1)
-    world.run_until(lambda: world.gang.stepped_generation == 1)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
     return world
 
 
@@ -36,11 +36,11 @@ def fenced_again(world: Scenario, fault: str) -> Core:
 def attaches(core: Core, node: str, now: float, *shards: Shard, opens: bool = True) -> list[facts.GenerationStarted]:
     """The agent attaches: its ranks have ended, and it `opens` the store if it is asked to. Returns the start."""
     gang = core.state.gangs["g"]
-    one = gang.members[node]
+    one = gang.roster.members[node]
     status = AgentStatus(
-        fenced_generation=gang.fenced_generation,
-        store_port=4000 if opens and node == gang.store_node else 0,
-        store_generation=gang.fenced_generation + 1,
+        fenced_generation=gang.recovery.fenced_generation,
+        store_port=4000 if opens and node == gang.recovery.store_node else 0,
+        store_generation=gang.recovery.fenced_generation + 1,
         shards=shards,
     )
     event = events.AgentAttached("g", node, 1, 0, one.incarnation, "a:1", one.batch_host, one.leaf, status)
@@ -49,7 +49,7 @@ def attaches(core: Core, node: str, now: float, *shards: Shard, opens: bool = Tr
 
 def members_attach(core: Core, now: float) -> list[facts.GenerationStarted]:
     """Every agent attaches that may carry ranks. Returns the start."""
-    return [start for member in core.state.gangs["g"].present() for start in attaches(core, member.node, now)]
+    return [start for member in core.state.gangs["g"].roster.present() for start in attaches(core, member.node, now)]
 
 
 def test_after_a_restart_the_only_copy_on_a_removed_node_is_waited_for() -> None:
@@ -87,7 +87,7 @@ def test_no_start_waits_for_memory_before_the_first_step() -> None:
     world = Scenario(2, 1)
     world.run_until(lambda: world.is_running(1))
     core = fenced_again(world, "signal")
-    assert core.state.gangs["g"].stepped_generation == 0
+    assert core.state.gangs["g"].newest.stepped_generation == 0
     assert len(members_attach(core, RESTART_S + 1.0)) == 1
 
 
@@ -103,9 +103,9 @@ def test_a_store_moves_at_once_from_a_node_that_is_removed() -> None:
     world = training()
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-    assert world.gang.store_node == "n0"
+    assert world.gang.recovery.store_node == "n0"
     world.kill_agent("n0")
-    world.run_until(lambda: world.gang.stepped_generation == 2, 5.0)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2, 5.0)
     assert len(moved(world)) == 1
 
 
@@ -114,7 +114,7 @@ def test_a_store_that_does_not_open_in_time_moves_to_the_next_node_that_carries_
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     core, now = Core(world.replayed_state(), world.now), world.now
-    for member in core.state.gangs["g"].present():
+    for member in core.state.gangs["g"].roster.present():
         attaches(core, member.node, now, opens=False)
     assert core.decide(events.Tick(), now + STORE_TIMEOUT_S - 0.1).facts == []
     assert core.decide(events.Tick(), now + STORE_TIMEOUT_S).facts == [facts.StoreMoved("g", "n2", missed=True)]
@@ -126,7 +126,7 @@ def test_a_store_moves_at_once_from_a_spare_to_a_node_that_carries_ranks() -> No
     for node in ("n0", "n2"):
         world.post_event(events.PeerAccused("g", "n1", node, Silence.NO_ANSWER))
     crashed = AgentStatus(ranks=(RankState(1, 1, running=False, exit_code=1),))
-    world.post_event(events.AgentReported("g", "n2", world.gang.members["n2"].incarnation, crashed))
-    assert world.gang.store_node == "n1"
+    world.post_event(events.AgentReported("g", "n2", world.gang.roster.members["n2"].incarnation, crashed))
+    assert world.gang.recovery.store_node == "n1"
     world.run_until(lambda: moved(world) == ["n0"])
     assert world.agent("n1").store_port == 0, "it is not waited for"

@@ -30,7 +30,7 @@ def report(
         world.machines[node_of(world, slow_rank)].has_slow_rank = True
         world.world.step_times.script("g", slow_rank)
     for number in range(first_block, first_block + blocks):
-        for seat in world.gang.seats:
+        for seat in world.gang.roster.seats:
             agent = world.core.observed.gang("g").agents[seat.node]
             ranks = tuple(
                 replace(rank, block_times=_times(number, slow_rank, rank.rank, slower_by, on_node))
@@ -54,7 +54,9 @@ def view(world: Scenario) -> api_pb2.GangView:
 
 
 def node_of(world: Scenario, rank: int) -> str:
-    return next(seat.node for seat in world.gang.seats if seat.group_rank == rank // world.gang.spec.ranks_per_node)
+    return next(
+        seat.node for seat in world.gang.roster.seats if seat.group_rank == rank // world.gang.spec.ranks_per_node
+    )
 
 
 def test_it_is_recorded_once_with_rank_node_and_amount_and_no_node_is_judged() -> None:
@@ -69,7 +71,7 @@ def test_it_is_recorded_once_with_rank_node_and_amount_and_no_node_is_judged() -
     )
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
     world.run_for(30)
-    assert world.gang.generation == 1
+    assert world.gang.newest.generation == 1
     assert world.slurm == []
 
 
@@ -120,7 +122,7 @@ def test_few_stragglers_of_a_generation_are_recorded() -> None:
 def test_blocks_of_another_generation_count_for_nothing(generation: int) -> None:
     world = training()
     for number in range(10):
-        for seat in world.gang.seats:
+        for seat in world.gang.roster.seats:
             agent = world.core.observed.gang("g").agents[seat.node]
             ranks = tuple(
                 replace(rank, generation=generation, block_times=_times(number, 5, rank.rank, 0.3))
@@ -156,7 +158,7 @@ def test_one_that_lasts_is_recorded_and_the_node_is_degraded_in_this_job_alone()
     assert [name for name, verdict in verdicts(world).items() if verdict == "DEGRADED"] == [node]
     assert world.core.state.node(node).health is NodeHealth.FIT
     world.run_for(10)
-    assert (world.gang.generation, world.slurm) == (1, [])
+    assert (world.gang.newest.generation, world.slurm) == (1, [])
 
 
 def test_a_policy_without_a_response_only_names_it() -> None:
@@ -169,15 +171,15 @@ def test_flush_writes_the_state_and_moves_nobody() -> None:
     world = training(limits=rule("flush"), durable_dir="/durable")
     report(world, 0, 60, slow_rank=5)
     world.run_for(10)
-    assert (world.gang.generation, len(world.facts(facts.FlushOrdered))) == (1, 1)
+    assert (world.gang.newest.generation, len(world.facts(facts.FlushOrdered))) == (1, 1)
 
 
 def test_swap_leaves_the_node_loses_no_step_and_drains_nothing() -> None:
     world = training(limits=rule("swap"))
     node = node_of(world, 5)
     report(world, 0, 46, slow_rank=5)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    recovery = world.gang.recoveries[-1]
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
     assert (recovery.action, recovery.nodes_out) == ("planned swap", [node])
     assert recovery.cause.startswith(f"rank 5 on {node} computes 30% longer")
     assert recovery.step_restored == recovery.step_before
@@ -192,22 +194,22 @@ def test_a_rank_that_is_slow_on_the_next_node_too_stays_there() -> None:
     world = training(spares=3, limits=rule("swap"))
     first = node_of(world, 5)
     report(world, 0, 46, slow_rank=5)
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     second = node_of(world, 5)
     assert second != first
     report(world, 0, 90, slow_rank=5)
     world.run_for(10)
-    assert world.gang.generation == 2
+    assert world.gang.newest.generation == 2
     assert lasting(world)[-1].node == second
     assert lasting(world)[-1].reason.endswith(f"it was slow on {first}, too, so the cause is in the job")
-    assert world.gang.spares
+    assert world.gang.roster.spares
 
 
 def test_without_a_spare_the_ranks_stay() -> None:
     world = training(spares=0, limits=rule("swap"))
     report(world, 0, 60, slow_rank=5)
     world.run_for(10)
-    assert (world.gang.generation, len(lasting(world)), world.slurm) == (1, 1, [])
+    assert (world.gang.newest.generation, len(lasting(world)), world.slurm) == (1, 1, [])
 
 
 def test_a_restarted_coordinator_records_it_no_second_time() -> None:

@@ -28,15 +28,15 @@ def waits_for(world: Scenario) -> str:
 def test_a_suspended_job_keeps_its_nodes_and_its_memory_and_goes_on_when_it_is_resumed() -> None:
     world = Scenario(3, 1)
     world.run_until(lambda: steps(world) >= 6)
-    step, seats = steps(world), world.gang.seats
+    step, seats = steps(world), world.gang.roster.seats
     suspend(world)
     world.run_for(LONG_S)
-    assert (world.gang.phase, world.gang.generation, world.slurm) == (Phase.RUNNING, 1, [])
+    assert (world.gang.phase, world.gang.newest.generation, world.slurm) == (Phase.RUNNING, 1, [])
     assert waits_for(world).startswith("Slurm to resume job 1, ")
     assert "probes" not in waits_for(world)
     suspend(world, resume=True)
     world.run_until(lambda: steps(world) > step + 6, 60)
-    assert [seat.node for seat in world.gang.seats] == [seat.node for seat in seats]
+    assert [seat.node for seat in world.gang.roster.seats] == [seat.node for seat in seats]
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
     assert world.slurm == []
     world.run_until(lambda: waits_for(world) == "")
@@ -46,16 +46,16 @@ def test_a_node_of_the_pool_whose_job_is_suspended_stays_and_goes_on_when_it_is_
     world = Scenario(2, 0, idle_nodes=1, pool_nodes=1)
     world.run_until(lambda: steps(world) >= 6)
     world.crash("n1")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    job, before = world.gang.members["n2"].job, len(world.slurm)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    job, before = world.gang.roster.members["n2"].job, len(world.slurm)
     suspend(world, job)
     world.run_for(LONG_S)
-    assert (world.gang.phase, world.gang.generation, len(world.slurm)) == (Phase.RUNNING, 2, before)
+    assert (world.gang.phase, world.gang.newest.generation, len(world.slurm)) == (Phase.RUNNING, 2, before)
     assert waits_for(world).startswith(f"Slurm to resume job {job}, ")
     suspend(world, job, resume=True)
-    world.run_until(lambda: world.gang.stepped_generation == 3, 60)  # an agent that was paused ends its ranks
-    assert world.gang.recoveries[-1].action == "restart in place"
-    assert world.gang.restored_version is not None
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3, 60)  # an agent that was paused ends its ranks
+    assert world.gang.recovery.recoveries[-1].action == "restart in place"
+    assert world.gang.restore.restored_version is not None
     assert world.core.state.nodes["n2"].health is NodeHealth.FIT
 
 
@@ -76,6 +76,6 @@ def test_a_suspended_job_that_is_cancelled_ends() -> None:
     world.run_until(lambda: steps(world) >= 6)
     suspend(world)
     world.run_for(60)
-    world.world.cluster.cancel(world.gang.job)
+    world.world.cluster.cancel(world.gang.slurm.job)
     world.run_until(lambda: world.gang.final, 60)
     assert world.gang.phase is Phase.CANCELLED

@@ -75,8 +75,8 @@ def test_a_flat_network_has_no_leaves() -> None:
 
 def test_a_gang_that_fits_says_nothing() -> None:
     world = Scenario(6, 2, tensor=3)
-    world.run_until(lambda: world.gang.stepped_generation == 1)
-    assert world.gang.wider_groups == ""
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    assert world.gang.roster.wider_groups == ""
 
 
 def test_events_say_it_in_words() -> None:
@@ -103,22 +103,22 @@ def asked(kind: str = "tensor") -> tuple[GroupTraffic, ...]:
 
 def test_it_is_known_before_the_first_step() -> None:
     world = Scenario(6, 0, tensor=6, traffic=asked())  # two leaves of three nodes
-    world.run_until(lambda: world.gang.generation == 1)
-    assert world.gang.stepped_generation == 0
-    assert world.gang.wider_groups == (
+    world.run_until(lambda: world.gang.newest.generation == 1)
+    assert world.gang.newest.stepped_generation == 0
+    assert world.gang.roster.wider_groups == (
         "tensor groups of 6 nodes: 1 of 1 spans 2 leaves; predicted communication of a step: 80.1 ms instead of 80 ms "
         "(less than 1 % more)"
     )
-    assert 0 < world.gang.extra_communication_s < 0.001
+    assert 0 < world.gang.roster.extra_communication_s < 0.001
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
     (line,) = [line for line in gang_details(view, Screen()) if line.startswith("placement")]
-    assert line == f"placement\twider than asked: {world.gang.wider_groups}"
+    assert line == f"placement\twider than asked: {world.gang.roster.wider_groups}"
 
 
 def test_a_swap_across_leaves_is_noted() -> None:
     world = Scenario(6, 1, tensor=3, traffic=asked())  # n0, n2, n4 and n6 are on one leaf
-    world.run_until(lambda: world.gang.stepped_generation == 1)
-    assert world.gang.wider_groups == ""
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    assert world.gang.roster.wider_groups == ""
     world.crash("n1")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
-    assert world.gang.wider_groups.startswith("tensor groups of 3 nodes: 1 of 2 spans 2 leaves; predicted ")
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert world.gang.roster.wider_groups.startswith("tensor groups of 3 nodes: 1 of 2 spans 2 leaves; predicted ")

@@ -28,16 +28,16 @@ def given_back(scenario: Scenario) -> list[str]:
 
 def test_it_gives_the_nodes_back_so_often_and_then_starts() -> None:
     scenario = world(IfWorse.WAIT)
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 1)
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 1)
     first, second = given_back(scenario)
     assert first.startswith(f"{WIDE}; predicted communication of a step: ")
     assert first.endswith("; the job gives these nodes back (1 of 2): requeue")
     assert second.endswith("(2 of 2): requeue")
     assert [call.verb for call in scenario.slurm if call.verb == "requeue"] == ["requeue", "requeue"]
     assert all(not call.exclude for call in scenario.slurm)
-    assert scenario.gang.wider_groups.startswith(WIDE)
+    assert scenario.gang.roster.wider_groups.startswith(WIDE)
     # A later run of the job has the same number of tries again.
-    assert scenario.gang.runs_given_back == 0
+    assert scenario.gang.slurm.runs_given_back == 0
     assert scenario.replayed_state().gangs == scenario.core.state.gangs
 
 
@@ -55,7 +55,7 @@ def test_a_required_group_does_not_start_wider() -> None:
 @pytest.mark.parametrize("required", [False, True])
 def test_a_job_that_may_not_be_requeued_does_not_wait(required: bool) -> None:
     scenario = world(IfWorse.WAIT, required=required, requeue=False)
-    scenario.run_until(lambda: bool(scenario.gang.final or scenario.gang.stepped_generation))
+    scenario.run_until(lambda: bool(scenario.gang.final or scenario.gang.newest.stepped_generation))
     assert given_back(scenario) == []
     assert scenario.gang.final == required
     if required:
@@ -64,38 +64,38 @@ def test_a_job_that_may_not_be_requeued_does_not_wait(required: bool) -> None:
 
 def test_by_default_it_starts() -> None:
     scenario = world(IfWorse.START, required=True)
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 1)
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 1)
     assert given_back(scenario) == []
-    assert scenario.gang.wider_groups.startswith(WIDE)
+    assert scenario.gang.roster.wider_groups.startswith(WIDE)
 
 
 def test_observe_mode_changes_nothing() -> None:
     scenario = world(IfWorse.WAIT, required=True, limits=Limits(observe=True))
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 1)
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 1)
     assert given_back(scenario) == []
 
 
 def test_it_shrinks_to_the_replicas_that_are_packed() -> None:
     """The leaves have 5 and 4 nodes: two replicas of 3 nodes fit, three don't."""
     scenario = world(IfWorse.SHRINK, nodes=9, tensor=3, smaller=(3, 6))
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 1)
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 1)
     (shrunk,) = scenario.facts(facts.GangShrunk)
     assert shrunk.nodes == 6
     assert shrunk.reason.endswith("6 of 9 nodes hold whole data-parallel replicas as the job asks")
     gang = scenario.gang
-    assert (gang.spec.nodes, gang.spec.spares, len(gang.seats), len(gang.spares)) == (6, 3, 6, 3)
-    assert gang.wider_groups == ""
+    assert (gang.spec.nodes, gang.spec.spares, len(gang.roster.seats), len(gang.roster.spares)) == (6, 3, 6, 3)
+    assert gang.roster.wider_groups == ""
     # It goes on with as many replicas: the state of a rank fits only then.
-    lost = gang.seats[0].node
+    lost = gang.roster.seats[0].node
     scenario.crash(lost)
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 2)
-    assert len(scenario.gang.seats) == 6
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 2)
+    assert len(scenario.gang.roster.seats) == 6
     assert scenario.replayed_state().gangs == scenario.core.state.gangs
 
 
 def test_where_no_replica_is_packed_it_waits() -> None:
     scenario = world(IfWorse.SHRINK, nodes=8, tensor=8, smaller=())
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 1)
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 1)
     assert len(given_back(scenario)) == 2
     assert scenario.facts(facts.GangShrunk) == []
 
@@ -103,12 +103,12 @@ def test_where_no_replica_is_packed_it_waits() -> None:
 def test_after_a_start_it_shrinks_no_more() -> None:
     """The state was written by all replicas."""
     scenario = world(IfWorse.SHRINK, nodes=6, tensor=3, smaller=(3,), idle_nodes=2)
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 1)
-    assert scenario.gang.wider_groups == ""
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 1)
+    assert scenario.gang.roster.wider_groups == ""
     scenario.crash("n6")
     scenario.crash("n0")
-    scenario.run_until(lambda: scenario.gang.stepped_generation == 2, limit_s=3600)
-    assert [seat.node for seat in scenario.gang.seats if seat.node in ("n2", "n4")] == ["n2", "n4"]
+    scenario.run_until(lambda: scenario.gang.newest.stepped_generation == 2, limit_s=3600)
+    assert [seat.node for seat in scenario.gang.roster.seats if seat.node in ("n2", "n4")] == ["n2", "n4"]
     assert len(given_back(scenario)) == 2
     assert scenario.facts(facts.GangShrunk) == []
-    assert len(scenario.gang.seats) == 6
+    assert len(scenario.gang.roster.seats) == 6

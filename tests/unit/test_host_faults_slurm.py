@@ -13,9 +13,9 @@ def test_an_hour_without_slurm_costs_no_recovery_and_no_drain() -> None:
     world.world.slurm.unavailable_reason = "slurmctld is down"
     world.run_for(HOUR_S / 4)
     world.kill_rank("n2")
-    world.run_until(lambda: world.gang.stepped_generation == 2)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
     world.power_off("n2")
-    world.run_until(lambda: world.gang.stepped_generation == 3)
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3)
     world.restart_coordinator()
     world.run_for(HOUR_S * 3 / 4)
     owed = [(call.verb, call.node) for call in world.core.state.owed.values()]
@@ -24,7 +24,7 @@ def test_an_hour_without_slurm_costs_no_recovery_and_no_drain() -> None:
     world.world.slurm.unavailable_reason = ""
     world.run_until(lambda: not world.core.state.owed)
     assert world.gang.phase is Phase.RUNNING
-    assert world.gang.generation == 3
+    assert world.gang.newest.generation == 3
     world.run_until(lambda: world.core.observed.gang("g").step_number > step)
     unhealthy = {
         node.name: node.health for node in world.core.state.nodes.values() if node.health is not NodeHealth.FIT

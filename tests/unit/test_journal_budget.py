@@ -55,7 +55,7 @@ async def _refused(call: Any) -> str:
 def _use_up(world: ScriptedWorld) -> None:
     """Count as many bytes as the job may add."""
     assert world.coordinator
-    world.gang.journal_use.add(MIB / 4, world.coordinator.engine.clock.now())
+    world.gang.account.journal_use.add(MIB / 4, world.coordinator.engine.clock.now())
 
 
 async def _training_agents(world: ScriptedWorld) -> None:

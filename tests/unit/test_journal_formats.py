@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.state import durable_state, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT
@@ -94,6 +94,16 @@ def _replay_from_snapshot(path: Path) -> DurableState:
     return state
 
 
+def _values_of(gang: Gang) -> dict[str, object]:
+    return {
+        "excluded": gang.slurm.excluded,
+        "failures_in_a_row": gang.recovery.failures_in_a_row,
+        "runs_without_start": gang.slurm.runs_without_start,
+        "furthest_step": gang.recovery.furthest_step,
+        "first_step_s": gang.newest.first_step_s,
+    }
+
+
 @pytest.mark.parametrize("lease_term", LEASES)
 @pytest.mark.parametrize("version", OLD)
 def test_an_older_journal_is_replayed_from_its_facts(tmp_path: Path, version: int, lease_term: int) -> None:
@@ -103,8 +113,7 @@ def test_an_older_journal_is_replayed_from_its_facts(tmp_path: Path, version: in
         state = journal.load()
         assert state == journal.load(use_snapshot=False) != old
         assert _query(journal.path, "SELECT position FROM snapshots") == [(journal.position,)]
-    names = ("excluded", "failures_in_a_row", "runs_without_start", "furthest_step", "first_step_s")
-    found = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in state.gangs.items()}
+    found = {id: {name: value for name, value in _values_of(gang).items() if value} for id, gang in state.gangs.items()}
     assert found == EXPECTED[version]
     with closing(Journal(tmp_path / "state", lease_term=lease_term + 1 if lease_term else 0)) as again:
         assert again.load() == state

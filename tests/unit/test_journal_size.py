@@ -55,8 +55,8 @@ def test_the_durable_state_holds_what_views_show_of_a_spec() -> None:
     state = DurableState()
     apply(state, facts.GangRegistered("g1", 1, 1000, "train", event.spec, event.spec_json), 1.0)
     assert SECRET not in state.dump()
-    assert state.gangs["g1"].shown_spec == '{"run_dir":"/run/train"}'
-    assert state.gangs["g1"].spec_chars == len(event.spec_json)
+    assert state.gangs["g1"].account.shown_spec == '{"run_dir":"/run/train"}'
+    assert state.gangs["g1"].account.spec_chars == len(event.spec_json)
 
 
 async def test_a_status_that_leads_to_a_fact_is_not_kept_whole(world: ScriptedWorld) -> None:

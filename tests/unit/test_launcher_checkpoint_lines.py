@@ -113,12 +113,12 @@ def test_how_far_a_flush_is() -> None:
 def test_the_view_of_a_flush_adds_what_its_nodes_report() -> None:
     world = Scenario(2, 0, durable_dir="/durable", durable_every_steps=20)
     world.world.durable_storage.hangs_until = 1e9
-    world.run_until(lambda: world.gang.flush is not None)
-    assert world.gang.flush is not None
-    newer = Version(1, world.gang.flush.version.step + 1)
+    world.run_until(lambda: world.gang.checkpoint.flush is not None)
+    assert world.gang.checkpoint.flush is not None
+    newer = Version(1, world.gang.checkpoint.flush.version.step + 1)
     for written, nodes in ((100, ("n0", "n1")), (300, ("n1",)), (700, ("n1",))):
         for node in nodes:
-            report = FlushProgress(world.gang.flush.serial, written, 700, newer, holds_slots=node == "n0")
+            report = FlushProgress(world.gang.checkpoint.flush.serial, written, 700, newer, holds_slots=node == "n0")
             agent = world.core.observed.gang("g").agents[node]
             status = replace(agent.status, flush_progress=report)
             world.post_event(AgentReported("g", node, agent.incarnation, status))
@@ -186,16 +186,16 @@ def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:
     assert view.HasField("loses_steps")
     assert 0 <= view.loses_steps <= 5
     assert view.durable_every_steps == 50
-    assert world.gang.durable_version is not None
-    assert view.durable_loses_steps == seen.step_number - world.gang.durable_version.step > 0
+    assert world.gang.checkpoint.durable_version is not None
+    assert view.durable_loses_steps == seen.step_number - world.gang.checkpoint.durable_version.step > 0
     assert view.flush_serial == 1
-    assert view.durable_path == world.gang.durable_path
+    assert view.durable_path == world.gang.checkpoint.durable_path
 
 
 def test_what_a_fault_loses_is_not_known_while_the_gang_recovers_from_one() -> None:
     world = Scenario(2, 1)
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
-    world.power_off(world.gang.seats[1].node)
+    world.power_off(world.gang.roster.seats[1].node)
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
     assert view.step >= 5
@@ -209,7 +209,7 @@ def test_copies_are_told_once_the_nodes_of_the_generation_hold_them() -> None:
     world = Scenario(3, 1, more_copies=1)
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
     assert copies() == 3
-    world.power_off(world.gang.seats[1].node)
-    world.run_until(lambda: world.gang.generation == 2)
+    world.power_off(world.gang.roster.seats[1].node)
+    world.run_until(lambda: world.gang.newest.generation == 2)
     assert copies() == 0, "the newcomer holds no copy yet"
     world.run_until(lambda: copies() == 3)

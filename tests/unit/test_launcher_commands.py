@@ -100,8 +100,8 @@ async def test_submit_queues_and_registers(
     assert (await world.slurm.jobs([job]))[job].name == "tiny"  # type: ignore[index, union-attr]
     assert world.coordinator
     gangs = world.coordinator.engine.core.state.gangs
-    [gang] = [gang for gang in gangs.values() if gang.job == job]
-    assert (gang.name, gang.spec.nodes, gang.spec.spares) == ("tiny", 2, 1)
+    [gang] = [gang for gang in gangs.values() if gang.slurm.job == job]
+    assert (gang.account.name, gang.spec.nodes, gang.spec.spares) == ("tiny", 2, 1)
     assert (tmp_path / "run" / f"{gang.id}.sbatch").exists()
 
 
@@ -145,7 +145,7 @@ async def test_the_whole_command_calls_sbatch_once_and_registers(
     assert out == f"{waiting}\n"
     assert f"tiny is job {waiting} (1 + 0 nodes)" in err
     assert world.coordinator
-    [gang] = [gang for gang in world.coordinator.engine.core.state.gangs.values() if gang.job == waiting]
+    [gang] = [gang for gang in world.coordinator.engine.core.state.gangs.values() if gang.slurm.job == waiting]
     assert script.stem == gang.id
 
 
@@ -517,7 +517,7 @@ async def test_events_are_one_line_each(world: ScriptedWorld, capsys: pytest.Cap
 
 def gang_of(world: ScriptedWorld, job: int) -> str:
     assert world.coordinator
-    return next(gang.id for gang in world.coordinator.engine.core.state.gangs.values() if gang.job == job)
+    return next(gang.id for gang in world.coordinator.engine.core.state.gangs.values() if gang.slurm.job == job)
 
 
 async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(

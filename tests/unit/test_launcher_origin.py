@@ -452,10 +452,10 @@ async def test_the_coordinator_finds_the_run_before_and_the_next_one_starts_from
     assert "spares hold 1 of 3 nodes for the whole run: 24 of 72 node hours" in capsys.readouterr().err
     assert world.coordinator
     gangs = world.coordinator.engine.core.state.gangs
-    (gang,) = (gang for gang in gangs.values() if gang.job == first)
-    assert (gang.durable_path, gang.spec.resume_from) == (path, path)
-    assert gang.durable_version is not None
-    assert (gang.durable_version.generation, gang.durable_version.step) == (0, 176)
+    (gang,) = (gang for gang in gangs.values() if gang.slurm.job == first)
+    assert (gang.checkpoint.durable_path, gang.spec.resume_from) == (path, path)
+    assert gang.checkpoint.durable_version is not None
+    assert (gang.checkpoint.durable_version.generation, gang.checkpoint.durable_version.step) == (0, 176)
     (script,) = (tmp_path / "run").glob("*.sbatch")
     assert os.path.basename(path) in script.read_text(), "the job registers itself with it if it must"
     with pytest.raises(WrongInput, match=f"job {first} .tiny. is the same job"):
@@ -466,8 +466,8 @@ async def test_the_coordinator_finds_the_run_before_and_the_next_one_starts_from
     assert await options.row.run(options) == 0
     second = await queue(world, tmp_path)
     assert f"--resume {first} goes on at step 176" in capsys.readouterr().err
-    (gang,) = (gang for gang in gangs.values() if gang.job == second)
-    assert gang.durable_path == ""
+    (gang,) = (gang for gang in gangs.values() if gang.slurm.job == second)
+    assert gang.checkpoint.durable_path == ""
 
 
 async def test_the_coordinator_says_what_makes_the_job_another_one(

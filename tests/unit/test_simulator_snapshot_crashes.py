@@ -19,8 +19,8 @@ def test_a_restorable_step_is_left(point: SnapshotPoint, powers_off: bool) -> No
     scenario.world.snapshot_crashes.arm(SnapshotCrash("g", point, 1, powers_off))
     scenario.run_until(lambda: any("FAULT" in line for line in scenario.transcript()))
     reached = scenario.core.observed.gang("g").step_number
-    scenario.run_until(lambda: scenario.gang.generation == 2 and scenario.gang.phase == Phase.RUNNING)
-    restored = scenario.gang.restored_version
+    scenario.run_until(lambda: scenario.gang.newest.generation == 2 and scenario.gang.phase == Phase.RUNNING)
+    restored = scenario.gang.restore.restored_version
     assert restored is not None
     assert restored.step >= reached - 2
     scenario.run_until(lambda: scenario.core.observed.gang("g").step_number > reached + 3)

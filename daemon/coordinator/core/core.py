@@ -55,7 +55,7 @@ class Core:
         self.index = StateIndex(state, self.observed)
         self._due = Deadlines()
         for gang in state.gangs.values():
-            if not gang.final or gang.pool:
+            if not gang.final or gang.growth.pool:
                 self._due.set(gang.id, now)  # after a restart, an agent that does not attach again must be detected
         self._due.set(CORRELATED_FAULTS, correlated_faults.next_deadline(state, self.observed, now))
 
@@ -95,11 +95,11 @@ class Core:
         A batch process that stays longer than that holds its node until Slurm kills it (KillWait, 30 s by default), and
         so delays the next run.
         """
-        if gang.run_is_over(job, restarts):
+        if gang.slurm.run_is_over(job, restarts):
             return True
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             seen = self.observed.gang(gang.id)
-            return job == gang.job and seen.job_restarts > restarts and not seen.job_ended
+            return job == gang.slurm.job and seen.job_restarts > restarts and not seen.job_ended
         owed = self.state.owed.values()
         return gang.final and not any(call.gang == gang.id and call.verb == "requeue_off" for call in owed)
 
@@ -114,7 +114,7 @@ class Core:
 
     def _is_member(self, event: events.PeerAccused) -> bool:
         gang = self.state.gangs.get(event.gang)
-        return gang is not None and event.node in gang.members
+        return gang is not None and event.node in gang.roster.members
 
     def _set_deadline(self, gang: Gang, turn: Turn) -> None:
         due, before = turn.outcome.next_tick_at, self._due.get(gang.id)
@@ -154,7 +154,7 @@ class Core:
                 health_changed = any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts)
                 if not health_changed and not isinstance(event, events.SlurmNodeChanged):
                     return with_node
-                waiting = [gang for gang in gangs.values() if event.node in gang.excluded and not gang.final]
+                waiting = [gang for gang in gangs.values() if event.node in gang.slurm.excluded and not gang.final]
                 return list({gang.id: gang for gang in (*with_node, *waiting)}.values())
             case events.FabricSeen():
                 return []  # the next placement uses it
@@ -203,7 +203,7 @@ def _register_gang(turn: Turn, event: events.GangSubmitted) -> None:
 def _forget_old_gangs(turn: Turn) -> None:
     """Let old gangs go. Only submissions make the durable state grow, so each submission removes old gangs."""
     owing = {call.gang for call in turn.state.owed.values()}
-    over = [g for g in turn.state.gangs.values() if g.final and g.job_over and g.id not in owing]
+    over = [g for g in turn.state.gangs.values() if g.final and g.slurm.job_over and g.id not in owing]
     over.sort(key=lambda gang: gang.phase_at, reverse=True)
     for place, gang in enumerate(over):
         if place >= GANGS_KEPT or turn.now - gang.phase_at > GANG_KEPT_S:
@@ -215,9 +215,9 @@ def _record_job_change(turn: Turn, event: events.SlurmJobChanged) -> None:
     gang = turn.state.gangs.get(event.gang)
     if gang is None:
         return
-    if event.nodes and event.nodes != gang.job_nodes:
+    if event.nodes and event.nodes != gang.slurm.job_nodes:
         turn.record(facts.JobChanged(event.gang, event.nodes))
-    if gang.final and event.ended and not gang.job_over:
+    if gang.final and event.ended and not gang.slurm.job_over:
         turn.record(facts.JobEnded(event.gang, event.ended))
 
 
@@ -228,9 +228,9 @@ def _admit_agent(turn: Turn, event: events.AgentAttached) -> None:
     if event.pool:
         _admit_pool_agent(turn, gang, event)
         return
-    if gang.run_is_over(event.job, event.restart_count):
+    if gang.slurm.run_is_over(event.job, event.restart_count):
         return  # an agent of an earlier run, whose authentication took longer than that of the new run's first agent
-    if event.restart_count > gang.restart_count or event.job != gang.job:
+    if event.restart_count > gang.slurm.restart_count or event.job != gang.slurm.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
         gathering.begin_gathering(GangTurn(turn, gang), event.job, event.restart_count)
@@ -240,28 +240,28 @@ def _admit_agent(turn: Turn, event: events.AgentAttached) -> None:
 
 
 def _admit_pool_agent(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
-    if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
+    if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.slurm.restart_count:
         return  # the pool job will be cancelled
     if event.node in turn.index.out_of_service or gang.phase is Phase.REQUEUED:
         return  # the agent attaches again once Slurm has the node in service
-    if not gang.pool[event.pool].job:
+    if not gang.growth.pool[event.pool].job:
         turn.record(facts.PoolJobQueued(gang.id, event.pool, event.job))
     _add_member(turn, gang, event)
 
 
 def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if gang.phase is Phase.SUBMITTED:
-        gathering.begin_gathering(GangTurn(turn, gang), gang.job, gang.restart_count)
+        gathering.begin_gathering(GangTurn(turn, gang), gang.slurm.job, gang.slurm.restart_count)
     seen = turn.observed.gang(gang.id)
     seen.first_attach_at = seen.first_attach_at or turn.now
-    member = gang.members.get(event.node)
+    member = gang.roster.members.get(event.node)
     if member is not None and member.job != event.job:
         member = None  # the node comes back from the pool, repaired
     if member is not None and (member.removed or member.incarnation == event.incarnation):
         return
     if member is not None:
         seen.relaunched_at = turn.now
-    carried = member is not None and any(s.node == event.node for s in gang.seats)
+    carried = member is not None and any(s.node == event.node for s in gang.roster.seats)
     if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
         gang_turn = GangTurn(turn, gang)
         failure_detector.fence_generation(gang_turn, f"muster-agent on {event.node} was started anew", True, turn.now)

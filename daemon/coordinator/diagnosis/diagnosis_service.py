@@ -46,7 +46,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
     async def Measurements(self, request: api_pb2.GangRef, context: _Context) -> pb.JobMeasurements:
         """See diagnosis.proto."""
         gang = self._api.find(request)
-        past = await self._recorder.of_job(gang.owner_uid, gang.name)
+        past = await self._recorder.of_job(gang.account.owner_uid, gang.account.name)
         core = self._engine.core
         seen, settings = core.observed.gangs.get(gang.id, ObservedGang()), self._recorder.settings(gang.id)
         found = measured_steps(gang, seen)
@@ -68,15 +68,15 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
         gang = self._api.find(request.gang)
         sender, receiver = request.from_node, request.to_node
         for node in (sender, receiver):
-            if node not in gang.members or gang.members[node].removed:
-                raise invalid_argument(f"{node[:80]} is no node of {_words(gang)}: see muster status {gang.job}")
+            if node not in gang.roster.members or gang.roster.members[node].removed:
+                raise invalid_argument(f"{node[:80]} is no node of {_words(gang)}: see muster status {gang.slurm.job}")
         if sender == receiver:
             raise invalid_argument(f"a link joins two nodes, not {sender} with itself")
         stream = self._engine.streams.get(gang.id, sender)
         if stream is None:
             raise aborted(f"the agent on {sender} is not attached: try again")
         try:
-            address = gang.members[receiver].peer_address
+            address = gang.roster.members[receiver].peer_address
             rate = await self._engine.links.measure(self._engine.journal.term, stream, receiver, address)
         except NotMeasured as error:
             raise aborted(str(error)) from None
@@ -84,7 +84,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
 
 
 def _words(gang: Gang) -> str:
-    return f"{gang.name or gang.id} (job {gang.job})"
+    return f"{gang.account.name or gang.id} (job {gang.slurm.job})"
 
 
 def _rank(one: RankStep) -> pb.RankStepTime:

@@ -47,18 +47,18 @@ def measured_steps(gang: Gang, seen: ObservedGang) -> MeasuredSteps:
     """The steps of the gang's newest generation."""
     ranks = tuple(sorted(_ranks(gang, seen), key=lambda one: one.rank))
     generation, step = seen.last_step
-    if generation != gang.generation:
+    if generation != gang.newest.generation:
         return MeasuredSteps(ranks, 0, 0.0)
-    restored = gang.recoveries[-1].step_restored if gang.recoveries else 0
+    restored = gang.recovery.recoveries[-1].step_restored if gang.recovery.recoveries else 0
     # All ranks of a synchronous job show the same step time, so its parts give it. Gaps between reports are coarser.
     of_parts = median(one.compute_s + one.wait_s for one in ranks) if ranks else 0.0
     return MeasuredSteps(ranks, max(0, step - restored), of_parts or seen.pace.median_step_s)
 
 
 def _ranks(gang: Gang, seen: ObservedGang) -> Iterator[RankStep]:
-    for seat in gang.seats:
+    for seat in gang.roster.seats:
         for rank in seen.status(seat.node).ranks:
             times = rank.block_times
-            if rank.generation == gang.generation and times is not None and times.compute_us:
+            if rank.generation == gang.newest.generation and times is not None and times.compute_us:
                 fetch_s = median(times.fetch_us) / 1e6 if times.fetch_us else None
                 yield RankStep(rank.rank, median(times.compute_us) / 1e6, median(times.wait_us) / 1e6, fetch_s)

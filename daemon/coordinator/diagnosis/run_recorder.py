@@ -89,12 +89,12 @@ class RunRecorder:
         now = self._engine.clock.now()
         one = PastGeneration(
             gang=gang.id,
-            generation=gang.generation,
-            job=gang.job,
-            owner_uid=gang.owner_uid,
-            name=gang.name,
+            generation=gang.newest.generation,
+            job=gang.slurm.job,
+            owner_uid=gang.account.owner_uid,
+            name=gang.account.name,
             settings=self.settings(gang.id),
-            started_at=gang.started_at,
+            started_at=gang.newest.started_at,
             ended_at=now,
             steps=found.steps,
             step_s=found.step_s,
@@ -102,7 +102,7 @@ class RunRecorder:
             wait_s=found.wait_s,
             best_step_s=found.step_s,
             best_at=now,
-            nodes=tuple(seat.node for seat in sorted(gang.seats, key=lambda seat: seat.group_rank)),
+            nodes=tuple(seat.node for seat in sorted(gang.roster.seats, key=lambda seat: seat.group_rank)),
         )
         self._thread.submit(self._write, one)
 

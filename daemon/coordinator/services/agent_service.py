@@ -155,7 +155,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if isinstance(self._slurm, LocalSlurm):
             self._slurm.add_node(hello.slurm_job_id, hello.node, caller.uid)
         gang = self._engine.core.state.gangs.get(hello.gang_id)
-        may_be_stranger = gang is None or not self._is_owner(caller, gang.owner_uid)
+        may_be_stranger = gang is None or not self._is_owner(caller, gang.account.owner_uid)
         if may_be_stranger:
             gang = await self._check_stranger(hello, caller)
         if gang:
@@ -168,7 +168,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         _check_node_in_service(self._engine.core.state.node(hello.node), hello)
         if gang and not may_be_stranger and not _is_known(gang, hello):
             await self._check_job(hello, caller, owns_gang=True)
-        member = gang.members.get(hello.node) if gang else None
+        member = gang.roster.members.get(hello.node) if gang else None
         known = member.peer_address if member else ""
         node = self._engine.core.state.node(hello.node)
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
@@ -210,19 +210,21 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """
         await self._check_job(hello, caller, owns_gang=False)
         gang = self._engine.core.state.gangs.get(hello.gang_id)
-        if gang and not self._is_owner(caller, gang.owner_uid):
+        if gang and not self._is_owner(caller, gang.account.owner_uid):
             raise _not_the_owner(hello, caller)
         return gang
 
     def _check_gang(self, caller: Caller, gang: Gang, hello: pb.AgentHello) -> None:
-        of_other_job = not hello.pool_serial and hello.slurm_job_id != gang.job
-        if not self._rights.allows(current_method(), caller, owner_uid=gang.owner_uid, of_other_job=of_other_job):
+        of_other_job = not hello.pool_serial and hello.slurm_job_id != gang.slurm.job
+        if not self._rights.allows(
+            current_method(), caller, owner_uid=gang.account.owner_uid, of_other_job=of_other_job
+        ):
             raise AgentDismissed(
-                f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: "
+                f"gang {gang.id} belongs to job {gang.slurm.job}, not to job {hello.slurm_job_id}: "
                 "submit the job again with muster submit"
             )
-        if hello.slurm_restart_count < gang.restart_count:
-            raise AgentDismissed(run_has_ended(gang.job, gang.restart_count))
+        if hello.slurm_restart_count < gang.slurm.restart_count:
+            raise AgentDismissed(run_has_ended(gang.slurm.job, gang.slurm.restart_count))
 
     def _check_address(self, caller: Caller, node: Node) -> None:
         if not self._rights.calls_from_node(caller, node.addresses):
@@ -253,7 +255,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             RpcAbort: too many new agents of this gang and node, or too many records of the gang or of its owner.
         """
         gang = self._engine.core.state.gangs.get(hello.gang_id)
-        if gang and _is_known(gang, hello) and gang.members[hello.node].incarnation == hello.incarnation:
+        if gang and _is_known(gang, hello) and gang.roster.members[hello.node].incarnation == hello.incarnation:
             return
         limits, now = self._engine.limits, self._engine.clock.now()
         if gang and (refused := circuit_breaker.too_many_records(self._engine.core.state, gang, limits, now)):
@@ -288,7 +290,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """
         gangs, uid = self._engine.core.state.gangs, caller.uid
         if gang := gangs.get(hello.gang_id):
-            if not self._is_owner(caller, gang.owner_uid):
+            if not self._is_owner(caller, gang.account.owner_uid):
                 raise _not_the_owner(hello, caller)
             self._check_gang(caller, gang, hello)
             return
@@ -388,7 +390,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def _members(self, gang: str) -> Collection[str]:
         """All nodes that the gang has or had."""
         known = self._engine.core.state.gangs.get(gang)
-        return known.members if known else ()
+        return known.roster.members if known else ()
 
     def _message(self, **body: object) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
@@ -438,9 +440,9 @@ def _check_node_in_service(node: Node, hello: pb.AgentHello) -> None:
 
 def _is_known(gang: Gang, hello: pb.AgentHello) -> bool:
     """The member attaches again, and nothing says that it has left the job since Slurm was asked about it."""
-    member = gang.members.get(hello.node)
+    member = gang.roster.members.get(hello.node)
     is_of_job = member is not None and not member.gone and member.job == hello.slurm_job_id
-    return is_of_job and hello.slurm_restart_count == gang.restart_count
+    return is_of_job and hello.slurm_restart_count == gang.slurm.restart_count
 
 
 def _check_run(found: Job, hello: pb.AgentHello) -> None:

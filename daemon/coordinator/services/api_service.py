@@ -121,7 +121,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if self._is_registered(request, caller):
             return
         if known := gangs.get(request.gang_id):
-            whose = f"job {known.job}" if known.owner_uid == caller.uid else "taken"
+            whose = f"job {known.slurm.job}" if known.account.owner_uid == caller.uid else "taken"
             raise already_exists(f"gang {request.gang_id} is {whose}: use another id for the new gang")
         registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id, caller.uid)
         limits, now = self._engine.limits, self._engine.clock.now()
@@ -130,7 +130,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _is_registered(self, request: pb.RegisterRequest, caller: Caller) -> bool:
         known = self._engine.core.state.gangs.get(request.gang_id)
-        return known is not None and (known.owner_uid, known.job) == (caller.uid, request.slurm_job_id)
+        return known is not None and (known.account.owner_uid, known.slurm.job) == (caller.uid, request.slurm_job_id)
 
     @unary_handler
     async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:
@@ -162,8 +162,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
         """See api.proto."""
         gang = self.find(pb.GangRef(gang_id=request.gang_id))
-        if not gang.run_is_over(request.slurm_job_id, request.slurm_restart_count):
-            unlaunched = tuple(node for node in request.unlaunched_nodes if node in gang.job_nodes)
+        if not gang.slurm.run_is_over(request.slurm_job_id, request.slurm_restart_count):
+            unlaunched = tuple(node for node in request.unlaunched_nodes if node in gang.slurm.job_nodes)
             self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count, unlaunched))
         view = self._view(gang)
         view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
@@ -219,16 +219,20 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
         """See api.proto."""
         gang, by = await self._find_for_request(request)
-        if gang.job_over or gang.phase is Phase.CANCELLED:
-            return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
+        if gang.slurm.job_over or gang.phase is Phase.CANCELLED:
+            return pb.CancelReply(text=f"nothing to cancel: {gang.account.name or gang.id} is {gang.phase}")
         was_final = gang.final
         if was_final:
-            self._check_may_request(gang, f"scancel {gang.job} does the same")
+            self._check_may_request(gang, f"scancel {gang.slurm.job} does the same")
         self._post(events.CancelRequested(gang.id, by))
         if was_final:
-            text = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
+            text = (
+                f"{gang.account.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.slurm.job}"
+            )
             return pb.CancelReply(text=text)
-        return pb.CancelReply(text=f"{gang.name or gang.id} (job {gang.job}) is {gang.phase}: {gang.reason}")
+        return pb.CancelReply(
+            text=f"{gang.account.name or gang.id} (job {gang.slurm.job}) is {gang.phase}: {gang.reason}"
+        )
 
     @unary_handler
     async def Flush(self, request: pb.GangRef, context: _Context) -> pb.FlushReply:
@@ -240,13 +244,15 @@ class MusterService(api_pb2_grpc.MusterServicer):
             text = f"the gang is {gang.phase}: a checkpoint can be requested only while the gang is RUNNING"
             raise aborted(text)
         self._check_may_request(gang)
-        before = gang.flush.serial if gang.flush else 0
+        before = gang.checkpoint.flush.serial if gang.checkpoint.flush else 0
         self._post(events.FlushRequested(gang.id, by))
-        if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
+        if gang.checkpoint.flush is None or (
+            gang.checkpoint.flush.serial == before and (gang.checkpoint.flush.path or gang.checkpoint.flush.error)
+        ):
             raise aborted(
                 "there is nothing to flush: no version is committed in memory (see committed in muster status)"
             )
-        return pb.FlushReply(serial=gang.flush.serial)
+        return pb.FlushReply(serial=gang.checkpoint.flush.serial)
 
     @unary_handler
     async def Swap(self, request: pb.SwapRequest, context: _Context) -> pb.SwapReply:
@@ -257,11 +263,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise (invalid_argument if refused.for_good else aborted)(refused.words)
         self._check_may_request(gang)
         self._post(events.SwapRequested(gang.id, request.node, by, reason))
-        if gang.swap is None:
+        if gang.plans.swap is None:
             raise aborted("the state of the job has just changed: try again")
-        of_gang = f"{gang.name or gang.id} (job {gang.job})"
+        of_gang = f"{gang.account.name or gang.id} (job {gang.slurm.job})"
         text = f"at the end of a step, a spare takes the place of {request.node} in {of_gang}"
-        return pb.SwapReply(text=text, generation=gang.generation, planned_s=gang.swap.at)
+        return pb.SwapReply(text=text, generation=gang.newest.generation, planned_s=gang.plans.swap.at)
 
     @unary_handler
     async def Drain(self, request: pb.DrainRequest, context: _Context) -> pb.DrainReply:
@@ -286,12 +292,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return [self._fate(gang, node) for gang in self._engine.core.index.gangs_of(node)]
 
     def _fate(self, gang: Gang, node: str) -> str:
-        of_gang = f"job {gang.job} ({gang.name or gang.id})"
-        if gang.members[node].removed:
+        of_gang = f"job {gang.slurm.job} ({gang.account.name or gang.id})"
+        if gang.roster.members[node].removed:
             return f"{of_gang}: has left {node}"
-        if node not in {seat.node for seat in gang.seats}:
+        if node not in {seat.node for seat in gang.roster.seats}:
             return f"{of_gang}: keeps {node} as a spare that takes a seat only if no other is left"
-        if gang.swap is not None and gang.swap.node == node:
+        if gang.plans.swap is not None and gang.plans.swap.node == node:
             return f"{of_gang}: at the end of a step, a spare takes the place of {node}"
         refused = self._engine.core.why_no_swap(gang, node, self._engine.clock.now())
         why = f" ({refused.words})" if refused else ""
@@ -339,7 +345,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """The gangs that this method, which names none, shows to the caller."""
         if refused := self._rights.refusal(current_method(), current_caller().uid, names_job=False):
             raise permission_denied(refused)
-        return [gang for gang in self._engine.core.state.gangs.values() if self._allows(gang.owner_uid)]
+        return [gang for gang in self._engine.core.state.gangs.values() if self._allows(gang.account.owner_uid)]
 
     def find(self, ref: pb.GangRef) -> Gang:
         """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
@@ -349,7 +355,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """
         self._check_id(ref)
         gang = self._known(ref)
-        if gang is None or not self._allows(gang.owner_uid):
+        if gang is None or not self._allows(gang.account.owner_uid):
             raise self._no_such_job(ref)
         return gang
 
@@ -380,8 +386,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
             return gangs.get(ref.gang_id)
         if ref.WhichOneof("ref") == "job_identity":
             return registration.newest_run(gangs.values(), ref.job_identity, current_caller().uid)
-        of_job = [gang for gang in gangs.values() if gang.job == ref.slurm_job_id]
-        return max(of_job, key=lambda gang: gang.registered_at, default=None)
+        of_job = [gang for gang in gangs.values() if gang.slurm.job == ref.slurm_job_id]
+        return max(of_job, key=lambda gang: gang.account.registered_at, default=None)
 
     def _whose_events(self, ref: pb.GangRef) -> str:
         """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
@@ -396,7 +402,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             return ""
         self._check_id(ref)
         gang = self._known(ref)
-        found = (gang.id, gang.owner_uid) if gang else self._registered(ref)
+        found = (gang.id, gang.account.owner_uid) if gang else self._registered(ref)
         if found is None or not self._allows(found[1]):
             raise self._no_such_job(ref)
         return found[0]
@@ -509,7 +515,7 @@ def _describe(ref: pb.GangRef) -> str:
 def _concerns(record: Record, gang: Gang | None) -> bool:
     if gang is None or record.gang == gang.id:
         return True
-    return record.name == "NodeJudged" and record.node in gang.members
+    return record.name == "NodeJudged" and record.node in gang.roster.members
 
 
 def _record_message(record: Record) -> pb.EventRecord:

@@ -42,9 +42,11 @@ def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int, uid: int) -
         RpcAbort: another gang is.
     """
     for gang in gangs:
-        pool_jobs = (request.job for request in gang.pool.values()) if gang.owner_uid == uid else ()
-        if gang.id != gang_id and not gang.final and job in {gang.job, *pool_jobs}:
-            runs = f"gang {gang.id}, which is {gang.phase}" if gang.owner_uid == uid else "a gang of another user"
+        pool_jobs = (request.job for request in gang.growth.pool.values()) if gang.account.owner_uid == uid else ()
+        if gang.id != gang_id and not gang.final and job in {gang.slurm.job, *pool_jobs}:
+            runs = (
+                f"gang {gang.id}, which is {gang.phase}" if gang.account.owner_uid == uid else "a gang of another user"
+            )
             raise already_exists(
                 f"job {job} runs {runs}: a job has one gang at a time. Submit another job for gang {gang_id}"
             )
@@ -56,14 +58,18 @@ def check_budget(gangs: Iterable[Gang], uid: int, spec_chars: int, limits: Limit
     Raises:
         RpcAbort: they don't.
     """
-    own = [g for g in gangs if g.owner_uid == uid and (not g.final or now - g.registered_at < BUDGET_WINDOW_S)]
+    own = [
+        g
+        for g in gangs
+        if g.account.owner_uid == uid and (not g.final or now - g.account.registered_at < BUDGET_WINDOW_S)
+    ]
     counted = f"uid {uid} has {len(own)} gangs that are live or were registered in the last 24 hours"
     if len(own) >= limits.gangs_per_user:
         raise resource_exhausted(
             f"{counted}: the site allows {limits.gangs_per_user} (gangs_per_user). "
             "Wait until some have ended, or ask the site for more"
         )
-    chars = sum(gang.spec_chars for gang in own)
+    chars = sum(gang.account.spec_chars for gang in own)
     if chars + spec_chars > limits.spec_mib_per_user * CHARS_PER_MIB:
         raise resource_exhausted(
             f"{counted}: their specs have {_mib(chars)} MiB, this one has {_mib(spec_chars)} MiB, and the site allows "
@@ -74,8 +80,8 @@ def check_budget(gangs: Iterable[Gang], uid: int, spec_chars: int, limits: Limit
 
 def newest_run(gangs: Iterable[Gang], identity: str, uid: int) -> Gang | None:
     """The gang of user `uid` that is a run of a job: the one that is queued or runs, else the newest one."""
-    runs = [gang for gang in gangs if identity and gang.spec.identity == identity and gang.owner_uid == uid]
-    return max(runs, key=lambda gang: (not gang.final, gang.registered_at), default=None)
+    runs = [gang for gang in gangs if identity and gang.spec.identity == identity and gang.account.owner_uid == uid]
+    return max(runs, key=lambda gang: (not gang.final, gang.account.registered_at), default=None)
 
 
 def newest_beside(gangs: Iterable[Gang], name: str, durable_dir: str, uid: int) -> Gang | None:
@@ -87,10 +93,10 @@ def newest_beside(gangs: Iterable[Gang], name: str, durable_dir: str, uid: int) 
         gang
         for gang in gangs
         if durable_dir
-        and (gang.durable_path or not gang.final)
-        and (gang.name, gang.spec.durable_dir, gang.owner_uid) == place
+        and (gang.checkpoint.durable_path or not gang.final)
+        and (gang.account.name, gang.spec.durable_dir, gang.account.owner_uid) == place
     ]
-    return max(beside, key=lambda gang: (bool(gang.durable_path), gang.registered_at), default=None)
+    return max(beside, key=lambda gang: (bool(gang.checkpoint.durable_path), gang.account.registered_at), default=None)
 
 
 def _mib(chars: int) -> str:

@@ -75,7 +75,7 @@ def _jobs_and_leaves(
     jobs: dict[str, set[int]] = {}
     leaves: dict[str, str] = {}
     for gang in gangs:
-        leaves.update({member.node: member.leaf for member in gang.members.values() if member.leaf})
+        leaves.update({member.node: member.leaf for member in gang.roster.members.values() if member.leaf})
         for name, job in _nodes_held_by(gang, observed.gangs.get(gang.id, ObservedGang())):
             jobs.setdefault(name, set()).add(job)
     return jobs, leaves
@@ -83,8 +83,8 @@ def _jobs_and_leaves(
 
 def _nodes_held_by(gang: Gang, seen: ObservedGang) -> Iterator[tuple[str, int]]:
     """The nodes of the gang's job, as Slurm reports them, and of its pool jobs, as their agents report them."""
-    if gang.job_over or seen.job_ended:
+    if gang.slurm.job_over or seen.job_ended:
         return
     if not seen.job_pending:
-        yield from ((name, gang.job) for name in seen.job_nodes or gang.job_nodes)
-    yield from ((m.node, m.job) for m in gang.members.values() if m.job != gang.job and not m.removed)
+        yield from ((name, gang.slurm.job) for name in seen.job_nodes or gang.slurm.job_nodes)
+    yield from ((m.node, m.job) for m in gang.roster.members.values() if m.job != gang.slurm.job and not m.removed)

@@ -44,32 +44,32 @@ def gang_view(
     `lemon_after`: the site's number of failures that make a lemon; 0: there is none.
     """
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
-    jobs, seated = jobs_of(gang), {seat.node for seat in gang.seats}
+    jobs, seated = jobs_of(gang), {seat.node for seat in gang.roster.seats}
     progress = _progress(gang, seen)
     view = api_pb2.GangView(
         gang_id=gang.id,
-        name=gang.name,
-        slurm_job_ids=[gang.job, *(request.job for request in gang.pool.values() if request.job)],
-        owner_uid=gang.owner_uid,
+        name=gang.account.name,
+        slurm_job_ids=[gang.slurm.job, *(request.job for request in gang.growth.pool.values() if request.job)],
+        owner_uid=gang.account.owner_uid,
         phase=gang.phase.value,
-        generation=gang.generation,
+        generation=gang.newest.generation,
         step=progress.step.step if progress.step else 0,
         ranks=_ranks(gang, seen),
         nodes=[
             _member_view(state, observed, seen, gang, name, now, jobs, seated, lemon_after) for name in _names(gang)
         ],
-        recoveries=map(_recovery, gang.recoveries),
+        recoveries=map(_recovery, gang.recovery.recoveries),
         final=gang.final,
         ended_s=gang.phase_at if gang.final else 0.0,
         exit_code=gang.exit_code,
         reason=gang.reason,
-        run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
+        run_dir=json.loads(gang.account.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, observed, gang),
         exclusions=[] if gang.final else _exclusions(state, gang),
-        replicas_disagree=gang.disagreement.reason if gang.disagreement is not None else "",
-        not_finite=gang.not_finite,
-        wider_groups=gang.wider_groups,
-        extra_communication_s=gang.extra_communication_s,
+        replicas_disagree=gang.findings.disagreement.reason if gang.findings.disagreement is not None else "",
+        not_finite=gang.findings.not_finite,
+        wider_groups=gang.roster.wider_groups,
+        extra_communication_s=gang.roster.extra_communication_s,
         checkpoint=checkpoint_view(gang, seen, now),
     )
     if committed := progress.committed:
@@ -79,23 +79,23 @@ def gang_view(
 
 def _progress(gang: Gang, seen: ObservedGang) -> facts.Progress:
     """What is observed counts while ranks run. Otherwise it may be forgotten at any time."""
-    return progress_of(gang, seen) if gang.phase in (Phase.STARTING, Phase.RUNNING) else gang.progress
+    return progress_of(gang, seen) if gang.phase in (Phase.STARTING, Phase.RUNNING) else gang.newest.progress
 
 
 def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.CheckpointView:
     """What is kept of a gang, how often, what that costs, and what a fault loses now."""
     reports = (agent.status for agent in seen.agents.values() if agent.attached)
     cost = next((status.snapshot_cost for status in reports if status.snapshot_cost is not None), None)
-    flush, flush_s, stall_s = gang.flush, seen.flush_costs.took_s, seen.flush_costs.stall_s
+    flush, flush_s, stall_s = gang.checkpoint.flush, seen.flush_costs.took_s, seen.flush_costs.stall_s
     view = api_pb2.CheckpointView(
-        mtbf_s=gang.mtbf_s,
+        mtbf_s=gang.newest.mtbf_s,
         mtbf_of_job=gang.spec.node_mtbf_s > 0,
         durable_every_s=flushing.durable_interval_s(gang, seen),
         durable_every_steps=gang.spec.durable_every_steps,
         durable_auto=gang.spec.durable_auto,
         flush_s=flush_s,
         flush_stall_s=stall_s,
-        durable_path=gang.durable_path,
+        durable_path=gang.checkpoint.durable_path,
         memory_only=not gang.spec.durable_dir,
     )
     if cost is not None:
@@ -114,29 +114,34 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
     view.no_slots = "; ".join(f"{node}: {words}" for node, words in refused if words)[: job_limits.MAX_TEXT_CHARS]
     progress = _progress(gang, seen)
     step, committed = progress.step.step if progress.step else 0, progress.committed
-    newest = max((v for v in (committed, gang.restored_version, gang.durable_version) if v is not None), default=None)
+    newest = max(
+        (v for v in (committed, gang.restore.restored_version, gang.checkpoint.durable_version) if v is not None),
+        default=None,
+    )
     if newest is not None and gang.phase is Phase.RUNNING:  # during a recovery nobody knows yet what memory has left
         view.loses_steps = max(0, step - newest.step)
         view.loses_s = view.loses_steps * step_s
-    if committed is not None and committed.generation == gang.generation:  # so this generation's nodes hold it
-        view.copies = 0 if gang.parity_groups else min((1 + len(seat.buddies) for seat in gang.seats), default=0)
-        view.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.parity_groups)
+    if committed is not None and committed.generation == gang.newest.generation:  # so this generation's nodes hold it
+        view.copies = (
+            0 if gang.restore.parity_groups else min((1 + len(seat.buddies) for seat in gang.roster.seats), default=0)
+        )
+        view.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.restore.parity_groups)
     if (restore := _restore_view(gang, seen)) is not None:
         view.restore.CopyFrom(restore)
-    if gang.durable_version is not None:
-        view.durable_loses_steps = max(0, step - gang.durable_version.step)
+    if gang.checkpoint.durable_version is not None:
+        view.durable_loses_steps = max(0, step - gang.checkpoint.durable_version.step)
         view.durable_loses_s = view.durable_loses_steps * step_s
     return view
 
 
 def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
     """The restore of the running generation, until its first step; None: there is none."""
-    if gang.phase not in ACTIVE or gang.stepped_generation >= gang.generation:
+    if gang.phase not in ACTIVE or gang.newest.stepped_generation >= gang.newest.generation:
         return None
-    reports = (seen.status(seat.node).restore for seat in gang.seats)
-    loads = (report for report in reports if report is not None and report.generation == gang.generation)
+    reports = (seen.status(seat.node).restore for seat in gang.roster.seats)
+    loads = (report for report in reports if report is not None and report.generation == gang.newest.generation)
     loaded = next((report for report in loads if report.folder), None)
-    version = loaded.version if loaded is not None else gang.restored_version
+    version = loaded.version if loaded is not None else gang.restore.restored_version
     if version is None:
         return None
     view = api_pb2.RestoreView(version=common_pb2.Version(generation=version.generation, step=version.step))
@@ -144,9 +149,9 @@ def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
         view.folder, view.damage = loaded.folder, loaded.damage
     for source, (ranks, nodes) in restore_plan.shares(gang).items():
         view.shares.add(source=source, ranks=ranks, nodes=nodes[:_NODES_NAMED])
-    for seat in gang.seats:
+    for seat in gang.roster.seats:
         report = seen.status(seat.node).restore
-        if report is None or report.generation != gang.generation:
+        if report is None or report.generation != gang.newest.generation:
             continue
         view.ranks += report.ranks
         view.ranks_done += report.ranks_done
@@ -214,7 +219,7 @@ def _fit_words(node: Node, failures: int) -> str:
 
 def jobs_of(gang: Gang) -> set[int]:
     """The gang's job, and the pool jobs that its members came with."""
-    return {gang.job, *(member.job for member in gang.members.values())}
+    return {gang.slurm.job, *(member.job for member in gang.roster.members.values())}
 
 
 def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str:
@@ -233,44 +238,46 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
 
 
 def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
-    reason = pending_words(seen.pending_reason, gang.job, requeueing.launch_failed_on(observed, gang))
+    reason = pending_words(seen.pending_reason, gang.slurm.job, requeueing.launch_failed_on(observed, gang))
     if seen.completing:
         reason = f"{reason}; " * bool(reason) + (
             f"its last run has not ended on {listed(seen.completing)}: if that lasts, a Prolog, an Epilog or a process "
             "hangs there, and slurmd's log on that node says which"
         )
-    return f"Slurm to start job {gang.job}" + (f" ({reason})" if reason else "")
+    return f"Slurm to start job {gang.slurm.job}" + (f" ({reason})" if reason else "")
 
 
 def _phase_words(seen: ObservedGang, gang: Gang) -> str:
     spec = gang.spec
     match gang.phase:
         case Phase.GATHERING:
-            attached = sum(seen.is_attached(member.node) for member in gang.present())
-            late = sorted(name for name in gang.job_nodes if not seen.is_attached(name))
+            attached = sum(seen.is_attached(member.node) for member in gang.roster.present())
+            late = sorted(name for name in gang.slurm.job_nodes if not seen.is_attached(name))
             return f"agents: {attached} of {spec.nodes + spec.spares} are attached" + _listed(", missing ", late)
         case Phase.PREFLIGHT:
-            checked = sorted(m.node for m in gang.present() if gang.spec.preflight and m.check is None)
+            checked = sorted(m.node for m in gang.roster.present() if gang.spec.preflight and m.check is None)
             if checked:
                 return "the node checks" + _listed(" of ", checked)
-            return f"{gang.store_node} to open the rendezvous store"
+            return f"{gang.recovery.store_node} to open the rendezvous store"
         case Phase.STARTING:
-            late = sorted(seat.node for seat in gang.seats if not _all_run(gang, seen, seat.node))
+            late = sorted(seat.node for seat in gang.roster.seats if not _all_run(gang, seen, seat.node))
             return "ranks to start" + _listed(" on ", late)
         case Phase.RUNNING if not any(agent.attached for agent in seen.agents.values()):
             return "agents to attach again, which tell how far the ranks are"
-        case Phase.RUNNING if gang.stop is not None:
-            return f"ranks to stop after a step: {gang.stop.reason}"
-        case Phase.RUNNING if gang.swap is not None and (gang.swap.nodes or gang.swap.gives_way_to):
-            return f"ranks to stop after a step: {'the gang ' * bool(gang.swap.nodes)}{gang.swap.reason}"
-        case Phase.RUNNING if gang.seats and len(gang.seats) < spec.nodes:
-            return f"further nodes: ranks run on {len(gang.seats)} of {spec.nodes}{_requested(gang)}"
+        case Phase.RUNNING if gang.plans.stop is not None:
+            return f"ranks to stop after a step: {gang.plans.stop.reason}"
+        case Phase.RUNNING if gang.plans.swap is not None and (gang.plans.swap.nodes or gang.plans.swap.gives_way_to):
+            return f"ranks to stop after a step: {'the gang ' * bool(gang.plans.swap.nodes)}{gang.plans.swap.reason}"
+        case Phase.RUNNING if gang.roster.seats and len(gang.roster.seats) < spec.nodes:
+            return f"further nodes: ranks run on {len(gang.roster.seats)} of {spec.nodes}{_requested(gang)}"
         case Phase.RECOVERING | Phase.DRAINING:
             late = sorted(
-                m.node for m in gang.present() if seen.status(m.node).fenced_generation < gang.fenced_generation
+                m.node
+                for m in gang.roster.present()
+                if seen.status(m.node).fenced_generation < gang.recovery.fenced_generation
             )
             return (
-                f"the ranks of generation {gang.fenced_generation} to end" + _listed(" on ", late)
+                f"the ranks of generation {gang.recovery.fenced_generation} to end" + _listed(" on ", late)
                 if late
                 else _after_fence(gang)
             )
@@ -280,9 +287,9 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
 
 def _stall_words(seen: ObservedGang, gang: Gang) -> str:
     if (
-        gang.hang is not None and seen.pace.progressed_at <= gang.hang.at
+        gang.findings.hang is not None and seen.pace.progressed_at <= gang.findings.hang.at
     ):  # in observe mode ranks may continue by themselves
-        return f"the fence of the hanging generation: {gang.hang.reason}"
+        return f"the fence of the hanging generation: {gang.findings.hang.reason}"
     if seen.stall is not None:
         return f"a step: no rank finished one for long; {len(seen.stall.unanswered)} agents have not answered"
     return ""
@@ -291,14 +298,14 @@ def _stall_words(seen: ObservedGang, gang: Gang) -> str:
 def _after_fence(gang: Gang) -> str:
     if gang.phase is Phase.DRAINING:
         return "the last checkpoint to be written to durable storage"
-    if coming := [request for request in gang.pool.values() if not request.node]:
+    if coming := [request for request in gang.growth.pool.values() if not request.node]:
         return "a node of the shared pool" + _listed(", job ", [str(request.job) for request in coming if request.job])
-    return f"{gang.store_node} to open the rendezvous store"
+    return f"{gang.recovery.store_node} to open the rendezvous store"
 
 
 def _requested(gang: Gang) -> str:
     """The nodes that are on their way, in words."""
-    coming = [request for request in gang.pool.values() if not request.node]
+    coming = [request for request in gang.growth.pool.values() if not request.node]
     names = [request.wanted_node or "one of the shared pool" for request in coming]
     return f"; requested: {', '.join(names)}" if names else ""
 
@@ -308,30 +315,30 @@ def _listed(before: str, names: list[str]) -> str:
 
 
 def _all_run(gang: Gang, seen: ObservedGang, node: str) -> bool:
-    running = [r for r in seen.status(node).ranks if r.generation == gang.generation and r.running]
+    running = [r for r in seen.status(node).ranks if r.generation == gang.newest.generation and r.running]
     return len(running) == gang.spec.ranks_per_node
 
 
 def _ranks(gang: Gang, seen: ObservedGang) -> list[api_pb2.RankView]:
     views = []
     axes = axes_of_world(
-        len(gang.seats) * gang.spec.ranks_per_node,
+        len(gang.roster.seats) * gang.spec.ranks_per_node,
         tensor=gang.spec.tensor,
         context=gang.spec.context,
         expert=gang.spec.expert,
         pipeline=gang.spec.pipeline,
         order=gang.spec.axis_order,
     )
-    paces = seen.blocks.paces.stragglers if seen.blocks.generation == gang.generation else {}
+    paces = seen.blocks.paces.stragglers if seen.blocks.generation == gang.newest.generation else {}
     stragglers = {rank: pace.slower_by for rank, pace in paces.items()}
-    for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
-        states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.generation}
+    for seat in sorted(gang.roster.seats, key=lambda seat: seat.group_rank):
+        states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.newest.generation}
         first = seat.group_rank * gang.spec.ranks_per_node
         for rank in range(first, first + gang.spec.ranks_per_node):
             view = _rank(rank, seat.node, states.get(rank), stragglers.get(rank, 0.0))
             if gang.phase is Phase.DONE:  # its agents forget what every rank has exited with: 0
                 view.state, view.exit_code = "exited", 0
-            _add_place(view, rank - first, gang.members.get(seat.node), axes)
+            _add_place(view, rank - first, gang.roster.members.get(seat.node), axes)
             views.append(view)
     return views
 
@@ -362,7 +369,7 @@ def _rank(rank: int, node: str, state: RankState | None, slower_by: float) -> ap
 
 
 def _names(gang: Gang) -> list[str]:
-    return sorted({*gang.members, *gang.job_nodes}, key=lambda name: (len(name), name))
+    return sorted({*gang.roster.members, *gang.slurm.job_nodes}, key=lambda name: (len(name), name))
 
 
 def _member_view(
@@ -378,7 +385,7 @@ def _member_view(
 ) -> api_pb2.NodeView:
     """`jobs`: those of the gang. `seated`: the nodes that carry its ranks."""
     view = node_view(state, observed, name, now, jobs)
-    member = gang.members.get(name)
+    member = gang.roster.members.get(name)
     agent = seen.agents.get(name)
     if agent and agent.heard_at:
         ago = now - agent.heard_at
@@ -411,7 +418,9 @@ def _member_words(view: api_pb2.NodeView, member: Member) -> str:
 
 def _lasting_straggler(gang: Gang, node: str) -> Straggler | None:
     """The newest straggler of the running generation on the node that has lasted. In other jobs the node is FIT."""
-    of_node = [known for known in gang.stragglers if (known.node, known.generation) == (node, gang.generation)]
+    of_node = [
+        known for known in gang.findings.stragglers if (known.node, known.generation) == (node, gang.newest.generation)
+    ]
     return next((known for known in reversed(of_node) if known.response is not None), None)
 
 
@@ -426,8 +435,8 @@ def _role(member: Member | None, seated: Collection[str]) -> str:
 def _exclusions(state: DurableState, gang: Gang) -> list[api_pb2.ExclusionView]:
     """The nodes on which the next run of the job does not start."""
     views = []
-    for node in (name for name in gang.excluded if name not in gang.admitted):
-        why = gang.exclusions.get(node) or Exclusion("", gang.phase_at)
+    for node in (name for name in gang.slurm.excluded if name not in gang.slurm.admitted):
+        why = gang.slurm.exclusions.get(node) or Exclusion("", gang.phase_at)
         until = 0.0 if state.node(node).health in OUT_OF_SERVICE else exclusion_end(gang, node)
         views.append(api_pb2.ExclusionView(node=node, reason=why.reason, at_s=why.at, until_s=until))
     return views

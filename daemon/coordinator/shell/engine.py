@@ -178,7 +178,7 @@ class Engine:
         """Wake the watchers of the gangs that have `node`, or whose job has it: no other view shows it."""
         for id in self.gang_subscribers.watched():
             gang = self.core.state.gangs.get(id)
-            if gang and (node in gang.members or node in gang.job_nodes):
+            if gang and (node in gang.roster.members or node in gang.slurm.job_nodes):
                 self.gang_subscribers.notify(id)
 
     # -- event_processing.Executor --

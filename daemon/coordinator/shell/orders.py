@@ -30,18 +30,18 @@ class Orders:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._serial = gang.order_serial
-        self._rank_nodes = {seat.node for seat in gang.seats}
-        self._staying = {name for name, member in gang.members.items() if _stays_for_memory(gang, member)}
+        self._rank_nodes = {seat.node for seat in gang.roster.seats}
+        self._staying = {name for name, member in gang.roster.members.items() if _stays_for_memory(gang, member)}
         self._members = _member_messages(gang, self._staying)
         self._pool_requests: dict[str, list[PoolRequest]] = {}
-        for request in gang.pool.values():
+        for request in gang.growth.pool.values():
             if not request.job:
                 self._pool_requests.setdefault(request.requesting_node, []).append(request)
         self._built: dict[tuple[str, bool, bool, str], pb.Order] = {}
 
     def for_node(self, node: str) -> pb.Order:
         """The order for the agent on `node`: the same object for all nodes with the same duty."""
-        member = self._gang.members.get(node)
+        member = self._gang.roster.members.get(node)
         pool_node = node if node in self._pool_requests else ""
         duty = (member.removal_reason if member else "", node in self._staying, node in self._rank_nodes, pool_node)
         if duty not in self._built:
@@ -50,11 +50,11 @@ class Orders:
 
     def _build(self, out: str, stays: bool, has_ranks: bool, pool_node: str) -> pb.Order:
         gang = self._gang
-        order = pb.Order(serial=self._serial, generation=max(gang.generation, 0), members=self._members)
-        if _flush_under_way(gang) and gang.flush:
-            order.flush.CopyFrom(_flush_message(gang.flush, gang.spec.identity))
-        if gang.stop is not None:
-            order.stop = gang.stop.reason
+        order = pb.Order(serial=self._serial, generation=max(gang.newest.generation, 0), members=self._members)
+        if _flush_under_way(gang) and gang.checkpoint.flush:
+            order.flush.CopyFrom(_flush_message(gang.checkpoint.flush, gang.spec.identity))
+        if gang.plans.stop is not None:
+            order.stop = gang.plans.stop.reason
         for request in self._pool_requests.get(pool_node, ()):
             order.pool.add(serial=request.serial, options=request.options)
         if gang.final:
@@ -66,7 +66,7 @@ class Orders:
             order.requeued = not out
         elif gang.phase in _FENCING:
             order.duty = pb.DUTY_FENCE
-            order.generation, order.store_node = max(gang.fenced_generation, 0), gang.store_node
+            order.generation, order.store_node = max(gang.recovery.fenced_generation, 0), gang.recovery.store_node
         elif gang.phase in _TRAINING and has_ranks:
             _set_run(order, gang)
         else:
@@ -84,12 +84,12 @@ def _stays_for_memory(gang: Gang, member: Member) -> bool:
         return False
     if gang.phase in _FENCING or gang.needs_memory_of(member.node):
         return True
-    writers = gang.flush.sources if gang.flush and _flush_under_way(gang) else ()
+    writers = gang.checkpoint.flush.sources if gang.checkpoint.flush and _flush_under_way(gang) else ()
     return any(source.node == member.node for source in writers)
 
 
 def _flush_under_way(gang: Gang) -> bool:
-    return gang.flush is not None and not gang.flush.path and not gang.flush.error
+    return gang.checkpoint.flush is not None and not gang.checkpoint.flush.path and not gang.checkpoint.flush.error
 
 
 def _set_exit(order: pb.Order, exit_code: int, reason: str) -> None:
@@ -100,37 +100,37 @@ def _set_exit(order: pb.Order, exit_code: int, reason: str) -> None:
 def _set_run(order: pb.Order, gang: Gang) -> None:
     per_node = gang.spec.ranks_per_node
     order.duty = pb.DUTY_RUN
-    order.world_size = len(gang.seats) * per_node
-    for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
+    order.world_size = len(gang.roster.seats) * per_node
+    for seat in sorted(gang.roster.seats, key=lambda seat: seat.group_rank):
         for local in range(per_node):
             order.places.add(rank=seat.group_rank * per_node + local, node=seat.node, local_rank=local)
-    master = gang.members.get(gang.master_node)
+    master = gang.roster.members.get(gang.newest.master_node)
     order.master_addr = master.peer_address.rpartition(":")[0].strip("[]") if master else ""
-    order.master_port = gang.master_port
-    order.keep_stacks = gang.hang is not None
-    order.agreed_groups.extend(gang.agreed_groups)
-    order.mtbf_s = gang.mtbf_s
-    order.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.parity_groups)
-    order.replicas_differ = gang.disagreement is not None and gang.disagreement.comparison_ends
-    if gang.swap is not None:
-        order.planned_swap = gang.swap.reason
-    if gang.restored_version:
-        order.restore.version.CopyFrom(_version_message(gang.restored_version))
-        order.restore.sources.extend(source_messages((*gang.restore_sources, *gang.other_sources)))
-        order.restore.written_ranks = gang.ranks_of(gang.restored_version)
-        order.restore.resharded = gang.resharded
-    elif gang.durable_path:
-        order.restore.durable_path = gang.durable_path
+    order.master_port = gang.newest.master_port
+    order.keep_stacks = gang.findings.hang is not None
+    order.agreed_groups.extend(gang.newest.agreed_groups)
+    order.mtbf_s = gang.newest.mtbf_s
+    order.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.restore.parity_groups)
+    order.replicas_differ = gang.findings.disagreement is not None and gang.findings.disagreement.comparison_ends
+    if gang.plans.swap is not None:
+        order.planned_swap = gang.plans.swap.reason
+    if gang.restore.restored_version:
+        order.restore.version.CopyFrom(_version_message(gang.restore.restored_version))
+        order.restore.sources.extend(source_messages((*gang.restore.restore_sources, *gang.restore.other_sources)))
+        order.restore.written_ranks = gang.ranks_of(gang.restore.restored_version)
+        order.restore.resharded = gang.restore.resharded
+    elif gang.checkpoint.durable_path:
+        order.restore.durable_path = gang.checkpoint.durable_path
 
 
 def _member_messages(gang: Gang, staying: Collection[str]) -> list[common_pb2.Member]:
-    seats = {seat.node: seat for seat in (*gang.spares, *gang.seats)}
+    seats = {seat.node: seat for seat in (*gang.roster.spares, *gang.roster.seats)}
     # A member that stays for its memory is listed, too: the agents that fetch from it need its address.
-    removed = [gang.members[node] for node in sorted(staying)]
+    removed = [gang.roster.members[node] for node in sorted(staying)]
     pods = pods_of(gang)
     return [
         _member_message(member, seats.get(member.node), pods.get(member.node, ""))
-        for member in (*gang.present(), *removed)
+        for member in (*gang.roster.present(), *removed)
     ]
 
 

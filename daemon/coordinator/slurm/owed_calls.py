@@ -177,12 +177,12 @@ async def _resume(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) 
 
 async def _cancel(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
-    if gang is None or call.job != gang.job:
+    if gang is None or call.job != gang.slurm.job:
         # An agent reported the id of this pool job. A user must not cancel another user's job through the coordinator.
         found = await _look_up(slurm, call.job)
         if isinstance(found, Gone):
             return
-        if gang is None or found.user_id != gang.owner_uid:
+        if gang is None or found.user_id != gang.account.owner_uid:
             raise SlurmRefused(f"cancel job {call.job}", "the job does not belong to the gang's user")
     await slurm.cancel(call.job)
 
@@ -209,7 +209,7 @@ async def _set_reason(slurm: Slurm, call: facts.SlurmCallOwed) -> None:
 
 async def _admit(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
-    starting = gang is not None and gang.phase is Phase.GATHERING and not gang.members
+    starting = gang is not None and gang.phase is Phase.GATHERING and not gang.roster.members
     if gang is None or not (starting or gang.phase is Phase.REQUEUED):
         return  # the job runs: its excluded nodes no longer matter
     if _is_requeued_again(call, state):
@@ -222,7 +222,9 @@ async def _admit(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -
 
 
 async def _requeue_with_nodes(slurm: Slurm, call: facts.SlurmCallOwed, gang: Gang) -> None:
-    await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, timeout_s=REQUEUE_DEADLINE_S)
+    await slurm.requeue(
+        call.job, call.exclude, call.admit, restarts=gang.slurm.restart_count, timeout_s=REQUEUE_DEADLINE_S
+    )
 
 
 def _is_requeued_again(call: facts.SlurmCallOwed, state: DurableState) -> bool:

@@ -81,18 +81,20 @@ class SlurmWatch:
     async def poll_jobs(self) -> None:
         """Poll the jobs once. Where a job has lost nodes, poll the nodes first: a node that Slurm has DOWN is lost in
         another way than a node that was given back, and a launch that failed has drained its node."""
-        gangs = [gang for gang in self._state.gangs.values() if not (gang.final and gang.job_over)]
+        gangs = [gang for gang in self._state.gangs.values() if not (gang.final and gang.slurm.job_over)]
         self._jobs = {gang.id: seen for gang in gangs if (seen := self._jobs.get(gang.id))}
         if not gangs:
             return
         pool_jobs = {(gang.id, member.job) for gang in gangs for member in _pool_members(gang)}
         self._pool_jobs = {key: seen for key, seen in self._pool_jobs.items() if key in pool_jobs}
-        found = await self._slurm.jobs({*(gang.job for gang in gangs), *(job for _, job in pool_jobs)})
+        found = await self._slurm.jobs({*(gang.slurm.job for gang in gangs), *(job for _, job in pool_jobs)})
         if isinstance(found, Unknown):
             self._jobs_unknown.meet(f"can't get the jobs from Slurm: {found.reason}")
             return
         self._jobs_unknown.end()
-        seen_jobs = [(gang, job_seen(gang, found[gang.job], self._ahead_s())) for gang in gangs if gang.job in found]
+        seen_jobs = [
+            (gang, job_seen(gang, found[gang.slurm.job], self._ahead_s())) for gang in gangs if gang.slurm.job in found
+        ]
         seen_pool_jobs = {key: _pool_job_seen(*key, found[key[1]]) for key in sorted(pool_jobs) if key[1] in found}
         lost = any(self._lost_nodes(seen) for _, seen in seen_jobs) or not _none_lost(self._pool_jobs, seen_pool_jobs)
         if lost and not await self.poll_nodes():
@@ -137,7 +139,7 @@ class SlurmWatch:
             self._post(seen)
 
     def _node_names(self) -> set[str]:
-        members = {name for gang in self._state.gangs.values() if not gang.final for name in gang.members}
+        members = {name for gang in self._state.gangs.values() if not gang.final for name in gang.roster.members}
         return members | set(self._state.nodes)
 
     def _nodes_with_owed_calls(self) -> set[str]:
@@ -146,7 +148,7 @@ class SlurmWatch:
 
 def _pool_members(gang: Gang) -> list[Member]:
     """Members that came with a pool job of their own, and whose processes may still run."""
-    return [member for member in gang.members.values() if member.job != gang.job and not member.gone]
+    return [member for member in gang.roster.members.values() if member.job != gang.slurm.job and not member.gone]
 
 
 def _pool_job_seen(gang: str, job: int, found: Job | Gone) -> events.PoolJobChanged:
@@ -176,7 +178,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     """Slurm's view of the gang's job. Times are on a clock that is `ahead_s` seconds ahead of Slurm's clock. A job that
     Slurm no longer knows has ended as "GONE"."""
     if isinstance(found, Gone):
-        return events.SlurmJobChanged(gang.id, gang.job, (), gang.restart_count, "GONE")
+        return events.SlurmJobChanged(gang.id, gang.slurm.job, (), gang.slurm.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
     end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
     limit_at = None if end is None else end + ahead_s
@@ -186,7 +188,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     nodes = found.held_nodes
     return events.SlurmJobChanged(
         gang.id,
-        gang.job,
+        gang.slurm.job,
         nodes,
         found.restart_count,
         ended,
@@ -203,7 +205,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
 
 def _end_words(gang: Gang, found: Job) -> str:
     """Why a job has ended of which no agent attached, or where its batch script says it; empty: not known."""
-    run_dir = json.loads(gang.shown_spec).get("run_dir", "")
+    run_dir = json.loads(gang.account.shown_spec).get("run_dir", "")
     if found.exit_code == COMMAND_NOT_FOUND:
         host = found.batch_host or "its first node"
         return f"{host} has no muster-agent, or no srun, in the PATH of the shell that submitted it"

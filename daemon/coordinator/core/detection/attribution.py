@@ -62,7 +62,7 @@ def exit_of(gang_turn: GangTurn, node: str, rank: RankState) -> RankExit:
 def may_have_failed_earlier_elsewhere(gang_turn: GangTurn, failed: Sequence[RankExit]) -> bool:
     """These ranks failed while nobody coordinated, and an agent that may know of an earlier failure is about to attach
     again. A healthy rank dies of the reset of a peer's connection, and its agent may attach first."""
-    late = gang_turn.index.unattached.intersection(seat.node for seat in gang_turn.gang.seats)
+    late = gang_turn.index.unattached.intersection(seat.node for seat in gang_turn.gang.roster.seats)
     unseen = min(one.at for one in failed) < gang_turn.turn.observed.observing_since
     return unseen and not late <= gang_turn.observed.suspected_since.keys()
 
@@ -80,10 +80,10 @@ def find_crashed_node(gang_turn: GangTurn) -> str:
     peer's connection, and its agent may report first.
     """
     gang = gang_turn.gang
-    last = gang.recoveries[-1]
+    last = gang.recovery.recoveries[-1]
     if last.hung or not last.crashed_on:
         return last.crashed_on
-    exits = {seat.node: _exit_codes(gang_turn, seat.node) for seat in gang.seats}
+    exits = {seat.node: _exit_codes(gang_turn, seat.node) for seat in gang.roster.seats}
     ended = {last.crashed_on, *(node for node, codes in exits.items() if codes - {0, EXIT_BY_SIGKILL})}
     if len(ended) == 1:
         return last.crashed_on
@@ -92,7 +92,9 @@ def find_crashed_node(gang_turn: GangTurn) -> str:
 
 
 def _exit_codes(gang_turn: GangTurn, node: str) -> set[int]:
-    ranks: list[RankState] = ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
+    ranks: list[RankState] = ranks_of_generation(
+        gang_turn.observed.status(node).ranks, gang_turn.gang.newest.generation
+    )
     return {rank.exit_code for rank in ranks if rank.exit_code is not None}
 
 
@@ -106,46 +108,46 @@ def swap_crashing_node(gang_turn: GangTurn) -> None:
 def node_to_swap(gang_turn: GangTurn) -> str:
     """The node on which ranks have crashed twice in a row, if a spare can take its place; else empty."""
     gang = gang_turn.gang
-    if len(gang.recoveries) < 2:
+    if len(gang.recovery.recoveries) < 2:
         return ""
-    *_, before, last = gang.recoveries
+    *_, before, last = gang.recovery.recoveries
     node = find_crashed_node(gang_turn)
     if last.hardware or before.hardware or not node or before.crashed_on != node:
         return ""
-    if gang.failures_in_a_row < CRASHES_UNTIL_SWAP:
+    if gang.recovery.failures_in_a_row < CRASHES_UNTIL_SWAP:
         return ""  # between the crashes the ranks got further, on that very node
-    member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
-    if member is None or member.removed or seat is None or seat.group_rank in gang.group_ranks_swapped_once:
+    member, seat = gang.roster.members.get(node), next((seat for seat in gang.roster.seats if seat.node == node), None)
+    if member is None or member.removed or seat is None or seat.group_rank in gang.recovery.group_ranks_swapped_once:
         return ""
-    return node if len(gang_turn.usable()) > len(gang.seats) else ""
+    return node if len(gang_turn.usable()) > len(gang.roster.seats) else ""
 
 
 def attribute_to_node(gang_turn: GangTurn) -> None:
     """Take the removed node out of service if its ranks crashed there twice and get further elsewhere."""
-    gang, node = gang_turn.gang, gang_turn.gang.unattributed_node
+    gang, node = gang_turn.gang, gang_turn.gang.recovery.unattributed_node
     if (
         not node
         or not has_finished_step(gang_turn)
-        or gang_turn.observed.last_step[0] != gang.generation
+        or gang_turn.observed.last_step[0] != gang.newest.generation
         or _came_back(gang)
     ):
         return
-    if gang_turn.observed.last_step[1] <= gang.furthest_step + 1:
+    if gang_turn.observed.last_step[1] <= gang.recovery.furthest_step + 1:
         return  # a finished step proves of other ranks only that they finished the step before
     reason = f"ranks failed on {node} in two consecutive generations, and the gang trains on without this node"
     if node not in gang_turn.turn.index.out_of_service:
-        circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang, gang.members[node], reason)
-    gang_turn.turn.record(facts.MemberRemoved(gang.id, node, reason, alive=gang.members[node].alive))
+        circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang, gang.roster.members[node], reason)
+    gang_turn.turn.record(facts.MemberRemoved(gang.id, node, reason, alive=gang.roster.members[node].alive))
 
 
 def _came_back(gang: Gang) -> bool:
     """The node has carried ranks again since its removal, as a node of the shared pool may. Then progress elsewhere
     proves nothing."""
-    if any(seat.node == gang.unattributed_node for seat in gang.seats):
+    if any(seat.node == gang.recovery.unattributed_node for seat in gang.roster.seats):
         return True
-    for recovery in reversed(gang.recoveries):
-        if gang.unattributed_node in recovery.nodes_in:
+    for recovery in reversed(gang.recovery.recoveries):
+        if gang.recovery.unattributed_node in recovery.nodes_in:
             return True
-        if gang.unattributed_node in recovery.nodes_out:
+        if gang.recovery.unattributed_node in recovery.nodes_out:
             return False
     return False

@@ -58,7 +58,7 @@ def _too_many_reports(turn: Turn, gang: Gang) -> str:
     """Why no further node may be drained for what agents of `gang` report; empty if one may."""
     recent = [drain for drain in turn.state.reported_drains.values() if turn.now - drain.at < LIMIT_WINDOW_S]
     of_job = sum(drain.gang == gang.id for drain in recent)
-    of_user = sum(drain.owner_uid == gang.owner_uid for drain in recent)
+    of_user = sum(drain.owner_uid == gang.account.owner_uid for drain in recent)
     if of_job >= turn.limits.reported_drains_per_hour_of_job:
         return f"{of_job} nodes were drained within the hour for reports of this job's agents, and no more may be"
     if of_user >= turn.limits.reported_drains_per_hour_of_user:
@@ -83,7 +83,7 @@ def take_out_of_service(
         lemon = lemons.is_lemon(failure, turn.limits.lemon_after)
         turn.record(facts.NodeJudged(node, health, reason, failure=failure, lemon=lemon))
     verb: facts.SlurmVerb = "drain" if health is NodeHealth.UNFIT else "down"
-    id, job = (gang.id, gang.job) if gang else ("", 0)
+    id, job = (gang.id, gang.slurm.job) if gang else ("", 0)
     if held:
         turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))
     else:
@@ -101,7 +101,7 @@ def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -
     if held := reason_to_withhold(turn, reported_by=gang):
         turn.record(facts.ActionWithheld(gang.id, member.node, "drain", f"{reason}; {held}"))
     else:
-        run = gang.restart_count if member.job == gang.job else 0  # a pool job is never requeued
+        run = gang.slurm.restart_count if member.job == gang.slurm.job else 0  # a pool job is never requeued
         text, resumable = str(DrainReason(reason)), _may_be_resumed(turn, member.node)
         turn.owe("drain", gang.id, member.job, text, node=member.node, if_run_has_node=run, resumable=resumable)
 
@@ -132,7 +132,7 @@ def reason_to_stop(gang_turn: GangTurn) -> str:
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:
     """Why the gang may not go on with further nodes; empty if it may. Losses in an earlier run of the job do not keep
     this run from its start."""
-    if gang.phase is not Phase.RECOVERING or not gang.recoveries[-1].nodes_out:
+    if gang.phase is not Phase.RECOVERING or not gang.recovery.recoveries[-1].nodes_out:
         return ""
     if (lost := _nodes_lost(gang, now)) <= most:
         return ""
@@ -146,14 +146,14 @@ def swaps_left(gang_turn: GangTurn) -> int:
 
 def _nodes_lost(gang: Gang, now: float) -> int:
     """Nodes that the gang has lost within the hour. Nodes left on request, or to undo a growth, show no fault."""
-    recent = (recovery for recovery in gang.recoveries if now - recovery.detected_at < LIMIT_WINDOW_S)
+    recent = (recovery for recovery in gang.recovery.recoveries if now - recovery.detected_at < LIMIT_WINDOW_S)
     return sum(len(one.nodes_out) - len(one.nodes_requested) - len(one.nodes_undone) for one in recent)
 
 
 def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:
     """Why the gang may not go on and cause further records of the journal; empty if it may."""
-    of_user = state.journal_use.get(gang.owner_uid, JournalUse()).counted_at(now) / MIB
-    of_job = gang.journal_use.counted_at(now) / MIB
+    of_user = state.journal_use.get(gang.account.owner_uid, JournalUse()).counted_at(now) / MIB
+    of_job = gang.account.journal_use.counted_at(now) / MIB
     if of_job > limits.journal_mib_per_job:
         return f"the job was recovered too often: {_use_of_job(of_job, limits)}"
     if of_user > limits.journal_mib_per_user and of_job > SPARED_MIB:
@@ -164,7 +164,7 @@ def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float
 def why_no_request(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:
     """Why users may request nothing of the gang that adds records to the journal, and when they may; empty if they may
     now."""
-    of_job, of_user = gang.journal_use, state.journal_use.get(gang.owner_uid, JournalUse())
+    of_job, of_user = gang.account.journal_use, state.journal_use.get(gang.account.owner_uid, JournalUse())
     most_of_job, most_of_user = limits.journal_mib_per_job * MIB, limits.journal_mib_per_user * MIB
     wait_s, words = max(
         (of_job.wait_s(REQUESTS_PART * most_of_job, now), _use_of_job(of_job.counted_at(now) / MIB, limits)),
@@ -180,4 +180,4 @@ def _use_of_job(mib: float, limits: Limits) -> str:
 
 def _use_of_user(gang: Gang, mib: float, limits: Limits) -> str:
     most = f"{limits.journal_mib_per_user:g} MiB are allowed (journal_mib_per_user)"
-    return f"the records of all jobs of uid {gang.owner_uid} count {mib:.2f} MiB in the journal, and {most}"
+    return f"the records of all jobs of uid {gang.account.owner_uid} count {mib:.2f} MiB in the journal, and {most}"

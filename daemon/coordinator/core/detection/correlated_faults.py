@@ -67,14 +67,16 @@ def _gangs_with(turn: Turn, node: str, at: float) -> list[Gang]:
     """The gangs that had `node` as a member at that time, or may have had."""
     gangs = turn.state.gangs.values()
     return [
-        gang for gang in gangs if node in gang.members and not (gang.final and gang.phase_at < at - PEER_LOSS_BEFORE_S)
+        gang
+        for gang in gangs
+        if node in gang.roster.members and not (gang.final and gang.phase_at < at - PEER_LOSS_BEFORE_S)
     ]
 
 
 def _lost_peer(turn: Turn, node: str, at: float) -> str:
     """A node of the same gang that was found lost or hung at that time or later; empty if there is none."""
     peers = {
-        peer for gang in _gangs_with(turn, node, at) for peer in turn.index.out_of_service & gang.members.keys()
+        peer for gang in _gangs_with(turn, node, at) for peer in turn.index.out_of_service & gang.roster.members.keys()
     } - {node}
     found = (turn.state.node(peer) for peer in sorted(peers))
     dead = (n for n in found if n.health in UNRESPONSIVE and n.judged_at > at - PEER_LOSS_BEFORE_S)

@@ -35,7 +35,7 @@ def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
     Once the comparison has ended, nothing more is recorded in this run: nobody is fenced for it, so an owner's agent
     could add records without end.
     """
-    found, before = _reported(gang_turn), gang_turn.gang.disagreement
+    found, before = _reported(gang_turn), gang_turn.gang.findings.disagreement
     if found is None or (before is not None and (before.comparison_ends or before.version == found.version)):
         return None
     gang, nodes = gang_turn.gang, _nodes_of(gang_turn, found)
@@ -43,7 +43,7 @@ def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
     why_over = _why_comparison_ends(gang_turn)
     reason = _words(found, nodes, node) + (f"; {why_over}" if why_over else "")
     fact = facts.ReplicasDisagreed(
-        gang.id, gang.generation, found.version, found.ranks, nodes, node, reason, bool(why_over)
+        gang.id, gang.newest.generation, found.version, found.ranks, nodes, node, reason, bool(why_over)
     )
     gang_turn.turn.record(fact)
     return fact
@@ -52,30 +52,30 @@ def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
 def note_not_finite(gang_turn: GangTurn) -> None:
     """Record the first value of the generation that is NaN or infinite."""
     gang, nodes = gang_turn.gang, gang_turn.index.not_finite
-    if not nodes or gang.not_finite:
+    if not nodes or gang.findings.not_finite:
         return
     reports: list[tuple[int, int, str, NotFinite]] = [
         (rank.not_finite.step, rank.rank, node, rank.not_finite)
         for node in nodes
-        for rank in ranks_of_generation(gang_turn.observed.status(node).ranks, gang.generation)
+        for rank in ranks_of_generation(gang_turn.observed.status(node).ranks, gang.newest.generation)
         if rank.not_finite is not None
     ]
     if reports:
         step, rank, node, found = min(reports, key=lambda report: report[:2])
-        gang_turn.turn.record(facts.NotFiniteReported(gang.id, gang.generation, rank, node, step, found.words))
+        gang_turn.turn.record(facts.NotFiniteReported(gang.id, gang.newest.generation, rank, node, step, found.words))
 
 
 def note_corrupt_copies(gang_turn: GangTurn) -> None:
     """Record each corrupt copy that an agent reports, once; after the first `MOST_CORRUPT_COPIES` of a run none."""
     gang = gang_turn.gang
-    if not gang_turn.index.corrupt or len(gang.corrupt_copies) >= MOST_CORRUPT_COPIES:
+    if not gang_turn.index.corrupt or len(gang.findings.corrupt_copies) >= MOST_CORRUPT_COPIES:
         return
     found = [
         facts.CorruptCopyFound(gang.id, node, copy)
         for node in sorted(gang_turn.index.corrupt)
         for copy in gang_turn.observed.status(node).corrupt_copies
     ]
-    known = set(gang.corrupt_copies)
+    known = set(gang.findings.corrupt_copies)
     new = [fact for fact in dict.fromkeys(found) if fact not in known]
     for fact in new[: MOST_CORRUPT_COPIES - len(known)]:
         gang_turn.turn.record(fact)
@@ -94,7 +94,7 @@ def _nodes_of(gang_turn: GangTurn, found: ReplicaDisagreement) -> tuple[str, ...
     """The nodes of the ranks that are named, in the order of their ranks."""
     per_node = gang_turn.gang.spec.ranks_per_node
     group_ranks = {rank // per_node for rank in found.ranks}
-    seats = sorted(gang_turn.gang.seats, key=lambda seat: seat.group_rank)
+    seats = sorted(gang_turn.gang.roster.seats, key=lambda seat: seat.group_rank)
     return tuple(seat.node for seat in seats if seat.group_rank in group_ranks)
 
 
@@ -113,7 +113,7 @@ def _words(found: ReplicaDisagreement, nodes: tuple[str, ...], node: str) -> str
 
 def _why_comparison_ends(gang_turn: GangTurn) -> str:
     """Why replicas of this run are no longer compared; empty if they still are."""
-    before = gang_turn.gang.disagreement
+    before = gang_turn.gang.findings.disagreement
     if gang_turn.turn.limits.observe:
         return "observe mode: the ranks would restart from the last version on which all agreed"
     if before is None:
@@ -127,5 +127,5 @@ def _why_comparison_ends(gang_turn: GangTurn) -> str:
 
 def _agreed_step(gang_turn: GangTurn) -> int:
     """The newest committed step: all replicas that are compared agree on it."""
-    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.seats]
+    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.roster.seats]
     return max((status.committed.step for status in statuses if status.committed is not None), default=0)

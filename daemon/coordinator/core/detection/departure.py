@@ -20,10 +20,10 @@ def remove_departed(gang_turn: GangTurn) -> None:
     if not held:
         return  # Slurm has not answered yet
     if turn.changed_node is None:
-        nodes = gang.members.keys() - held.get(gang.job, frozenset())
+        nodes = gang.roster.members.keys() - held.get(gang.slurm.job, frozenset())
     else:
-        nodes = gang.members.keys() & {turn.changed_node}  # a report costs the work of its own node
-    for member in [gang.members[node] for node in sorted(nodes)]:
+        nodes = gang.roster.members.keys() & {turn.changed_node}  # a report costs the work of its own node
+    for member in [gang.roster.members[node] for node in sorted(nodes)]:
         if not _has_departed(gang_turn, member):
             continue
         if member.removed:
@@ -57,5 +57,5 @@ def _job_lacks(gang_turn: GangTurn, member: Member) -> bool:
     held = seen.held_nodes.get(member.job)
     if held is None or member.node in held or gang_turn.turn.observed.node(member.node).down:
         return False
-    of_this_run = seen.job_running is not None and seen.job_running[0] == gang.restart_count
-    return member.job != gang.job or of_this_run
+    of_this_run = seen.job_running is not None and seen.job_running[0] == gang.slurm.restart_count
+    return member.job != gang.slurm.job or of_this_run

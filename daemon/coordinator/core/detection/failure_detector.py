@@ -61,7 +61,7 @@ def examine(gang_turn: GangTurn) -> None:
     for gone in looked_at - gang_turn.index.expected:
         stop_suspecting(gang_turn.observed, gone)
     pending = _suspect_unheard(gang_turn) | (_overdue_nodes(gang_turn) if changed_node is None else {changed_node})
-    members = [gang_turn.gang.members[node] for node in sorted(pending & gang_turn.index.expected)]
+    members = [gang_turn.gang.roster.members[node] for node in sorted(pending & gang_turn.index.expected)]
     for member in members:  # suspect all before any result is acted on: how many are silent at once decides
         _suspect_unattached(gang_turn, member)
         _suspect_unfenced(gang_turn, member)
@@ -97,7 +97,7 @@ def _without_acknowledgement(gang_turn: GangTurn) -> set[str]:
     if gang_turn.now < due:
         gang_turn.turn.tick_at(due)
         return set()
-    return {*unfenced, gang.store_node}
+    return {*unfenced, gang.recovery.store_node}
 
 
 def _phase_observed_since(gang_turn: GangTurn) -> float:
@@ -185,12 +185,13 @@ def _suspect_unattached(gang_turn: GangTurn, member: Member) -> None:
 def _suspect_unfenced(gang_turn: GangTurn, member: Member) -> None:
     fenced = gang_turn.has_fenced(member.node)
     if gang_turn.gang.phase not in FENCING or (
-        fenced and (member.node != gang_turn.gang.store_node or gang_turn.store_listens())
+        fenced and (member.node != gang_turn.gang.recovery.store_node or gang_turn.store_listens())
     ):
         return
     asked_at = max(_phase_observed_since(gang_turn), gang_turn.observed.cleared_at.get(member.node, 0.0))
     if fenced:
-        asked_at = max(asked_at, gang_turn.gang.store_at)  # the fence is acknowledged, only the store is missing
+        # The fence is acknowledged, only the store is missing.
+        asked_at = max(asked_at, gang_turn.gang.recovery.store_at)
     if gang_turn.now < asked_at + FENCE_ANSWER_S:
         gang_turn.turn.tick_at(asked_at + FENCE_ANSWER_S)
     else:
@@ -310,8 +311,8 @@ def _witnessed(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:
 def _remove_if_slurm_has(gang_turn: GangTurn, member: Member) -> None:
     """No other agent can be asked, so Slurm decides: remove a silent member whose node is no longer in the job. For a
     node of the shared pool, Slurm must have the node DOWN."""
-    if member.job == gang_turn.gang.job:
-        removed = bool(gang_turn.gang.job_nodes) and member.node not in gang_turn.gang.job_nodes
+    if member.job == gang_turn.gang.slurm.job:
+        removed = bool(gang_turn.gang.slurm.job_nodes) and member.node not in gang_turn.gang.slurm.job_nodes
     else:
         removed = gang_turn.turn.observed.node(member.node).down
     if removed or gang_turn.job_requeued or gang_turn.job_ended:
@@ -404,7 +405,7 @@ def remove_member(
 ) -> None:
     """Remove the member from its gang. If it carries ranks of a live generation, fence that generation first."""
     suspected = gang_turn.observed.suspected_since.get(member.node, gang_turn.now)
-    carries = any(seat.node == member.node for seat in gang_turn.gang.seats)
+    carries = any(seat.node == member.node for seat in gang_turn.gang.roster.seats)
     if carries and gang_turn.gang.phase in (Phase.STARTING, Phase.RUNNING):
         fence_generation(gang_turn, reason, hardware=True, suspected_at=suspected, not_on=member.node)
     gang_turn.turn.record(
@@ -419,18 +420,18 @@ def fence_generation(
     """Order the end of every rank of the running generation."""
     gang = gang_turn.gang
     step = max(
-        gang_turn.observed.step_number, gang.restored_version.step if gang.restored_version else 0
+        gang_turn.observed.step_number, gang.restore.restored_version.step if gang.restore.restored_version else 0
     )  # no agent may have reported a step yet
     store = choose_store_node(gang_turn, not_on)
     gang_turn.turn.record(
-        facts.GenerationFenced(gang.id, gang.generation, cause, hardware, store, step, suspected_at, crashed_on)
+        facts.GenerationFenced(gang.id, gang.newest.generation, cause, hardware, store, step, suspected_at, crashed_on)
     )
 
 
 def choose_store_node(gang_turn: GangTurn, not_on: str = "") -> str:
     """The node that shall open the next rendezvous store: the first seat whose agent is in touch, else any such member.
     `not_on`: a node that is about to be removed."""
-    seats = [seat.node for seat in gang_turn.gang.seats]
+    seats = [seat.node for seat in gang_turn.gang.roster.seats]
     usable = [m.node for m in gang_turn.usable() if m.node != not_on]
     order = [n for n in seats if n in usable] + [n for n in usable if n not in seats]
     touch = [n for n in order if gang_turn.observed.is_attached(n) and n not in gang_turn.observed.suspected_since]

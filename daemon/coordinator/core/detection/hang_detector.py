@@ -38,7 +38,7 @@ STACKS_TIMEOUT_S = 2.0
 
 def detect_hang(gang_turn: GangTurn) -> bool:
     """Look for a stall, probe all agents in one, and end a generation that hangs. True: it was fenced."""
-    if gang_turn.gang.hang is not None:
+    if gang_turn.gang.findings.hang is not None:
         return _fence_after_stacks(gang_turn)
     if not _may_stall(gang_turn):
         gang_turn.observed.stall = None
@@ -57,13 +57,13 @@ def detect_hang(gang_turn: GangTurn) -> bool:
 def _may_stall(gang_turn: GangTurn) -> bool:
     """All ranks run and declare steps, or are idle, and no rank has declared why there would be no step."""
     gang, index = gang_turn.gang, gang_turn.index
-    known = gang.stop is None and (_declares_steps(gang_turn) or _idle_for_long(gang_turn))
+    known = gang.plans.stop is None and (_declares_steps(gang_turn) or _idle_for_long(gang_turn))
     return known and not index.unattached and not index.in_declared_phase
 
 
 def _declares_steps(gang_turn: GangTurn) -> bool:
     """The job wants hangs to be found by missing steps, and its script has declared a step."""
-    return gang_turn.gang.spec.hang_after_s > 0 and gang_turn.gang.stepped_generation > 0
+    return gang_turn.gang.spec.hang_after_s > 0 and gang_turn.gang.newest.stepped_generation > 0
 
 
 def _idle_for_long(gang_turn: GangTurn) -> bool:
@@ -99,7 +99,7 @@ def _probe_all(gang_turn: GangTurn) -> None:
     gang_turn.observed.stall = Stall(gang_turn.now, set(present))
     for node in sorted(present):
         gang_turn.turn.observed.last_probe_number += 1
-        address = gang_turn.gang.members[node].peer_address
+        address = gang_turn.gang.roster.members[node].peer_address
         gang_turn.turn.outcome.probe_requests.append(
             ProbeRequest(
                 gang_turn.turn.observed.last_probe_number,
@@ -135,7 +135,7 @@ def _record_hang(gang_turn: GangTurn) -> None:
     words = f"hang: no rank has finished a step for {gang_turn.now - since:.0f} s, and every agent answers"
     if _idle_for_long(gang_turn):
         idle_s = gang_turn.index.idle_quarters() * gang_turn.gang.spec.hang_after_idle_s / 4
-        since, node = max(gang_turn.gang.started_at, gang_turn.now - idle_s), ""
+        since, node = max(gang_turn.gang.newest.started_at, gang_turn.now - idle_s), ""
         words = f"hang: all ranks have been idle for {idle_s:.0f} s or more, and every agent answers"
     elif silent is not None:
         words += f"; rank {silent.rank} on {node} has run no Python for {silent.silent_s} s or more, all others do"
@@ -143,7 +143,7 @@ def _record_hang(gang_turn: GangTurn) -> None:
         words += f"; the ranks on {node} are a step behind all others"
     if gang_turn.turn.limits.observe:
         words += "; observe mode: the ranks would be restarted in place"
-    gang_turn.turn.record(facts.HangDetected(gang_turn.gang.id, gang_turn.gang.generation, words, since, node))
+    gang_turn.turn.record(facts.HangDetected(gang_turn.gang.id, gang_turn.gang.newest.generation, words, since, node))
     gang_turn.turn.tick_at(gang_turn.now + STACKS_TIMEOUT_S)
 
 
@@ -163,27 +163,27 @@ def _silent_rank(gang_turn: GangTurn) -> _SilentRank | None:
     if index.silent != 1 or index.signing != gang.ranks - 1 or gang.ranks == 1:
         return None
     (node,) = index.with_silent_rank
-    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang.generation)
+    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang.newest.generation)
     rank, silent_s = next((rank.rank, rank.silent_s) for rank in ranks if rank.running and rank.silent_s)
     return _SilentRank(node, rank, silent_s) if silent_s >= SILENT_RANK_S else None
 
 
 def _held_up_by(gang_turn: GangTurn) -> str:
     """The only node whose ranks are a step behind all others, and hold them up; empty if no single node is."""
-    steps = {seat.node: _slowest(gang_turn, seat.node) for seat in gang_turn.gang.seats}
+    steps = {seat.node: _slowest(gang_turn, seat.node) for seat in gang_turn.gang.roster.seats}
     least = min(steps.values())
     last = [node for node, step in steps.items() if step == least]
     return last[0] if len(last) == 1 < len(steps) else ""
 
 
 def _slowest(gang_turn: GangTurn, node: str) -> int:
-    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
+    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.newest.generation)
     return min((rank.step if rank.progressed else -1 for rank in ranks), default=-1)
 
 
 def _fence_after_stacks(gang_turn: GangTurn) -> bool:
     """Fence the generation once the stacks are written, or STACKS_TIMEOUT_S have passed. True: it was fenced."""
-    hang = gang_turn.gang.hang
+    hang = gang_turn.gang.findings.hang
     if hang is None or gang_turn.turn.limits.observe:
         return False
     until = max(hang.at, gang_turn.turn.observed.observing_since) + STACKS_TIMEOUT_S
@@ -236,6 +236,6 @@ def _ranks_with_nodes(gang_turn: GangTurn) -> list[tuple[str, RankState]]:
     gang, observed = gang_turn.gang, gang_turn.observed
     return [
         (seat.node, rank)
-        for seat in gang.seats
-        for rank in ranks_of_generation(observed.status(seat.node).ranks, gang.generation)
+        for seat in gang.roster.seats
+        for rank in ranks_of_generation(observed.status(seat.node).ranks, gang.newest.generation)
     ]

@@ -34,7 +34,7 @@ def record_results(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     for node in sorted(gang_turn.index.check_ended):
         if check := gang_turn.observed.status(node).node_check:
-            gang_turn.turn.record(facts.NodeChecked(gang.id, node, gang.members[node].job, check))
+            gang_turn.turn.record(facts.NodeChecked(gang.id, node, gang.roster.members[node].job, check))
 
 
 def leave_out_failed(gang_turn: GangTurn) -> None:
@@ -48,11 +48,11 @@ def leave_out_failed(gang_turn: GangTurn) -> None:
         return
     if _may_end_soon(gang_turn):
         return
-    failed = sum(member.failed_check for member in gang.members.values())
-    if 2 * failed > len(gang.members):
+    failed = sum(member.failed_check for member in gang.roster.members.values())
+    if 2 * failed > len(gang.roster.members):
         return
-    for node in sorted(index.check_failed - {seat.node for seat in gang.seats}):
-        member = gang.members[node]
+    for node in sorted(index.check_failed - {seat.node for seat in gang.roster.seats}):
+        member = gang.roster.members[node]
         found = member.check.reason or member.check.outcome if member.check else ""
         failure_detector.remove_member(gang_turn, member, f"{node} has failed its node check: {found}", alive=True)
 
@@ -74,7 +74,7 @@ def are_awaited(gang_turn: GangTurn) -> bool:
 def last_choices(gang_turn: GangTurn) -> dict[str, int]:
     """Nodes that get a seat only if no other node is left, those with a higher number last: DEGRADED, drained
     and slow nodes, nodes that are not checked yet, nodes that have failed."""
-    members, index = gang_turn.gang.present(), gang_turn.index
+    members, index = gang_turn.gang.roster.present(), gang_turn.index
     slow = {member.node for member in members if _is_slow(member.check)} | _slower_than_others(members)
     return {
         **dict.fromkeys(gang_turn.turn.index.unwanted | slow, 1),

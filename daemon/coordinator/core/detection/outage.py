@@ -21,7 +21,7 @@ STUCK_AFTER_S = 5.0
 
 def chance_limit(gang_turn: GangTurn) -> int:
     """Number of nodes that may fall silent at once by chance."""
-    return max(2, max(len(gang_turn.turn.state.nodes), len(gang_turn.gang.members)) // 10)
+    return max(2, max(len(gang_turn.turn.state.nodes), len(gang_turn.gang.roster.members)) // 10)
 
 
 def many_silent(gang_turn: GangTurn, node: str) -> bool:

@@ -37,13 +37,13 @@ REPORT_DELAY_S = 1.0
 
 def has_finished_step(gang_turn: GangTurn) -> bool:
     """The running generation has finished a step."""
-    return gang_turn.gang.stepped_generation == gang_turn.gang.generation
+    return gang_turn.gang.newest.stepped_generation == gang_turn.gang.newest.generation
 
 
 def last_progress_at(gang_turn: GangTurn) -> float:
     """When a rank last made progress, or may have made it unobserved (seconds)."""
     return max(
-        gang_turn.gang.started_at, gang_turn.turn.observed.observing_since, gang_turn.observed.pace.progressed_at
+        gang_turn.gang.newest.started_at, gang_turn.turn.observed.observing_since, gang_turn.observed.pace.progressed_at
     )
 
 
@@ -51,7 +51,7 @@ def hang_timeout_s(gang_turn: GangTurn) -> float:
     """Seconds that may pass until the next step. After that, the generation may hang."""
     gang, pace = gang_turn.gang, gang_turn.observed.pace
     least = gang.spec.hang_after_s * (1 if pace.median_step_s else UNKNOWN_PACE_FACTOR)
-    first = 0.0 if has_finished_step(gang_turn) else FIRST_STEP_FACTOR * gang.first_step_s
+    first = 0.0 if has_finished_step(gang_turn) else FIRST_STEP_FACTOR * gang.newest.first_step_s
     return float(_doublings(gang_turn) * max(least, MISSED_STEPS * pace.median_step_s, pace.longest_gap_s, first))
 
 
@@ -67,8 +67,8 @@ def _doublings(gang_turn: GangTurn) -> int:
 
 def _failures_here(gang_turn: GangTurn) -> int:
     """How many generations in a row have failed before they got further than this one."""
-    further = has_finished_step(gang_turn) and gang_turn.observed.step_number > gang_turn.gang.furthest_step
-    return 0 if further else gang_turn.gang.failures_in_a_row
+    further = has_finished_step(gang_turn) and gang_turn.observed.step_number > gang_turn.gang.recovery.furthest_step
+    return 0 if further else gang_turn.gang.recovery.failures_in_a_row
 
 
 def silent_rank_timeout_s(gang_turn: GangTurn, silent_s: int) -> float:
@@ -96,8 +96,9 @@ def step_may_be_under_way(gang_turn: GangTurn, member: Member) -> bool:
         gang_turn.observed.pace,
         max(gang_turn.observed.last_step_at, gang_turn.turn.observed.observing_since),
     )
-    step_s = pace.median_step_s or max(pace.longest_gap_s, gang_turn.gang.first_step_s)
-    step_s = step_s or moved_at - gang_turn.gang.started_at  # no whole step was observed, and no step took longer
+    step_s = pace.median_step_s or max(pace.longest_gap_s, gang_turn.gang.newest.first_step_s)
+    # No whole step was observed, and no step took longer.
+    step_s = step_s or moved_at - gang_turn.gang.newest.started_at
     held_since = max(moved_at, gang_turn.observed.suspected_since[member.node])
     return gang_turn.now - moved_at < 2 * step_s + REPORT_DELAY_S and gang_turn.now - held_since < CAUSE_WAIT_S
 
@@ -114,8 +115,11 @@ def silent_agent_timeout_s(gang_turn: GangTurn, member: Member) -> float:
         return OUT_OF_TOUCH_S
     # A script that never declares a step, or a gang without another node that carries ranks, may make many steps
     # unobserved: use the longest timeout.
-    others = any(seat.node not in index.unattached | {member.node} for seat in gang.seats)
+    others = any(seat.node not in index.unattached | {member.node} for seat in gang.roster.seats)
     known = (
-        others and pace.median_step_s > 0 and gang.stepped_generation > 0 and member.node not in index.in_declared_phase
+        others
+        and pace.median_step_s > 0
+        and gang.newest.stepped_generation > 0
+        and member.node not in index.in_declared_phase
     )
     return max(OUT_OF_TOUCH_S * (1 if known else UNKNOWN_PACE_FACTOR), hang_timeout_s(gang_turn))

@@ -25,9 +25,12 @@ def ranks_ended_at(gang_turn: GangTurn) -> float:
     must know that it was removed, and must say when it last treated it as a member.
     """
     gang, index = gang_turn.gang, gang_turn.index
-    left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # earlier recoveries waited for their own nodes
+    # Earlier recoveries waited for their own nodes.
+    left = gang.recovery.recoveries[-1].nodes_out if gang.recovery.recoveries else []
     others = len(index.present)
-    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gang_turn, m, others)]
+    silent = [
+        m for node in left if (m := gang.roster.members.get(node)) and not m.alive and not _ended(gang_turn, m, others)
+    ]
     if not silent:
         return 0.0
     if index.agents_behind(gang, gang_turn.observed):
@@ -44,7 +47,7 @@ def ranks_ended_at(gang_turn: GangTurn) -> float:
 def _last_contact(gang_turn: GangTurn, node: str, reporters: Iterable[str]) -> float:
     """When any of the reporting agents, or the coordinator, may last have answered `node` (seconds)."""
     # The ranks count the silence from the start of their generation.
-    last = max(gang_turn.turn.observed.agent_heard_at(gang_turn.gang.id, node), gang_turn.gang.started_at)
+    last = max(gang_turn.turn.observed.agent_heard_at(gang_turn.gang.id, node), gang_turn.gang.newest.started_at)
     for agent in [agent for name in reporters if (agent := gang_turn.observed.agents.get(name))]:
         ages = [said[node] for said in (agent.status.heard_s, agent.status.answered_s) if node in said]
         if ages and agent.node != node:

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 
 def complete(gang_turn: GangTurn) -> None:
     """Every rank has exited with 0: write the last checkpoint, then end the gang."""
-    if gang_turn.gang.stop is not None:
+    if gang_turn.gang.plans.stop is not None:
         save_and_leave(gang_turn)
     elif not flushing.start_final_flush(gang_turn, JOB_IS_DONE, Phase.DONE):
         gang_end.end_gang(gang_turn, Phase.DONE, 0, "every rank exited with 0")
@@ -17,7 +17,7 @@ def complete(gang_turn: GangTurn) -> None:
 
 def save_and_leave(gang_turn: GangTurn) -> None:
     """No rank runs after a planned stop: save what the ranks kept, then enter the phase that the stop names."""
-    gang, stop = gang_turn.gang, gang_turn.gang.stop
+    gang, stop = gang_turn.gang, gang_turn.gang.plans.stop
     assert stop is not None
     kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)
     if kept and flushing.unsaved_version(gang_turn) is None and _state_may_return(gang_turn):
@@ -37,7 +37,7 @@ def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> 
     elif after is Phase.REQUEUED:
         requeueing.requeue(gang_turn, reason)
     else:
-        kept_nothing = gang_turn.gang.stepped_generation > 0 and not gang_turn.gang.spec.durable_dir
+        kept_nothing = gang_turn.gang.newest.stepped_generation > 0 and not gang_turn.gang.spec.durable_dir
         lost = "; all steps are lost, because the job has no durable_dir" if kept_nothing else ""
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, reason + lost)
 
@@ -45,12 +45,12 @@ def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> 
 def continue_drain(gang_turn: GangTurn) -> None:
     """The last checkpoint is being written. Once it is written, or can't be, enter the next phase."""
     gang = gang_turn.gang
-    if (gang.flush is not None and not flushing.is_over(gang)) or flushing.flush_newer_version(gang_turn):
+    if (gang.checkpoint.flush is not None and not flushing.is_over(gang)) or flushing.flush_newer_version(gang_turn):
         return
-    error = gang.flush.error if gang.flush else ""
+    error = gang.checkpoint.flush.error if gang.checkpoint.flush else ""
     words = f"the last checkpoint could not be written: {error}"
-    if gang.phase_after_drain is not Phase.DONE:
-        _enter_next_phase(gang_turn, gang.phase_after_drain, f"{gang.reason} ({words})" if error else gang.reason)
+    if gang.plans.phase_after_drain is not Phase.DONE:
+        _enter_next_phase(gang_turn, gang.plans.phase_after_drain, f"{gang.reason} ({words})" if error else gang.reason)
     elif error:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NOT_DURABLE, f"every rank exited with 0, but {words}")
     else:

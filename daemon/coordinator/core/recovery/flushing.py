@@ -42,9 +42,13 @@ def flush_before_start(gang_turn: GangTurn, version: Version | None) -> bool:
     gang, newest = gang_turn.gang, unsaved_version(gang_turn)
     if not gang.spec.parity_nodes or newest is None or (version is not None and version >= newest):
         return False
-    if gang.flush is not None and not is_over(gang):
+    if gang.checkpoint.flush is not None and not is_over(gang):
         return True  # one that was ordered before ends first
-    if gang.flush is not None and gang.flush.error and gang.flush.asked_at >= gang.phase_at:
+    if (
+        gang.checkpoint.flush is not None
+        and gang.checkpoint.flush.error
+        and gang.checkpoint.flush.asked_at >= gang.phase_at
+    ):
         return False
     if circuit_breaker.too_many_records(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
         return False
@@ -55,11 +59,11 @@ def flush_before_start(gang_turn: GangTurn, version: Version | None) -> bool:
 def flush_newer_version(gang_turn: GangTurn) -> bool:
     """Order another flush if a newer version has become whole since the last one. True: it was ordered."""
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
-    if version is None or gang.flush is None or not gang.flush.path:
+    if version is None or gang.checkpoint.flush is None or not gang.checkpoint.flush.path:
         return False
     if circuit_breaker.too_many_records(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
         return False  # agents whose owner lies could report newer versions without end
-    _order_flush(gang_turn, version, gang.flush.reason)
+    _order_flush(gang_turn, version, gang.checkpoint.flush.reason)
     return True
 
 
@@ -69,11 +73,16 @@ def unsaved_version(gang_turn: GangTurn) -> Version | None:
     if not gang.spec.durable_dir:
         return None
     version, _ = restore_plan.newest_left(gang_turn, gang.ranks_of, restore_plan.with_rebuilt(gang_turn)[0])
-    return version if version is not None and (gang.durable_version is None or version > gang.durable_version) else None
+    return (
+        version
+        if version is not None
+        and (gang.checkpoint.durable_version is None or version > gang.checkpoint.durable_version)
+        else None
+    )
 
 
 def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
-    serial = gang_turn.gang.flush.serial + 1 if gang_turn.gang.flush else 1
+    serial = gang_turn.gang.checkpoint.flush.serial + 1 if gang_turn.gang.checkpoint.flush else 1
     held, _ = restore_plan.with_rebuilt(gang_turn)
     _, warning = restore_plan.newest_left(gang_turn, gang_turn.gang.ranks_of, held)
     if warning and warning not in reason:
@@ -91,7 +100,7 @@ def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, 
     nodes that hold the parity."""
     gang, held = gang_turn.gang, gang_turn.shards_in_memory()
     home = {s.rank: n for n, shards in held.items() for s in shards if s.primary and s.version == version}
-    leaving = frozenset(m.node for m in gang.members.values() if m.removed)
+    leaving = frozenset(m.node for m in gang.roster.members.values() if m.removed)
     ranks = gang.ranks_of(version)
     chosen = restore_plan.choose_sources(held, version, ranks, home, leaving)
     if len(chosen) == ranks:
@@ -101,7 +110,7 @@ def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, 
     if {source.rank for source in rebuilt} == lost and not _all_train(gang_turn):
         return (*chosen, *rebuilt)
     per_node = gang.spec.ranks_per_node
-    own = ((seat.group_rank * per_node + local, seat.node) for seat in gang.seats for local in range(per_node))
+    own = ((seat.group_rank * per_node + local, seat.node) for seat in gang.roster.seats for local in range(per_node))
     return tuple(facts.ShardSource(rank, node, True, "") for rank, node in sorted(own))
 
 
@@ -114,9 +123,9 @@ def _committed_version(gang_turn: GangTurn) -> Version | None:
     shards of one version: agents report four times a second, and a step may take less.
     """
     gang, observed = gang_turn.gang, gang_turn.observed
-    leader = next((seat.node for seat in gang.seats if seat.group_rank == 0), "")
+    leader = next((seat.node for seat in gang.roster.seats if seat.group_rank == 0), "")
     committed = observed.status(leader).committed
-    if committed is None or committed.generation != gang.generation:
+    if committed is None or committed.generation != gang.newest.generation:
         return None
     return committed if _all_train(gang_turn) else None
 
@@ -124,7 +133,7 @@ def _committed_version(gang_turn: GangTurn) -> Version | None:
 def _all_train(gang_turn: GangTurn) -> bool:
     """The generation runs, and the agents of all its nodes are attached."""
     gang = gang_turn.gang
-    return gang.phase is Phase.RUNNING and all(gang_turn.observed.is_attached(seat.node) for seat in gang.seats)
+    return gang.phase is Phase.RUNNING and all(gang_turn.observed.is_attached(seat.node) for seat in gang.roster.seats)
 
 
 def _newest_version(gang_turn: GangTurn) -> Version | None:
@@ -141,7 +150,7 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
     if (
         not gang_turn.observed.flush_requested_by
         or gang.phase is not Phase.RUNNING
-        or (gang.flush and not is_over(gang))
+        or (gang.checkpoint.flush and not is_over(gang))
     ):
         return
     version = _newest_version(gang_turn)
@@ -160,12 +169,12 @@ def start_due_flush(gang_turn: GangTurn) -> None:
     """
     gang = gang_turn.gang
     words = _policy_words(gang_turn)
-    if not words or gang.phase is not Phase.RUNNING or (gang.flush and not is_over(gang)):
+    if not words or gang.phase is not Phase.RUNNING or (gang.checkpoint.flush and not is_over(gang)):
         return
     version = _newest_version(gang_turn)
     if version is None or not gang.spec.durable_dir:
         return
-    if gang.durable_version is not None and version <= gang.durable_version:
+    if gang.checkpoint.durable_version is not None and version <= gang.checkpoint.durable_version:
         return
     due_at = _due_at(gang_turn, version)
     if gang_turn.now < due_at:
@@ -180,11 +189,13 @@ def start_due_flush(gang_turn: GangTurn) -> None:
 def _due_at(gang_turn: GangTurn, version: Version) -> float:
     """When `version` shall be written by the job's policy (seconds); infinite: a later version."""
     gang = gang_turn.gang
-    retry_at = gang.flush.asked_at + RETRY_S if gang.flush and gang.flush.error else 0.0
+    retry_at = (
+        gang.checkpoint.flush.asked_at + RETRY_S if gang.checkpoint.flush and gang.checkpoint.flush.error else 0.0
+    )
     if (every_steps := gang.spec.durable_every_steps) > 0:
-        saved = gang.durable_version.step if gang.durable_version is not None else 0
+        saved = gang.checkpoint.durable_version.step if gang.checkpoint.durable_version is not None else 0
         return retry_at if version.step - saved >= every_steps else inf
-    before = gang.flush.asked_at if gang.flush else gang.registered_at
+    before = gang.checkpoint.flush.asked_at if gang.checkpoint.flush else gang.account.registered_at
     return max(before + durable_interval_s(gang, gang_turn.observed), retry_at)
 
 
@@ -198,10 +209,10 @@ def durable_interval_s(gang: Gang, observed: ObservedGang) -> float:
     if not spec.durable_auto:
         return spec.durable_every_s
     took_s, stall_s = observed.flush_costs.took_s, observed.flush_costs.stall_s
-    if not took_s or not gang.mtbf_s:
+    if not took_s or not gang.newest.mtbf_s:
         return UNMEASURED_INTERVAL_S
     cost_s = max(stall_s, LEAST_COST * took_s)
-    return max(daly_interval(gang.mtbf_s / MEMORY_LOST_SHARE, cost_s), 2 * took_s)
+    return max(daly_interval(gang.newest.mtbf_s / MEMORY_LOST_SHARE, cost_s), 2 * took_s)
 
 
 def _policy_words(gang_turn: GangTurn) -> str:
@@ -216,18 +227,18 @@ def _policy_words(gang_turn: GangTurn) -> str:
 
 def is_over(gang: Gang) -> bool:
     """The newest flush is written, or has failed."""
-    return gang.flush is not None and bool(gang.flush.path or gang.flush.error)
+    return gang.checkpoint.flush is not None and bool(gang.checkpoint.flush.path or gang.checkpoint.flush.error)
 
 
 def check_flush(gang_turn: GangTurn) -> None:
     """Record the end of the flush: every writer has reported its part, one has failed, or storage takes no more."""
     gang = gang_turn.gang
-    flush = gang.flush
+    flush = gang.checkpoint.flush
     if flush is None or is_over(gang):
         return
     index = gang_turn.index
     if lost := sorted(
-        node for node in index.flush_pending if (member := gang.members.get(node)) is None or member.gone
+        node for node in index.flush_pending if (member := gang.roster.members.get(node)) is None or member.gone
     ):
         _order_again(gang_turn, flush, f"{', '.join(lost)} went while it was written")
         return

@@ -43,7 +43,7 @@ def end_if_cancelled_or_ended(gang_turn: GangTurn) -> bool:
 
 def _ended_before_the_requeue(gang_turn: GangTurn, state: str) -> bool:
     """The end that Slurm reports is the end of the run that is being requeued."""
-    older = gang_turn.observed.job_restarts <= gang_turn.gang.restart_count
+    older = gang_turn.observed.job_restarts <= gang_turn.gang.slurm.restart_count
     return gang_turn.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
 
 
@@ -56,12 +56,12 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
         gang_turn.turn.record(facts.JobEnded(gang.id, job_ended))
         return
     if phase is Phase.CANCELLED:
-        gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: {reason}")
+        gang_turn.turn.owe("cancel", gang.id, gang.slurm.job, f"muster: {reason}")
         return
     if exit_code == EXIT_NO_REQUEUE:
-        gang_turn.turn.owe("requeue_off", gang.id, gang.job, f"muster: {reason}")
+        gang_turn.turn.owe("requeue_off", gang.id, gang.slurm.job, f"muster: {reason}")
     if batch_host_dead(gang):
-        gang_turn.turn.owe("complete", gang.id, gang.job, f"muster: {reason}", exit_code=exit_code)
+        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, f"muster: {reason}", exit_code=exit_code)
 
 
 def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
@@ -72,21 +72,21 @@ def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
         gang_turn,
         phase,
         EXIT_CANCELLED if phase is Phase.CANCELLED else EXIT_OF_SLURM,
-        f"Slurm ended job {gang_turn.gang.job}: {state}{why}",
+        f"Slurm ended job {gang_turn.gang.slurm.job}: {state}{why}",
     )
 
 
 def batch_host_dead(gang: Gang) -> bool:
     """No process is left that would report the job's end to Slurm."""
-    host = gang.batch_host
-    left = host is not None and bool(gang.job_nodes) and host.node not in gang.job_nodes
+    host = gang.roster.batch_host
+    left = host is not None and bool(gang.slurm.job_nodes) and host.node not in gang.slurm.job_nodes
     return host is None or left or host.gone
 
 
 def _is_cancel_owed(gang_turn: GangTurn) -> bool:
     """Slurm is asked to cancel the job already. A user may ask as often as they like."""
     gang = gang_turn.gang
-    wanted = ("cancel", gang.id, gang.job)
+    wanted = ("cancel", gang.id, gang.slurm.job)
     return any((call.verb, call.gang, call.job) == wanted for call in gang_turn.turn.state.owed.values())
 
 
@@ -95,10 +95,10 @@ def complete_job(gang_turn: GangTurn) -> None:
     dead."""
     gang = gang_turn.gang
     asked_by, gang_turn.observed.cancel_requested_by = gang_turn.observed.cancel_requested_by, ""
-    if asked_by and not gang.job_over and not _is_cancel_owed(gang_turn):
-        gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: cancelled by {asked_by}")
-    over = gang.job_over or gang.completion_owed or gang.phase is Phase.CANCELLED
-    if over and not gang.pool:
+    if asked_by and not gang.slurm.job_over and not _is_cancel_owed(gang_turn):
+        gang_turn.turn.owe("cancel", gang.id, gang.slurm.job, f"muster: cancelled by {asked_by}")
+    over = gang.slurm.job_over or gang.slurm.completion_owed or gang.phase is Phase.CANCELLED
+    if over and not gang.growth.pool:
         return
     if gang_turn.now - gang.phase_at < JOB_ENDS_S:
         gang_turn.turn.tick_at(gang.phase_at + JOB_ENDS_S)
@@ -106,4 +106,4 @@ def complete_job(gang_turn: GangTurn) -> None:
     shared_pool.close_all(gang_turn, gang.reason, joined=True)
     if not over:
         words = f"muster: {gang.reason}"
-        gang_turn.turn.owe("complete", gang.id, gang.job, words, exit_code=gang.exit_code)
+        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, words, exit_code=gang.exit_code)

@@ -45,19 +45,19 @@ def look_for_job(gang_turn: GangTurn) -> None:
         return
     restarts, _ = gang_turn.observed.job_running
     if gang.phase is Phase.SUBMITTED:
-        begin_gathering(gang_turn, gang.job, max(restarts, gang.restart_count))
-    elif restarts <= gang.restart_count:
+        begin_gathering(gang_turn, gang.slurm.job, max(restarts, gang.slurm.restart_count))
+    elif restarts <= gang.slurm.restart_count:
         return  # Slurm reports the earlier run
     elif gang_turn.now < gang.phase_at + REQUEUE_PAUSE_S:
         gang_turn.turn.tick_at(gang.phase_at + REQUEUE_PAUSE_S)
     else:
-        begin_gathering(gang_turn, gang.job, restarts)
+        begin_gathering(gang_turn, gang.slurm.job, restarts)
 
 
 def begin_gathering(gang_turn: GangTurn, job: int, restarts: int) -> None:
     """Slurm has started the job: its agents may attach."""
     gang, seen = gang_turn.gang, gang_turn.observed
-    if (job, restarts) != (gang.job, gang.restart_count):
+    if (job, restarts) != (gang.slurm.job, gang.slurm.restart_count):
         gang_turn.turn.record(facts.JobRestarted(gang.id, job, restarts))
         if seen.job_nodes and seen.job_restarts == restarts:
             gang_turn.turn.record(
@@ -70,7 +70,7 @@ def begin_gathering(gang_turn: GangTurn, job: int, restarts: int) -> None:
 def gather(gang_turn: GangTurn) -> None:
     """Start the gang once all awaited agents are attached. Requeue or end a gang that waits in vain."""
     gang, spec = gang_turn.gang, gang_turn.gang.spec
-    if gang.stop is not None:
+    if gang.plans.stop is not None:
         completion.save_and_leave(gang_turn)
         return
     if words := circuit_breaker.reason_to_stop(gang_turn):
@@ -85,7 +85,7 @@ def gather(gang_turn: GangTurn) -> None:
     waited = gang_turn.now - since
     if _never_enough(gang_turn):
         requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
-    elif here < spec.nodes and gang.runs_without_start < RUNS_WITHOUT_START and _launcher_lost(gang_turn):
+    elif here < spec.nodes and gang.slurm.runs_without_start < RUNS_WITHOUT_START and _launcher_lost(gang_turn):
         requeueing.requeue_or_end(
             gang_turn, f"{here} of {spec.nodes} agents are attached, and the batch process of the job is silent"
         )
@@ -101,10 +101,10 @@ def gather(gang_turn: GangTurn) -> None:
 def _launch_failed(gang_turn: GangTurn) -> bool:
     """Requeue or end the gang if srun could start nothing on so many nodes that too few are left. True: it did."""
     gang, words = gang_turn.gang, requeueing.unlaunched_reason(gang_turn)
-    left = len(gang.job_nodes) - len(requeueing.unlaunched_nodes(gang_turn))
+    left = len(gang.slurm.job_nodes) - len(requeueing.unlaunched_nodes(gang_turn))
     if not words or left >= gang.spec.fewest:
         return False
-    if gang.runs_without_start < RUNS_WITHOUT_START:
+    if gang.slurm.runs_without_start < RUNS_WITHOUT_START:
         requeueing.requeue_or_end(gang_turn, words)
     else:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, words)
@@ -138,10 +138,10 @@ def _give_up(gang_turn: GangTurn) -> None:
 def _requeue_reason(gang_turn: GangTurn, dead: list[str]) -> str:
     """Why the missing agents may come at the next start of the job; empty if another start would not help."""
     gang = gang_turn.gang
-    gone = [member.node for member in gang.present() if not gang_turn.observed.is_attached(member.node)]
+    gone = [member.node for member in gang.roster.present() if not gang_turn.observed.is_attached(member.node)]
     if dead:
         return f"neither an agent nor a node daemon was heard on {', '.join(dead)}"
-    if gang.runs_without_start >= RUNS_WITHOUT_START:
+    if gang.slurm.runs_without_start >= RUNS_WITHOUT_START:
         return ""
     if gone:
         return f"the agents on {', '.join(gone)} have ended, and were not started again"
@@ -185,13 +185,13 @@ def _launch_hangs(gang_turn: GangTurn) -> bool:
     gang, heard_at = gang_turn.gang, _batch_heard_at(gang_turn)
     if heard_at is None or gang_turn.now - heard_at > BATCH_SILENCE_S:
         return False
-    return bool(set(gang.job_nodes) - set(gang.members) - requeueing.unlaunched_nodes(gang_turn))
+    return bool(set(gang.slurm.job_nodes) - set(gang.roster.members) - requeueing.unlaunched_nodes(gang_turn))
 
 
 def _never_enough(gang_turn: GangTurn) -> bool:
     """Too few of the job's nodes are in service: Slurm, or a hardware fault, has taken the others."""
     gang, out = gang_turn.gang, gang_turn.turn.index.out_of_service
-    nodes = gang.job_nodes
+    nodes = gang.slurm.job_nodes
     if not nodes or len(nodes) - len(out) >= gang.spec.fewest:
         return False
     bad, since = [node for node in nodes if node in out], max(gang.phase_at, gang_turn.turn.observed.observing_since)
@@ -206,7 +206,7 @@ def _launcher_lost(gang_turn: GangTurn) -> bool:
     gang, heard_at, host, since = (
         gang_turn.gang,
         _batch_heard_at(gang_turn),
-        gang_turn.gang.batch_host,
+        gang_turn.gang.roster.batch_host,
         _waiting_since(gang_turn),
     )
     if not gang.spec.requeue or gang_turn.turn.limits.observe:
@@ -232,7 +232,7 @@ def _first_node_lost(gang_turn: GangTurn) -> bool:
     """The node of the batch script is gone, and no agent of it is here: Slurm has taken it out of the job, or its
     daemon is silent."""
     seen = gang_turn.observed
-    of_this_run = seen.batch_host and seen.job_restarts == gang_turn.gang.restart_count
+    of_this_run = seen.batch_host and seen.job_restarts == gang_turn.gang.slurm.restart_count
     if not of_this_run or seen.is_attached(seen.batch_host):
         return False
     return seen.batch_host not in seen.job_nodes or seen.batch_host in requeueing.dead_nodes(gang_turn)
@@ -242,7 +242,9 @@ def _batch_heard_at(gang_turn: GangTurn) -> float | None:
     """When the batch process of this run of the job was last heard; None: it never was."""
     batch = gang_turn.observed.batch
     return (
-        batch.heard_at if batch is not None and batch.is_of(gang_turn.gang.job, gang_turn.gang.restart_count) else None
+        batch.heard_at
+        if batch is not None and batch.is_of(gang_turn.gang.slurm.job, gang_turn.gang.slurm.restart_count)
+        else None
     )
 
 
@@ -252,15 +254,15 @@ def _start_preflight(gang_turn: GangTurn) -> None:
     groups = communicating_seats(spec)
     store = placement.first_seats(gang_turn.fabric, here, spec.nodes, groups=groups, apart=spec.spread_spares)[0]
     gang_turn.turn.record(
-        facts.GenerationFenced(gang.id, gang.generation, facts.PREFLIGHT_CAUSE, True, store, 0, gang_turn.now)
+        facts.GenerationFenced(gang.id, gang.newest.generation, facts.PREFLIGHT_CAUSE, True, store, 0, gang_turn.now)
     )
 
 
 def _missing_nodes_reason(gang: Gang, here: Collection[str]) -> str:
-    absent = [n for n in gang.job_nodes if n not in here]
+    absent = [n for n in gang.slurm.job_nodes if n not in here]
     who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
     return (
         f"{len(here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s; missing: {who}. "
-        f"{''.join(f'{member.removal_reason}. ' for member in gang.members.values() if member.removed)}"
+        f"{''.join(f'{member.removal_reason}. ' for member in gang.roster.members.values() if member.removed)}"
         "See the job's output file for srun's errors, and whether muster-agent is installed on these nodes"
     )

@@ -24,4 +24,4 @@ def drain_degraded(turn: Turn) -> None:
 def _is_held(turn: Turn, node: str) -> bool:
     """The node is a member of a gang that is not over, or the job of such a gang has it."""
     live = (gang for gang in turn.state.gangs.values() if not gang.final)
-    return any(node in gang.members or node in gang.job_nodes for gang in live)
+    return any(node in gang.roster.members or node in gang.slurm.job_nodes for gang in live)

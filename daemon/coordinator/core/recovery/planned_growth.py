@@ -48,7 +48,7 @@ def look(gang_turn: GangTurn) -> None:
         return
     seen.growth_looked_at = gang_turn.now
     wanted_nodes.request(gang_turn)
-    surplus_nodes.give_back(gang_turn, bool(gang.pool) and planned_swap.waits_for_spare(gang_turn))
+    surplus_nodes.give_back(gang_turn, bool(gang.growth.pool) and planned_swap.waits_for_spare(gang_turn))
     _plan(gang_turn)
 
 
@@ -56,19 +56,19 @@ def _plan(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if not wanted_nodes.may_change(gang_turn) or not planned_swap.may_plan(gang_turn):
         return
-    if gang.flush is not None and not flushing.is_over(gang):
+    if gang.checkpoint.flush is not None and not flushing.is_over(gang):
         return  # it holds a slot of each rank, so that the step after which the ranks stop may not be kept
     if gang_turn.now < next_at(gang):
         gang_turn.turn.tick_at(next_at(gang))
         return
     if _spares_warm_up(gang_turn):
         return
-    if len(gang.seats) < gang.spec.nodes:
+    if len(gang.roster.seats) < gang.spec.nodes:
         _plan_growth(gang_turn)
     elif (pool := _seated_of_pool(gang_turn)) and (own := own_spares(gang_turn)):
         words = f"{pool[0]} of the shared pool gives way to {own[0]}, which is back"
         gang_turn.turn.record(
-            facts.SwapPlanned(gang.id, pool[0], gang.generation, words, gives_way_to=own[0]),
+            facts.SwapPlanned(gang.id, pool[0], gang.newest.generation, words, gives_way_to=own[0]),
         )
 
 
@@ -85,7 +85,7 @@ def _spares_warm_up(gang_turn: GangTurn) -> bool:
 
 def _plan_growth(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
-    before = [seat.node for seat in gang.seats]
+    before = [seat.node for seat in gang.roster.seats]
     after = _grown(gang_turn, before, gang.spec.nodes)
     if len(after) <= len(before) or not _is_allowed(gang_turn, before, after):
         return
@@ -93,14 +93,14 @@ def _plan_growth(gang_turn: GangTurn) -> None:
         return
     ranks = gang.spec.ranks_per_node
     words = f"grows from {len(before) * ranks} to {len(after) * ranks} ranks with {', '.join(after[len(before) :])}"
-    gang_turn.turn.record(facts.GrowthPlanned(gang.id, gang.generation, len(after), words))
+    gang_turn.turn.record(facts.GrowthPlanned(gang.id, gang.newest.generation, len(after), words))
 
 
 def _more_may_come(gang_turn: GangTurn, further: Sequence[str]) -> bool:
     """One restart shall do for all nodes that come within TOGETHER_S, and for those that were requested and come within
     REQUESTED_S."""
     came_at = (gang_turn.observed.agents[node].attached_at for node in further)
-    are_requested = any(one.until and not one.node for one in gang_turn.gang.pool.values())
+    are_requested = any(one.until and not one.node for one in gang_turn.gang.growth.pool.values())
     until = min(came_at) + (REQUESTED_S if are_requested else TOGETHER_S)
     if gang_turn.now < until:
         gang_turn.turn.tick_at(until)
@@ -109,9 +109,9 @@ def _more_may_come(gang_turn: GangTurn, further: Sequence[str]) -> bool:
 
 def fence_stopped(gang_turn: GangTurn) -> None:
     """Every rank has stopped for a planned growth: end the generation."""
-    swap = gang_turn.gang.swap
+    swap = gang_turn.gang.plans.swap
     assert swap is not None
-    before = [seat.node for seat in gang_turn.gang.seats]
+    before = [seat.node for seat in gang_turn.gang.roster.seats]
     kept = "" if len(_grown(gang_turn, before, swap.nodes)) > len(before) else ", but no spare is left for that"
     words = f"{_words_of(swap)}, after step {gang_turn.observed.step_number}{kept}"
     failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
@@ -121,12 +121,12 @@ def grown_seats(gang_turn: GangTurn, seats: list[str]) -> list[str]:
     """The seats of the next generation, which would be `seats` without a growth: more of them if the generation before
     was ended for that and for nothing else."""
     gang = gang_turn.gang
-    recovery = gang.recoveries[-1] if gang.recoveries else None
-    if gang.swap is None or not gang.swap.nodes or recovery is None or recovery.nodes_out:
+    recovery = gang.recovery.recoveries[-1] if gang.recovery.recoveries else None
+    if gang.plans.swap is None or not gang.plans.swap.nodes or recovery is None or recovery.nodes_out:
         return seats
-    if not recovery.cause.startswith(_words_of(gang.swap)):
+    if not recovery.cause.startswith(_words_of(gang.plans.swap)):
         return seats  # a rank has crashed, or the ranks hang
-    return _grown(gang_turn, seats, gang.swap.nodes)
+    return _grown(gang_turn, seats, gang.plans.swap.nodes)
 
 
 def _words_of(swap: Swap) -> str:
@@ -136,26 +136,30 @@ def _words_of(swap: Swap) -> str:
 def seated_last(gang_turn: GangTurn) -> dict[str, int]:
     """Nodes of the shared pool that carry no rank: a spare of the job's own takes a seat before them."""
     gang = gang_turn.gang
-    return {member.node: 1 for member in gang.present() if gang.is_of_pool(member)} if gang.pool else {}
+    return {member.node: 1 for member in gang.roster.present() if gang.is_of_pool(member)} if gang.growth.pool else {}
 
 
 def action(gang: Gang, before: Sequence[str], after: Sequence[str]) -> str:
     """What a planned change of the nodes is called."""
     if len(after) > len(before):
         return GROWTH
-    return GIVES_WAY if gang.swap is not None and gang.swap.gives_way_to in set(after).difference(before) else ""
+    return (
+        GIVES_WAY
+        if gang.plans.swap is not None and gang.plans.swap.gives_way_to in set(after).difference(before)
+        else ""
+    )
 
 
 def own_spares(gang_turn: GangTurn) -> list[str]:
     """Ready spares that are no nodes of the shared pool, along the tree, besides those that empty seats need."""
     gang, ready = gang_turn.gang, _ready(gang_turn)
-    own = [node for node in ready if not gang.is_of_pool(gang.members[node])]
+    own = [node for node in ready if not gang.is_of_pool(gang.roster.members[node])]
     return own[: max(0, planned_swap.free_spares(gang_turn))]
 
 
 def _seated_of_pool(gang_turn: GangTurn) -> list[str]:
     gang = gang_turn.gang
-    return [seat.node for seat in gang.seats if gang.is_of_pool(gang.members[seat.node])]
+    return [seat.node for seat in gang.roster.seats if gang.is_of_pool(gang.roster.members[seat.node])]
 
 
 def _ready(gang_turn: GangTurn) -> list[str]:
@@ -164,7 +168,7 @@ def _ready(gang_turn: GangTurn) -> list[str]:
     gang, index = gang_turn.gang, gang_turn.index
     ready = set(planned_swap.ready_spares(gang_turn)) - index.check_pending - index.check_failed
     order = gang_turn.fabric.order
-    return sorted(ready, key=lambda node: (gang.is_of_pool(gang.members[node]), order[node]))
+    return sorted(ready, key=lambda node: (gang.is_of_pool(gang.roster.members[node]), order[node]))
 
 
 def _grown(gang_turn: GangTurn, seats: list[str], most: int) -> list[str]:

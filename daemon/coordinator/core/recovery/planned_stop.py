@@ -26,7 +26,7 @@ ENDS_WITHOUT_SAVING = frozenset({"CANCELLED", "GONE"})
 def plan_stop(gang_turn: GangTurn) -> None:
     """Plan a stop if there is a reason."""
     gang = gang_turn.gang
-    if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
+    if gang.plans.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
         return
     if reason := _slurm_has_ended_it(gang_turn):
         # Slurm has decided what follows. If Slurm has ended the job, the gang ends as the job did.
@@ -51,7 +51,7 @@ def _phase_after_stop(requeue: bool) -> Phase:
 def _slurm_has_ended_it(gang_turn: GangTurn) -> str:
     """What Slurm has already done to the job, in words; empty: nothing."""
     if gang_turn.job_ended:
-        return f"Slurm ends job {gang_turn.gang.job}: {gang_turn.job_ended}"
+        return f"Slurm ends job {gang_turn.gang.slurm.job}: {gang_turn.job_ended}"
     if gang_turn.job_requeued:
         return "Slurm has put the job back into the queue"
     return ""
@@ -67,7 +67,7 @@ def _limit_reason(gang_turn: GangTurn) -> str:
         return ""
     # The reason stays after the end, so it is true at any time.
     before_s = max(0.0, limit_at - gang_turn.now)
-    return f"stopped for the time limit of job {gang_turn.gang.job}, {before_s:.0f} s before it"
+    return f"stopped for the time limit of job {gang_turn.gang.slurm.job}, {before_s:.0f} s before it"
 
 
 def due_at(gang_turn: GangTurn) -> float | None:
@@ -82,7 +82,9 @@ def due_at(gang_turn: GangTurn) -> float | None:
 
 def _limit_at(gang_turn: GangTurn) -> float | None:
     """When the time limit ends this run of the job; None if that is unknown. Slurm may still report the earlier run."""
-    return gang_turn.observed.limit_at if gang_turn.observed.job_restarts == gang_turn.gang.restart_count else None
+    return (
+        gang_turn.observed.limit_at if gang_turn.observed.job_restarts == gang_turn.gang.slurm.restart_count else None
+    )
 
 
 def requeued_by_slurm(gang_turn: GangTurn) -> bool:
@@ -116,7 +118,7 @@ def _can_save(gang_turn: GangTurn) -> bool:
 
 def fence_if_overdue(gang_turn: GangTurn) -> bool:
     """Fence the ranks if they have not stopped in time. True: they were fenced."""
-    stop = gang_turn.gang.stop
+    stop = gang_turn.gang.plans.stop
     if stop is None:
         return False
     if gang_turn.now < stop.at + STOP_TIMEOUT_S:

@@ -56,7 +56,9 @@ def respond(gang_turn: GangTurn) -> None:
         return
     if leaving := _leaving(gang_turn):
         first = leaving[0]
-        gang_turn.turn.record(facts.SwapPlanned(gang.id, first.node, gang.generation, first.reason, first.requested_by))
+        gang_turn.turn.record(
+            facts.SwapPlanned(gang.id, first.node, gang.newest.generation, first.reason, first.requested_by)
+        )
         return
     if waits_for_spare(gang_turn):
         shared_pool.request_beforehand(gang_turn)
@@ -69,18 +71,23 @@ def respond(gang_turn: GangTurn) -> None:
 def may_plan(gang_turn: GangTurn) -> bool:
     """The generation trains, nothing else ends it, and its newest step can be kept in memory."""
     gang = gang_turn.gang
-    if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None or gang.hang is not None:
+    if (
+        gang.phase is not Phase.RUNNING
+        or gang.plans.swap is not None
+        or gang.plans.stop is not None
+        or gang.findings.hang is not None
+    ):
         return False
     if not progress_timeouts.has_finished_step(gang_turn):
         return False
     version = restore_plan.newest_restorable(gang_turn, gang.ranks_of)
-    return version is not None and version.generation == gang.generation
+    return version is not None and version.generation == gang.newest.generation
 
 
 def waits_for_spare(gang_turn: GangTurn) -> bool:
     """A node shall be left while the gang trains, no limit forbids it, and no spare is ready."""
     gang = gang_turn.gang
-    if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None:
+    if gang.phase is not Phase.RUNNING or gang.plans.swap is not None or gang.plans.stop is not None:
         return False
     wanted = bool(_drained(gang_turn) or _degraded_to_leave(gang_turn))
     return wanted and free_spares(gang_turn) <= 0
@@ -97,7 +104,7 @@ def leave_nodes(gang_turn: GangTurn) -> bool:
             continue
         failure_detector.remove_member(
             gang_turn,
-            gang_turn.gang.members[concern.node],
+            gang_turn.gang.roster.members[concern.node],
             concern.reason,
             alive=True,
             requested=concern.cause is _Cause.REQUEST,
@@ -107,10 +114,10 @@ def leave_nodes(gang_turn: GangTurn) -> bool:
 
 def have_ranks_stopped(gang_turn: GangTurn) -> bool:
     """Every rank has exited with 0; or has finished its last step, and that step is committed."""
-    index, generation = gang_turn.index, gang_turn.gang.generation
+    index, generation = gang_turn.index, gang_turn.gang.newest.generation
     if index.stopped < index.reported or index.exited_cleanly == index.reported:
         return index.exited_cleanly == index.reported
-    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.seats]
+    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.roster.seats]
     last = max(rank.stopped_step for status in statuses for rank in ranks_of_generation(status.ranks, generation))
     return any(status.committed == Version(generation, last) for status in statuses)
 
@@ -118,7 +125,7 @@ def have_ranks_stopped(gang_turn: GangTurn) -> bool:
 def fence_stopped(gang_turn: GangTurn) -> None:
     """Every rank has stopped for a planned swap. Nodes were left, which fences the generation; or no node can be left
     any more, and the ranks start again where they were."""
-    swap = gang_turn.gang.swap
+    swap = gang_turn.gang.plans.swap
     assert swap is not None
     if not leave_nodes(gang_turn):
         words = f"{swap.reason}; {swap.node} keeps its ranks, because {_why_kept(gang_turn, swap.node)}"
@@ -149,7 +156,7 @@ def _leaving(gang_turn: GangTurn) -> list[_Concern]:
 def _requested(gang_turn: GangTurn) -> list[_Concern]:
     """The nodes with ranks that are left without a fault: the swap that was planned on request, or because a node gives
     way; then drained nodes."""
-    swap, usable = gang_turn.gang.swap, {member.node for member in gang_turn.usable()}
+    swap, usable = gang_turn.gang.plans.swap, {member.node for member in gang_turn.usable()}
     drained = _drained(gang_turn)
     if swap is None or not (swap.requested_by or swap.gives_way_to) or swap.node not in usable:
         return drained
@@ -182,7 +189,7 @@ def _degraded_to_leave(gang_turn: GangTurn) -> list[_Concern]:
 def _degraded(gang_turn: GangTurn) -> list[_Concern]:
     """The nodes that carry ranks, and are DEGRADED or have a straggler that lasts, if something follows from that; by
     name."""
-    nodes = gang_turn.turn.index.degraded | {straggler.node for straggler in gang_turn.gang.stragglers}
+    nodes = gang_turn.turn.index.degraded | {straggler.node for straggler in gang_turn.gang.findings.stragglers}
     concerns = [_strongest_concern(gang_turn, node) for node in _carrying(gang_turn, nodes)]
     return [concern for concern in concerns if concern.response is not Response.RECORD]
 
@@ -191,7 +198,7 @@ def _carrying(gang_turn: GangTurn, nodes: set[str]) -> list[str]:
     """Those of `nodes` that carry ranks, by name."""
     gang, seats = gang_turn.gang, gang_turn.index.seats
     carrying = (node for node in nodes if node in seats and seats[node].group_rank >= 0)
-    return sorted(node for node in carrying if not gang.members[node].removed)
+    return sorted(node for node in carrying if not gang.roster.members[node].removed)
 
 
 def _strongest_concern(gang_turn: GangTurn, node: str) -> _Concern:
@@ -206,7 +213,9 @@ def _strongest_concern(gang_turn: GangTurn, node: str) -> _Concern:
 def _lasting_straggler(gang_turn: GangTurn, node: str) -> Straggler | None:
     """Of the stragglers on the node that have lasted in the running generation, the one with the strongest response."""
     gang = gang_turn.gang
-    mine = (known for known in gang.stragglers if (known.node, known.generation) == (node, gang.generation))
+    mine = (
+        known for known in gang.findings.stragglers if (known.node, known.generation) == (node, gang.newest.generation)
+    )
     return max(mine, key=lambda straggler: _response(straggler).strength, default=None)
 
 
@@ -224,7 +233,7 @@ def free_spares(gang_turn: GangTurn) -> int:
 def ready_spares(gang_turn: GangTurn) -> list[str]:
     """Nodes without ranks that can take a seat at once: in touch, not suspected, not drained, and with no
     precursor."""
-    seated, seen = {seat.node for seat in gang_turn.gang.seats}, gang_turn.observed
+    seated, seen = {seat.node for seat in gang_turn.gang.roster.seats}, gang_turn.observed
     return [
         member.node
         for member in gang_turn.usable()

@@ -54,11 +54,11 @@ def unlaunched_nodes(gang_turn: GangTurn) -> set[str]:
     """The nodes of this run of the job on which srun could start nothing, although Slurm has them in service. A Prolog
     hangs there, for example. On the node of srun itself, the fault is another one, and each node may share it."""
     gang, seen = gang_turn.gang, gang_turn.observed
-    if seen.batch is None or not seen.batch.is_of(gang.job, gang.restart_count):
+    if seen.batch is None or not seen.batch.is_of(gang.slurm.job, gang.slurm.restart_count):
         return set()
     if seen.batch_host in seen.batch.unlaunched:
         return set()
-    return set(seen.batch.unlaunched) & set(gang.job_nodes)
+    return set(seen.batch.unlaunched) & set(gang.slurm.job_nodes)
 
 
 def unlaunched_reason(gang_turn: GangTurn) -> str:
@@ -74,12 +74,14 @@ def unlaunched_reason(gang_turn: GangTurn) -> str:
 
 def too_few_nodes_reason(gang_turn: GangTurn) -> str:
     """Why there are too few nodes, in words."""
-    gone = [member for member in gang_turn.gang.members.values() if member.removed]
+    gone = [member for member in gang_turn.gang.roster.members.values() if member.removed]
     if not gone:
-        return f"{len(gang_turn.gang.job_nodes)} nodes are left in the job"
-    words = f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].removal_reason})"
-    if len(gone) == len(gang_turn.gang.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
-        words += f"; slurm-{gang_turn.gang.job}.out says why, if Slurm has ended them: for their memory, for example"
+        return f"{len(gang_turn.gang.slurm.job_nodes)} nodes are left in the job"
+    words = f"{len(gone)} of {len(gang_turn.gang.roster.members)} agents are gone ({gone[0].removal_reason})"
+    if len(gone) == len(gang_turn.gang.roster.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
+        words += (
+            f"; slurm-{gang_turn.gang.slurm.job}.out says why, if Slurm has ended them: for their memory, for example"
+        )
     return words
 
 
@@ -90,8 +92,8 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = (), *, giv
     bad = _nodes_to_exclude(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
     if not gang_turn.job_requeued:
         exclude = tuple(sorted(bad))
-        admit = tuple(node for node in gang.excluded if node not in bad and _exclusion_is_over(gang_turn, node))
-        gang_turn.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
+        admit = tuple(node for node in gang.slurm.excluded if node not in bad and _exclusion_is_over(gang_turn, node))
+        gang_turn.turn.owe("requeue", gang.id, gang.slurm.job, f"muster: {reason}", exclude=exclude, admit=admit)
     shared_pool.close_all(gang_turn, reason, joined=True)
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, reason, given_back=given_back))
 
@@ -100,29 +102,29 @@ def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     """Nodes of this run of the job on which the next run may not start. A node in service that left the job, because
     its owner gave it back, is none of them; nor is one of the shared pool that gave way to another node."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
-    removed = [member for member in gang.members.values() if member.removed and not member.gave_way]
+    removed = [member for member in gang.roster.members.values() if member.removed and not member.gave_way]
     left = {member.node for member in removed}
-    if 2 * len(left - unfit) > len(gang.members):
+    if 2 * len(left - unfit) > len(gang.roster.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
     left -= {member.node for member in removed if departure.was_given_back(gang_turn, member)} - unfit
     unlaunched = unlaunched_nodes(gang_turn)
-    if 2 * len(unlaunched) > len(gang.job_nodes):
+    if 2 * len(unlaunched) > len(gang.slurm.job_nodes):
         unlaunched = set()  # likewise
-    return left | (set(gang.job_nodes) & unfit) | unlaunched
+    return left | (set(gang.slurm.job_nodes) & unfit) | unlaunched
 
 
 def dead_nodes(gang_turn: GangTurn) -> list[str]:
     """The job's nodes that have not attached, and whose daemon was known before and is silent."""
     return [
         node
-        for node in gang_turn.gang.job_nodes
+        for node in gang_turn.gang.slurm.job_nodes
         if node not in gang_turn.index.in_service and _daemon_is_silent(gang_turn, node)
     ]
 
 
 def most_silent(gang_turn: GangTurn) -> bool:
     """Most of the job's nodes are silent: they share the cause, or the coordinator's own network is cut."""
-    nodes = gang_turn.gang.job_nodes
+    nodes = gang_turn.gang.slurm.job_nodes
     return 2 * sum(_daemon_is_silent(gang_turn, node) for node in nodes) > len(nodes)
 
 
@@ -143,7 +145,7 @@ def is_held_after_launch(reason: str) -> bool:
 def launch_failed_on(observed: ObservedState, gang: Gang) -> list[str]:
     """The nodes of the job that Slurm has drained because a launch failed there. None is known of a job that Slurm has
     put back before anybody looked: Slurm forgets which nodes it had."""
-    drains = {name: observed.nodes[name].drain for name in gang.job_nodes if name in observed.nodes}
+    drains = {name: observed.nodes[name].drain for name in gang.slurm.job_nodes if name in observed.nodes}
     return sorted(name for name, drain in drains.items() if drain and drain.reason.startswith(_DRAINED_BY_LAUNCH))
 
 
@@ -152,7 +154,7 @@ def release_after_failed_launch(gang_turn: GangTurn) -> None:
     gang, seen, turn = gang_turn.gang, gang_turn.observed, gang_turn.turn
     if not seen.job_pending or not is_held_after_launch(seen.pending_reason):
         return
-    may = gang.spec.requeue and not turn.limits.observe and gang.runs_without_start < FAILED_LAUNCHES
+    may = gang.spec.requeue and not turn.limits.observe and gang.slurm.runs_without_start < FAILED_LAUNCHES
     owed = any(call.gang == gang.id and call.verb == "requeue" for call in turn.state.owed.values())
     if not may or owed or seen.released_at_restarts == seen.job_restarts:
         return
@@ -160,17 +162,20 @@ def release_after_failed_launch(gang_turn: GangTurn) -> None:
     where = f" on {', '.join(nodes)}" if nodes else ""
     seen.released_at_restarts = seen.job_restarts
     turn.owe(
-        "requeue", gang.id, gang.job, f"muster: the launch of the job failed{where}, and Slurm holds it: release it"
+        "requeue",
+        gang.id,
+        gang.slurm.job,
+        f"muster: the launch of the job failed{where}, and Slurm holds it: release it",
     )
 
 
 def readmit_nodes(gang_turn: GangTurn) -> None:
     """Let a pending job start again on excluded nodes whose exclusion is over: otherwise it could wait for ever."""
     gang = gang_turn.gang
-    excluded = [node for node in gang.excluded if node not in gang.admitted]
+    excluded = [node for node in gang.slurm.excluded if node not in gang.slurm.admitted]
     back = tuple(node for node in excluded if _exclusion_is_over(gang_turn, node))
     if back:
-        gang_turn.turn.owe("admit", gang.id, gang.job, "muster: in service", admit=back)
+        gang_turn.turn.owe("admit", gang.id, gang.slurm.job, "muster: in service", admit=back)
     later = [end for node in excluded if (end := exclusion_end(gang, node)) > gang_turn.now]
     if later:
         gang_turn.turn.tick_at(min(later))
@@ -191,5 +196,5 @@ def _exclusion_is_over(gang_turn: GangTurn, node: str) -> bool:
 
 
 def _excluded_at(gang: Gang, node: str) -> float:
-    exclusion = gang.exclusions.get(node)
+    exclusion = gang.slurm.exclusions.get(node)
     return gang.phase_at if exclusion is None else exclusion.at

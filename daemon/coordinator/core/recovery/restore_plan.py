@@ -44,7 +44,7 @@ def newest_restorable(
     `held`: the shards to choose from; None: those in memory.
     """
     held, gang = gang_turn.shards_in_memory() if held is None else held, gang_turn.gang
-    differ = gang.disagreement
+    differ = gang.findings.disagreement
     if differ is not None and differ.comparison_ends:
         return newest_complete_version(held, ranks_of)
     statuses = [gang_turn.observed.status(node) for node in held]
@@ -54,7 +54,8 @@ def newest_restorable(
     found += [differ.version] if differ is not None else []
     void = [version for version in found if version > newest_committed]
     held = _without_unknown_replicas(held, void)
-    agreed = gang.agreed_groups if gang.restored_version is not None else ()  # an earlier run may have ended comparing
+    # An earlier run may have ended comparing.
+    agreed = gang.newest.agreed_groups if gang.restore.restored_version is not None else ()
     return newest_complete_version(held, ranks_of, newest_committed, {*agreed, *_groups_that_differ(held, void)})
 
 
@@ -85,7 +86,7 @@ def newest_left(
     """The version in memory to go on from, and a warning if its replicas disagree. Such a version counts only if the
     gang would have to start afresh otherwise. `held` as in `newest_restorable`."""
     version = newest_restorable(gang_turn, ranks_of, held)
-    if version is not None or gang_turn.gang.durable_version is not None:
+    if version is not None or gang_turn.gang.checkpoint.durable_version is not None:
         return version, ""
     version = newest_complete_version(gang_turn.shards_in_memory() if held is None else held, ranks_of)
     return version, DISAGREEMENT_WARNING if version is not None else ""
@@ -100,7 +101,7 @@ def with_rebuilt(gang_turn: GangTurn, count: int | None = None) -> tuple[Held, l
     """
     ranks_of = gang_turn.gang.ranks_of
     held = gang_turn.shards_in_memory()
-    leaving = [member.node for member in gang_turn.gang.members.values() if member.removed]
+    leaving = [member.node for member in gang_turn.gang.roster.members.values() if member.removed]
     found = [
         one
         for one in rebuildable.rebuildable(held, gang_turn.parities_in_memory(), leaving)
@@ -134,8 +135,8 @@ def memory_may_return(gang_turn: GangTurn) -> bool:
     ended, or the coordinator has just started. A recovery waits for its own nodes; this is about nodes that were left
     before, too."""
     gang, observed, agents = gang_turn.gang, gang_turn.turn.observed, gang_turn.observed.agents
-    away = [m.node for m in gang.members.values() if m.alive and not gang_turn.observed.is_attached(m.node)]
-    saved = gang.durable_version or Version(0, 0)
+    away = [m.node for m in gang.roster.members.values() if m.alive and not gang_turn.observed.is_attached(m.node)]
+    saved = gang.checkpoint.durable_version or Version(0, 0)
     known = {node: agents[node] for node in away if node in agents}
     empty = {
         node
@@ -146,7 +147,7 @@ def memory_may_return(gang_turn: GangTurn) -> bool:
     gone_at = (known[node].gone_at if node in known else 0.0 for node in away if node not in empty)
     until = [max(observed.observing_since, at) + failure_detector.REATTACH_S for at in gone_at]
     pending = [at for at in until if at > gang_turn.now]
-    if not gang.stepped_generation or not pending:
+    if not gang.newest.stepped_generation or not pending:
         return False
     gang_turn.turn.tick_at(min(pending))
     return True
@@ -207,7 +208,7 @@ def memory_is_obsolete(gang: Gang | None, generation: int) -> bool:
     It is obsolete when a newer generation has started, or the gang is over. Nothing is known of an unknown gang, so its
     memory is kept.
     """
-    return gang is not None and (gang.final or gang.generation > generation)
+    return gang is not None and (gang.final or gang.newest.generation > generation)
 
 
 def choose_sources(
@@ -273,9 +274,9 @@ def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
     """How many ranks of the running generation get their states from where, and from which other nodes: from the "own
     memory" of their nodes, a "buddy" (a replica), a "former node" that still has the shard, or a "parity"."""
     per_node = gang.spec.ranks_per_node
-    home = {seat.group_rank: seat.node for seat in gang.seats}
+    home = {seat.group_rank: seat.node for seat in gang.roster.seats}
     found: dict[str, tuple[int, list[str]]] = {}
-    for source in gang.restore_sources:
+    for source in gang.restore.restore_sources:
         here = home.get(source.rank // per_node) == source.node
         kind = "own memory" if here else "former node" if source.primary else "buddy"
         kind = "parity" if source.parity_ranks else kind
@@ -289,11 +290,11 @@ def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
 def note_restored(gang_turn: GangTurn) -> None:
     """Record that all ranks of the running generation have their states, once."""
     gang, done = gang_turn.gang, gang_turn.index.restored
-    if gang.restored_generation == gang.generation or len(done) < len(gang.seats):
+    if gang.restore.restored_generation == gang.newest.generation or len(done) < len(gang.roster.seats):
         return
     reports = [report for node in done if (report := gang_turn.observed.status(node).restore) is not None]
     loaded = next((report for report in reports if report.folder), None)
-    version = loaded.version if loaded is not None else gang.restored_version
+    version = loaded.version if loaded is not None else gang.restore.restored_version
     if version is None:
         return
     fetched: Counter[str] = Counter()
@@ -302,7 +303,7 @@ def note_restored(gang_turn: GangTurn) -> None:
     gang_turn.turn.record(
         StateRestored(
             gang.id,
-            gang.generation,
+            gang.newest.generation,
             version,
             own_bytes=sum(report.own for report in reports),
             copied_bytes=sum(report.copied for report in reports),

@@ -14,10 +14,10 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 def fence_if_replicas_disagree(gang_turn: GangTurn) -> bool:
     """End a generation whose replicas disagree. True: it was fenced."""
     found = corruption_detector.detect_corruption(gang_turn)
-    if found is None or found.comparison_ends or gang_turn.gang.stop is not None:
+    if found is None or found.comparison_ends or gang_turn.gang.plans.stop is not None:
         return False  # a planned stop saves the last version on which all agreed
     if found.node and _may_leave(gang_turn):
-        member = gang_turn.gang.members[found.node]
+        member = gang_turn.gang.roster.members[found.node]
         failure_detector.remove_member(gang_turn, member, found.reason, alive=True)
     else:
         failure_detector.fence_generation(gang_turn, found.reason, hardware=True, suspected_at=gang_turn.now)

@@ -20,15 +20,15 @@ def price(gang_turn: GangTurn) -> MovePrice | None:
     """What a second move costs now; None: none is made."""
     gang, step_s = gang_turn.gang, gang_turn.observed.pace.median_step_s
     size = max(map(_state_size, gang_turn.shards_in_memory().values()), default=0)
-    if not size or gang.unattributed_node:
+    if not size or gang.recovery.unattributed_node:
         return None  # after a second move it would be unknown which of the two nodes has caused the crashes
-    seated = {seat.node for seat in gang.seats}
+    seated = {seat.node for seat in gang.roster.seats}
     spares = {member.node for member in gang_turn.usable()} - seated
     unready = frozenset(spares.difference(planned_swap.ready_spares(gang_turn)))
     if not step_s:
         return MovePrice(size, unready=unready)
     turn = gang_turn.turn
-    next_loss_s = failure_rate.job_mtbf_s(turn.state, turn.limits, gang.spec, len(gang.seats), turn.now)
+    next_loss_s = failure_rate.job_mtbf_s(turn.state, turn.limits, gang.spec, len(gang.roster.seats), turn.now)
     return MovePrice(size, max(STEPS_UNTIL_NEXT_LOSS, next_loss_s / step_s), step_s, unready)
 
 

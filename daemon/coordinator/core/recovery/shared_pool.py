@@ -22,7 +22,9 @@ def await_nodes(gang_turn: GangTurn) -> bool:
     missing = (len(gang.seats_to_fill()) or gang.spec.nodes) - len(gang_turn.usable())
     if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:
         return False
-    until = gang.pool_requested_at + terms.wait_s if gang.pool_requested_at else gang_turn.now + terms.wait_s
+    until = (
+        gang.growth.pool_requested_at + terms.wait_s if gang.growth.pool_requested_at else gang_turn.now + terms.wait_s
+    )
     if gang_turn.now >= until:
         for request in _unanswered_pool_requests(gang):
             close(gang_turn, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
@@ -31,14 +33,16 @@ def await_nodes(gang_turn: GangTurn) -> bool:
     room = gang.spec.pool_nodes - len(_pool_members(gang))
     if room < missing and gang.spec.fewest == gang.spec.nodes:
         return False  # too few nodes would come
-    more = 0 if gang.pool_refused else min(room, missing) - len(_unanswered_pool_requests(gang))
+    more = 0 if gang.growth.pool_refused else min(room, missing) - len(_unanswered_pool_requests(gang))
     return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_pool_requests(gang))
 
 
 def has_room(gang_turn: GangTurn) -> bool:
     """The job may hold one more node of the pool than it has, and none was refused in this recovery."""
     gang, limits = gang_turn.gang, gang_turn.turn.limits
-    return bool(limits.pool.options) and gang.spec.pool_nodes > len(_pool_members(gang)) and not gang.pool_refused
+    return (
+        bool(limits.pool.options) and gang.spec.pool_nodes > len(_pool_members(gang)) and not gang.growth.pool_refused
+    )
 
 
 def request_beforehand(gang_turn: GangTurn) -> None:
@@ -63,17 +67,19 @@ def request_repaired(gang_turn: GangTurn, node: str, until: float) -> None:
     if asked := _who_can_ask(gang_turn):
         gang = gang_turn.gang
         options = (f"--nodelist={node}",)
-        gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, asked, options, node, until))
+        gang_turn.turn.record(
+            facts.PoolNodeRequested(gang.id, gang.growth.pool_serial + 1, asked, options, node, until)
+        )
 
 
 def _unanswered_pool_requests(gang: Gang) -> list[PoolRequest]:
     """Requests from which no node has joined yet, but for those of repaired nodes by their names."""
-    return [request for request in gang.pool.values() if not request.node and not request.wanted_node]
+    return [request for request in gang.growth.pool.values() if not request.node and not request.wanted_node]
 
 
 def _pool_members(gang: Gang) -> list[Member]:
     """Members that came from the pool and may carry ranks."""
-    return [member for member in gang.present() if gang.is_of_pool(member)]
+    return [member for member in gang.roster.present() if gang.is_of_pool(member)]
 
 
 def _request(gang_turn: GangTurn, count: int, until: float = 0.0) -> bool:
@@ -81,13 +87,15 @@ def _request(gang_turn: GangTurn, count: int, until: float = 0.0) -> bool:
     gang, asked = gang_turn.gang, _who_can_ask(gang_turn)
     for _ in range(count if asked else 0):
         options = (*gang_turn.turn.limits.pool.options, *_exclude_option(gang_turn))
-        gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, asked, options, until=until))
+        gang_turn.turn.record(
+            facts.PoolNodeRequested(gang.id, gang.growth.pool_serial + 1, asked, options, until=until)
+        )
     return bool(_attached_of_job(gang_turn))
 
 
 def _attached_of_job(gang_turn: GangTurn) -> list[str]:
     """Nodes of the gang's own job with an agent: it is a process of that job."""
-    job = gang_turn.gang.job
+    job = gang_turn.gang.slurm.job
     return [m.node for m in gang_turn.usable() if m.job == job and gang_turn.observed.is_attached(m.node)]
 
 
@@ -101,8 +109,8 @@ def _exclude_option(gang_turn: GangTurn) -> list[str]:
     """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known, and those
     without which its job was requeued. A node that gave way to another one has none."""
     gang, state = gang_turn.gang, gang_turn.turn.state
-    bad_since = {node: one.at for node, one in gang.exclusions.items() if node not in gang.admitted}
-    bad_since |= {m.node: gang.started_at for m in gang.members.values() if m.removed and not m.gave_way}
+    bad_since = {node: one.at for node, one in gang.slurm.exclusions.items() if node not in gang.slurm.admitted}
+    bad_since |= {m.node: gang.newest.started_at for m in gang.roster.members.values() if m.removed and not m.gave_way}
     in_service = [state.node(node) for node in bad_since if not gang_turn.is_out_of_service(node)]
     names = sorted(node.name for node in in_service if node.judged_at <= bad_since[node.name])  # others were repaired
     return [f"--exclude={','.join(names)}"] if names else []
@@ -111,9 +119,9 @@ def _exclude_option(gang_turn: GangTurn) -> list[str]:
 def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
     """Record what became of each request. `wanted_beforehand`: the gang trains and waits for a spare."""
     gang = gang_turn.gang
-    for request in [*gang.pool.values()]:
+    for request in [*gang.growth.pool.values()]:
         if request.node:
-            member = gang.members.get(request.node)
+            member = gang.roster.members.get(request.node)
             if member is None or member.job != request.job or member.gone:
                 close(gang_turn, request, member.removal_reason if member else "the job was started again")
             continue
@@ -121,7 +129,7 @@ def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
             _read_answer(gang_turn, request)
         # While this run trains, Slurm's answer comes: without it, the pool job could not be cancelled.
         is_due = request.job or gang.phase not in (Phase.STARTING, Phase.RUNNING)
-        if not is_due or gang.phase in FENCING or request.serial not in gang.pool:
+        if not is_due or gang.phase in FENCING or request.serial not in gang.growth.pool:
             continue
         if not (_is_wanted_in_training(gang_turn, request) if request.until else wanted_beforehand):
             close(gang_turn, request, "it is wanted no more")
@@ -134,16 +142,16 @@ def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
 def _is_wanted_in_training(gang_turn: GangTurn, request: PoolRequest) -> bool:
     """The gang still lacks the node that it has requested while it trained."""
     gang = gang_turn.gang
-    if gang.stop is not None or gang.phase not in (Phase.STARTING, Phase.RUNNING):
+    if gang.plans.stop is not None or gang.phase not in (Phase.STARTING, Phase.RUNNING):
         return False
     if request.wanted_node:
         return len(gang.own_members()) < gang.spec.nodes + gang.spec.spares
-    return len(gang.present()) < gang.spec.nodes
+    return len(gang.roster.present()) < gang.spec.nodes
 
 
 def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:
     """Record Slurm's answer to the agent that made the request."""
-    asker = gang_turn.gang.members.get(request.requesting_node)
+    asker = gang_turn.gang.roster.members.get(request.requesting_node)
     answer = next(
         (a for a in gang_turn.observed.status(request.requesting_node).pool if a.serial == request.serial), None
     )
@@ -157,14 +165,14 @@ def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:
 
 def release_member(gang_turn: GangTurn, member: Member) -> None:
     """End the pool job of a member that carries no rank again."""
-    for request in [*gang_turn.gang.pool.values()]:
+    for request in [*gang_turn.gang.growth.pool.values()]:
         if request.job == member.job:
             close(gang_turn, request, member.removal_reason)
 
 
 def close_all(gang_turn: GangTurn, reason: str, joined: bool) -> None:
     """Close all requests; those from which a node has joined only with `joined`."""
-    for request in [*gang_turn.gang.pool.values()]:
+    for request in [*gang_turn.gang.growth.pool.values()]:
         if joined or not request.node:
             close(gang_turn, request, reason)
 
@@ -178,7 +186,7 @@ def close(gang_turn: GangTurn, request: PoolRequest, reason: str, refused: bool 
 
 def refusal(gang: Gang | None, serial: int, job: int, node: str) -> str:
     """Why an agent of job `job` on `node` may not join with the request `serial`; empty: it may."""
-    request = gang.pool.get(serial) if gang and not gang.final else None
+    request = gang.growth.pool.get(serial) if gang and not gang.final else None
     if request is None or request.job not in (0, job) or request.node not in ("", node):
         return "no node of the pool is wanted any more"
     if request.wanted_node not in ("", node):

@@ -101,7 +101,7 @@ def _apply_rules(gang_turn: GangTurn) -> None:
         _remove_unfit(gang_turn)
         node_checks.leave_out_failed(gang_turn)
     failure_detector.examine(gang_turn)
-    shared_pool.follow_requests(gang_turn, bool(gang.pool) and planned_swap.waits_for_spare(gang_turn))
+    shared_pool.follow_requests(gang_turn, bool(gang.growth.pool) and planned_swap.waits_for_spare(gang_turn))
     flushing.check_flush(gang_turn)
     match gang.phase:
         case Phase.SUBMITTED:
@@ -155,16 +155,16 @@ def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _apply_rul
 
 def _recover(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
-    if not all(failure_detector.ranks_ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):
+    if not all(failure_detector.ranks_ended(gang_turn, gang.roster.members[node]) for node in gang_turn.index.unfenced):
         return  # `failure_detector.examine` probes the members that do not answer
     clear_at = time_fencing.ranks_ended_at(gang_turn)
     if gang_turn.now < clear_at:
         gang_turn.turn.tick_at(clear_at)
         return
-    if gang.stop is not None:
+    if gang.plans.stop is not None:
         completion.save_and_leave(gang_turn)
         return
-    observed = gang_turn.turn.limits.observe and gang.seats
+    observed = gang_turn.turn.limits.observe and gang.roster.seats
     if (growth := undone_growth.suspected(gang)) is not None:
         undone_growth.go_back(gang_turn, growth, shared_pool.has_room(gang_turn))
     if _software_fails(gang) and not observed:
@@ -172,14 +172,14 @@ def _recover(gang_turn: GangTurn) -> None:
         return
     if not undone_growth.is_undone(gang):
         attribution.swap_crashing_node(gang_turn)
-    if gang.seats and planned_swap.leave_nodes(gang_turn):
+    if gang.roster.seats and planned_swap.leave_nodes(gang_turn):
         return  # the nodes are out of service now, and the next round removes them
     if observed:
         gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
             gang_end.EXIT_OBSERVED,
-            f"observe mode: {_would_have(gang_turn)}; {gang.recoveries[-1].cause}",
+            f"observe mode: {_would_have(gang_turn)}; {gang.recovery.recoveries[-1].cause}",
         )
         return
     if words := circuit_breaker.reason_to_stop(gang_turn):
@@ -190,10 +190,10 @@ def _recover(gang_turn: GangTurn) -> None:
     if node_checks.are_awaited(gang_turn) or shared_pool.await_nodes(gang_turn):
         return
     if len(gang_turn.index.present) - len(gang_turn.index.out_of_service) < min(
-        len(gang.seats) or gang.spec.nodes, gang.spec.fewest
+        len(gang.roster.seats) or gang.spec.nodes, gang.spec.fewest
     ):
         requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
-    elif not gang.seats and worse_allocation.respond(gang_turn):
+    elif not gang.roster.seats and worse_allocation.respond(gang_turn):
         return
     elif _store_opens(gang_turn):
         return  # seats are assigned once the store is open, not with each report until then
@@ -211,7 +211,7 @@ def _would_have(gang_turn: GangTurn) -> str:
         return "nodes of the shared pool would be asked for"
     if ranked is None:
         return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
-    before = [seat.node for seat in gang.seats]
+    before = [seat.node for seat in gang.roster.seats]
     if len(ranked) < len(before):
         return f"the job would go on with {len(ranked)} nodes"
     swaps = [f"{new} would take the place of {old}" for old, new in zip(before, ranked, strict=True) if old != new]
@@ -222,7 +222,7 @@ def _remove_unfit(gang_turn: GangTurn) -> None:
     """Remove the members whose node is out of service. If one carries running ranks, they are fenced."""
     for node in sorted(gang_turn.index.out_of_service):
         failure_detector.remove_member(
-            gang_turn, gang_turn.gang.members[node], gang_turn.turn.state.node(node).reason, alive=True
+            gang_turn, gang_turn.gang.roster.members[node], gang_turn.turn.state.node(node).reason, alive=True
         )
 
 
@@ -230,7 +230,7 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     gang, fabric, last_choices = gang_turn.gang, gang_turn.fabric, node_checks.last_choices(gang_turn)
     usable = [member.node for member in gang_turn.usable()]
     groups = communicating_seats(gang.spec)
-    if not gang.seats:
+    if not gang.roster.seats:
         return placement.first_seats(fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares)
     before = gang.seats_to_fill()
     if len(before) < gang.spec.nodes:
@@ -246,15 +246,15 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
 def _store_opens(gang_turn: GangTurn) -> bool:
     """A node that will carry ranks is opening the store, and has time left."""
     gang = gang_turn.gang
-    until = max(gang.phase_at, gang.store_at) + STORE_TIMEOUT_S
+    until = max(gang.phase_at, gang.recovery.store_at) + STORE_TIMEOUT_S
     if (
         gang_turn.store_listens()
         or gang_turn.now >= until
-        or gang.store_node not in gang_turn.index.present
-        or gang_turn.is_out_of_service(gang.store_node)
+        or gang.recovery.store_node not in gang_turn.index.present
+        or gang_turn.is_out_of_service(gang.recovery.store_node)
     ):
         return False
-    if gang.store_node not in {seat.node for seat in gang.seats}:
+    if gang.recovery.store_node not in {seat.node for seat in gang.roster.seats}:
         return False
     gang_turn.turn.tick_at(until)
     return True
@@ -264,31 +264,31 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
     """Start the generation if the store is open on a node that will carry ranks; otherwise have such a node open it.
     The store of a spare would end with the start, or end unnoticed."""
     gang = gang_turn.gang
-    if gang.store_node not in ranked:
+    if gang.recovery.store_node not in ranked:
         gang_turn.turn.record(
             facts.StoreMoved(gang.id, next((n for n in ranked if gang_turn.observed.is_attached(n)), ranked[0]))
         )
     elif (
         gang_turn.store_listens()
-        and gang_turn.observed.status(gang.store_node).store_reserved
-        and gang.store_node != ranked[0]
+        and gang_turn.observed.status(gang.recovery.store_node).store_reserved
+        and gang.recovery.store_node != ranked[0]
     ):
         gang_turn.turn.record(facts.StoreMoved(gang.id, ranked[0]))  # only rank 0 would open it
     elif gang_turn.store_listens():
         _start(gang_turn, ranked)
-    elif gang_turn.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_TIMEOUT_S:
+    elif gang_turn.now - (asked_at := max(gang.phase_at, gang.recovery.store_at)) < STORE_TIMEOUT_S:
         gang_turn.turn.tick_at(asked_at + STORE_TIMEOUT_S)
-    elif gang.stores_missed + 1 >= STORE_TRIES:
+    elif gang.recovery.stores_missed + 1 >= STORE_TRIES:
         minutes = STORE_TRIES * STORE_TIMEOUT_S / 60
         words = f"no node has opened a rendezvous store within {minutes:.0f} min, though their agents answer"
         gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
             gang_end.EXIT_AGENT,
-            f"{words}; the last one asked is {gang.store_node}: see its agent's log",
+            f"{words}; the last one asked is {gang.recovery.store_node}: see its agent's log",
         )
     else:  # the agent answers but opens no store: take the next node
-        after = ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]
+        after = ranked[(ranked.index(gang.recovery.store_node) + 1) % len(ranked)]
         gang_turn.turn.record(facts.StoreMoved(gang.id, after, missed=True))
 
 
@@ -308,7 +308,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
         fabric, ranked, usable, gang.spec.spread_replicas, gang.spec.more_copies, with_buddies=not groups
     )
     close = closer_than_required(gang.spec, seats, spares, fabric, groups)
-    if close and not gang.seats:
+    if close and not gang.roster.seats:
         words = f"[placement] requires other nodes than Slurm gave: {close}"
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, words)
         return
@@ -319,19 +319,19 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang_turn.turn.record(
         facts.GenerationStarted(
             gang=gang.id,
-            generation=gang.fenced_generation + 1,
+            generation=gang.recovery.fenced_generation + 1,
             seats=seats,
             spares=spares,
-            master_node=gang.store_node,
-            master_port=gang_turn.observed.status(gang.store_node).store_port,
+            master_node=gang.recovery.store_node,
+            master_port=gang_turn.observed.status(gang.recovery.store_node).store_port,
             version=version,
             sources=sources,
             other_sources=others,
             parity_groups=groups,
-            durable_path="" if version else gang.durable_path,
+            durable_path="" if version else gang.checkpoint.durable_path,
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
-            crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
+            crashed_on=attribution.find_crashed_node(gang_turn) if gang.recovery.recoveries else None,
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
             resharded=version is not None
@@ -350,22 +350,24 @@ def _parity_groups(gang_turn: GangTurn, ranked: list[str]) -> placement.Groups:
     gang = gang_turn.gang
     if not gang.spec.parity_nodes:
         return ()
-    nodes = [seat.node for seat in gang.seats]
+    nodes = [seat.node for seat in gang.roster.seats]
     before = list(zip(nodes, ranked, strict=True)) if len(nodes) == len(ranked) else []
     return placement.parity_groups(
-        gang_turn.fabric, ranked, gang.spec.parity_nodes, gang.spec.spread_replicas, before, gang.parity_groups
+        gang_turn.fabric, ranked, gang.spec.parity_nodes, gang.spec.spread_replicas, before, gang.restore.parity_groups
     )
 
 
 def _action(gang: Gang, ranked: list[str]) -> str:
-    before = [seat.node for seat in gang.seats]
+    before = [seat.node for seat in gang.roster.seats]
     if not before:
-        return "requeue" if gang.recoveries else "start"
+        return "requeue" if gang.recovery.recoveries else "start"
     if len(ranked) < len(before):
         return "fewer replicas"
     if before == ranked:
         return "restart in place"
-    return planned_growth.action(gang, before, ranked) or ("planned swap" if gang.swap and gang.swap.node else "swap")
+    return planned_growth.action(gang, before, ranked) or (
+        "planned swap" if gang.plans.swap and gang.plans.swap.node else "swap"
+    )
 
 
 def _choose_state(
@@ -377,7 +379,7 @@ def _choose_state(
     with_rebuilt, rebuilt = restore_plan.with_rebuilt(gang_turn, count)
     ranks_needed = partial(restore_plan.ranks_needed, gang_turn, count)
     version, warning = restore_plan.newest_left(gang_turn, ranks_needed, with_rebuilt)
-    durable = gang_turn.gang.durable_version
+    durable = gang_turn.gang.checkpoint.durable_version
     if version is None or (durable is not None and durable > version):
         return None, (), (), ""
     home = {
@@ -385,7 +387,7 @@ def _choose_state(
         for position, node in enumerate(ranked)
         for local in range(spec.ranks_per_node)
     }
-    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
+    leaving = frozenset(m.node for m in gang_turn.gang.roster.members.values() if m.removed)
     needed = ranks_needed(version)
     held = gang_turn.shards_in_memory()
     sources = restore_plan.choose_sources(held, version, needed, home, leaving)
@@ -399,13 +401,13 @@ def _choose_state(
 
 def _software_fails(gang: Gang) -> bool:
     """The software ends the gang again and again. On the nodes before an undone growth it may still work."""
-    return not undone_growth.is_undone(gang) and gang.failures_in_a_row >= gang.spec.max_failures
+    return not undone_growth.is_undone(gang) and gang.recovery.failures_in_a_row >= gang.spec.max_failures
 
 
 def _failure_reason(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
-    last = gang.recoveries[-1].cause if gang.recoveries else ""
-    count = gang.failures_in_a_row
+    last = gang.recovery.recoveries[-1].cause if gang.recovery.recoveries else ""
+    count = gang.recovery.failures_in_a_row
     generations = "1 generation" if count == 1 else f"{count} consecutive generations"
     return f"{generations} ended without progress; last: {last}"
 
@@ -415,7 +417,7 @@ def _failure_reason(gang_turn: GangTurn) -> str:
 
 def _ranks_on(gang_turn: GangTurn, node: str) -> list[RankState]:
     """Ranks of the running generation, as the node's agent reports them."""
-    return ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
+    return ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.newest.generation)
 
 
 def _agents_failing(gang_turn: GangTurn) -> bool:
@@ -426,7 +428,7 @@ def _agents_failing(gang_turn: GangTurn) -> bool:
     awaited first.
     """
     failing, seen = gang_turn.index.agent_failed | gang_turn.index.sigterm_received, gang_turn.observed
-    if not failing or gang_turn.gang.stop is not None or gang_turn.gang.phase not in ACTIVE | {Phase.GATHERING}:
+    if not failing or gang_turn.gang.plans.stop is not None or gang_turn.gang.phase not in ACTIVE | {Phase.GATHERING}:
         seen.agent_failure_since = 0.0
         return False
     seen.agent_failure_since = seen.agent_failure_since or gang_turn.now
@@ -438,7 +440,7 @@ def _agents_failing(gang_turn: GangTurn) -> bool:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, _first_failure(gang_turn.gang, words))
         return True
     for node, reason in words.items():
-        failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], f"{node}: {reason}", alive=True)
+        failure_detector.remove_member(gang_turn, gang_turn.gang.roster.members[node], f"{node}: {reason}", alive=True)
     return False
 
 
@@ -446,7 +448,7 @@ def _first_failure(gang: Gang, words: Mapping[str, str]) -> str:
     """The first error, with all nodes that have reported it, those that were removed for it too."""
     first = next(iter(words.values()))
     nodes = {node for node, reason in words.items() if reason == first}
-    nodes |= {m.node for m in gang.members.values() if m.removed and m.removal_reason == f"{m.node}: {first}"}
+    nodes |= {m.node for m in gang.roster.members.values() if m.removed and m.removal_reason == f"{m.node}: {first}"}
     return f"{fact_text.listed(sorted(nodes, key=lambda node: (len(node), node)), ', ')}: {first}"
 
 
@@ -456,8 +458,8 @@ def _too_many(gang_turn: GangTurn, failing: int) -> bool:
     gang = gang_turn.gang
     if gang.phase is not Phase.GATHERING:
         return 2 * failing > len(gang_turn.index.present)
-    nodes = max(len(gang.members), len(gang.job_nodes) or gang.spec.nodes + gang.spec.spares)
-    failing += sum(member.removed for member in gang.members.values())
+    nodes = max(len(gang.roster.members), len(gang.slurm.job_nodes) or gang.spec.nodes + gang.spec.spares)
+    failing += sum(member.removed for member in gang.roster.members.values())
     return 2 * failing > nodes or nodes - failing < gang.spec.fewest
 
 
@@ -471,16 +473,16 @@ def _run(gang_turn: GangTurn) -> None:
     if (whole or index.progressed) and gang.phase is Phase.STARTING:
         gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if index.progressed and not progress_timeouts.has_finished_step(gang_turn):
-        watched = gang_turn.turn.observed.observing_since <= gang.started_at
-        gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
+        watched = gang_turn.turn.observed.observing_since <= gang.newest.started_at
+        gang_turn.turn.record(facts.FirstStep(gang.id, gang.newest.generation, _first_step(gang_turn), watched))
     attribution.attribute_to_node(gang_turn)
     corruption_detector.note_not_finite(gang_turn)
     corruption_detector.note_corrupt_copies(gang_turn)
     restore_plan.note_restored(gang_turn)
     if return_to_agreement.fence_if_replicas_disagree(gang_turn):
         return
-    if whole and gang.swap is not None and gang.stop is None and planned_swap.have_ranks_stopped(gang_turn):
-        (planned_growth if gang.swap.nodes else planned_swap).fence_stopped(gang_turn)
+    if whole and gang.plans.swap is not None and gang.plans.stop is None and planned_swap.have_ranks_stopped(gang_turn):
+        (planned_growth if gang.plans.swap.nodes else planned_swap).fence_stopped(gang_turn)
     elif whole and index.exited_cleanly == index.reported:
         completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
@@ -494,7 +496,7 @@ def _run(gang_turn: GangTurn) -> None:
 
 def _first_step(gang_turn: GangTurn) -> int:
     return min(
-        rank.step for seat in gang_turn.gang.seats for rank in _ranks_on(gang_turn, seat.node) if rank.progressed
+        rank.step for seat in gang_turn.gang.roster.seats for rank in _ranks_on(gang_turn, seat.node) if rank.progressed
     )
 
 
@@ -512,12 +514,13 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
     crashed = [
         one
         for one in failed
-        if one.by_fault_of_its_own or gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.generation
+        if one.by_fault_of_its_own
+        or gang_turn.observed.status(one.node).fenced_generation < gang_turn.gang.newest.generation
     ]
     if crashed:
         # A script that fails during a planned stop is not at fault.
         first = attribution.first_to_fail(crashed)
-        stops = gang_turn.gang.stop is not None
+        stops = gang_turn.gang.plans.stop is not None
         failure_detector.fence_generation(
             gang_turn,
             _exit_reason(first.node, first.rank),
@@ -545,15 +548,15 @@ def _release_removed(gang_turn: GangTurn) -> None:
     A node that may be the cause of crashes stays until that is decided: Slurm drains it only while the job has it.
     """
     gang = gang_turn.gang
-    undecided = {gang.unattributed_node} if progress_timeouts.has_finished_step(gang_turn) else set()
-    leaving = [gang.members[node] for node in sorted(gang_turn.index.to_release - undecided)]
+    undecided = {gang.recovery.unattributed_node} if progress_timeouts.has_finished_step(gang_turn) else set()
+    leaving = [gang.roster.members[node] for node in sorted(gang_turn.index.to_release - undecided)]
     if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
         return
     if not progress_timeouts.has_finished_step(gang_turn) and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:
         gang_turn.turn.tick_at(gang.phase_at + RELEASE_AFTER_S + 0.01)
         return
     for member in leaving:
-        if member.job != gang.job:
+        if member.job != gang.slurm.job:
             shared_pool.release_member(gang_turn, member)
         elif not gang_end.batch_host_dead(gang):
-            gang_turn.turn.owe("let_go", gang.id, gang.job, f"muster: {member.removal_reason}", node=member.node)
+            gang_turn.turn.owe("let_go", gang.id, gang.slurm.job, f"muster: {member.removal_reason}", node=member.node)

@@ -33,25 +33,25 @@ def request(gang_turn: GangTurn) -> None:
     if not may_change(gang_turn):
         return
     gang, now = gang_turn.gang, gang_turn.now
-    spares = len(gang_turn.index.present) - len(gang.seats)
+    spares = len(gang_turn.index.present) - len(gang.roster.seats)
     if undone_growth.grows_later(gang, now) and spares >= gang.spec.spares:
         gang_turn.turn.tick_at(undone_growth.next_at(gang))
         return
-    retry_at = gang.last_request_at + RETRY_S * 2 ** min(gang.requests_in_vain, MOST_DOUBLINGS)
-    is_due = now >= retry_at or not gang.last_request_at
+    retry_at = gang.growth.last_request_at + RETRY_S * 2 ** min(gang.growth.requests_in_vain, MOST_DOUBLINGS)
+    is_due = now >= retry_at or not gang.growth.last_request_at
     repaired = [
         member.node
-        for member in sorted(gang.members.values(), key=lambda member: member.node)
+        for member in sorted(gang.roster.members.values(), key=lambda member: member.node)
         if _is_repaired(gang_turn, member)
         and (is_due or gang_turn.turn.state.node(member.node).repaired_at > member.asked_for_at)
     ]
-    coming = [one for one in gang.pool.values() if not one.node]
+    coming = [one for one in gang.growth.pool.values() if not one.node]
     until = now + gang_turn.turn.limits.pool.wait_s
     asked_for = gang.spec.nodes + gang.spec.spares
     lacking = asked_for - len(gang.own_members()) - sum(bool(one.wanted_node) for one in coming)
     for node in repaired[: max(0, lacking)]:
         shared_pool.request_repaired(gang_turn, node, until)
-    lacking = gang.spec.nodes - len(gang.present()) - sum(not one.node for one in gang.pool.values())
+    lacking = gang.spec.nodes - len(gang.roster.present()) - sum(not one.node for one in gang.growth.pool.values())
     if lacking > 0 and is_due:
         shared_pool.request_in_training(gang_turn, lacking, until)
     if len(gang.own_members()) < asked_for and now < retry_at:
@@ -61,7 +61,12 @@ def request(gang_turn: GangTurn) -> None:
 def may_change(gang_turn: GangTurn) -> bool:
     """The gang trains, nothing else is planned for it, and its time and its part of the journal suffice."""
     gang, turn = gang_turn.gang, gang_turn.turn
-    if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None or gang.hang is not None:
+    if (
+        gang.phase is not Phase.RUNNING
+        or gang.plans.swap is not None
+        or gang.plans.stop is not None
+        or gang.findings.hang is not None
+    ):
         return False
     if turn.limits.observe or not progress_timeouts.has_finished_step(gang_turn):
         return False
@@ -76,8 +81,8 @@ def concerns(gang_turn: GangTurn) -> bool:
     no look at its members."""
     gang = gang_turn.gang
     return (
-        len(gang.seats) < gang.spec.nodes
-        or bool(gang.pool)
+        len(gang.roster.seats) < gang.spec.nodes
+        or bool(gang.growth.pool)
         or len(gang_turn.index.present) < gang.spec.nodes + gang.spec.spares
     )
 
@@ -88,14 +93,14 @@ def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
     A node that Slurm still counts to the job can't start another job. A lemon would soon be lost again.
     """
     gang, turn = gang_turn.gang, gang_turn.turn
-    if not member.removed or gang.is_of_pool(member) or member.node in gang.job_nodes or member.failed_check:
+    if not member.removed or gang.is_of_pool(member) or member.node in gang.slurm.job_nodes or member.failed_check:
         return False
     node = turn.state.node(member.node)
     if node.repaired_at <= member.removed_at and not _is_heard_again(gang_turn, member):
         return False
     if node.health is not NodeHealth.FIT or node.drain is not None:
         return False
-    if any(one.wanted_node == node.name for one in gang.pool.values()):
+    if any(one.wanted_node == node.name for one in gang.growth.pool.values()):
         return False
     if any(call.node == node.name for call in turn.state.owed.values()):
         return False  # what is known of the node may be older than the call

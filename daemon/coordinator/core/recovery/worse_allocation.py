@@ -41,12 +41,12 @@ def respond(gang_turn: GangTurn) -> bool:
         gang_turn.turn.record(facts.GangShrunk(gang.id, smaller, words))
         return True
     wider = f"{wider}; {communication_times(spec, _first_seats(gang_turn, spec), gang_turn.fabric).words}"
-    if spec.requeue and gang.runs_given_back < spec.retries:
-        words = f"{wider}; the job gives these nodes back ({gang.runs_given_back + 1} of {spec.retries}): requeue"
+    if spec.requeue and gang.slurm.runs_given_back < spec.retries:
+        words = f"{wider}; the job gives these nodes back ({gang.slurm.runs_given_back + 1} of {spec.retries}): requeue"
         requeueing.requeue(gang_turn, words, given_back=True)
         return True
     if required := _wider(gang_turn, _with_required_only(spec)):
-        tried = f"no better nodes came in {gang.runs_given_back + 1} runs: raise placement.retries, or prefer"
+        tried = f"no better nodes came in {gang.slurm.runs_given_back + 1} runs: raise placement.retries, or prefer"
         if not spec.requeue:
             tried = "the job may not be requeued for better nodes: set requeue, or prefer"
         words = f"{required}, which [placement] requires; {tried}"
@@ -77,7 +77,7 @@ def _largest_packed(gang_turn: GangTurn) -> int:
     By bisection: a smaller gang is never harder to pack.
     """
     gang, sizes, best = gang_turn.gang, gang_turn.gang.spec.smaller, 0
-    if gang.generation or gang.durable_path:
+    if gang.newest.generation or gang.checkpoint.durable_path:
         return 0  # the state of all replicas was written by another number of ranks
     low, high = 0, len(sizes)
     while low < high:

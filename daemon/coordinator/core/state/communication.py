@@ -78,18 +78,18 @@ def fabric_of_gang(gang: Gang, observed: ObservedState) -> Fabric:
     known are attached to the root. NVLink domains, and the rates of adapters, are those that the nodes had reported
     when they attached.
     """
-    domains = {node: member.nvlink_domain for node, member in gang.members.items()}
-    adapters = {node: member.adapter_bandwidth for node, member in gang.members.items()}
+    domains = {node: member.nvlink_domain for node, member in gang.roster.members.items()}
+    adapters = {node: member.adapter_bandwidth for node, member in gang.roster.members.items()}
     return with_nvlink_domains(_fabric_of_switches(gang, observed), domains, adapters)
 
 
 def _fabric_of_switches(gang: Gang, observed: ObservedState) -> Fabric:
-    nodes = frozenset(gang.members).union(seat.node for seat in gang.seats)
+    nodes = frozenset(gang.roster.members).union(seat.node for seat in gang.roster.seats)
     if (site := _topology_of(gang, observed)) is not None:
         return site.fabric.part(nodes)
-    if gang.fabric is not None:
-        return gang.fabric.fabric.part(nodes)
-    places = ((node, gang.members[node].leaf if node in gang.members else "") for node in nodes)
+    if gang.roster.fabric is not None:
+        return gang.roster.fabric.fabric.part(nodes)
+    places = ((node, gang.roster.members[node].leaf if node in gang.roster.members else "") for node in nodes)
     return _fabric_of_leaves(tuple(sorted(places)))
 
 
@@ -98,7 +98,7 @@ def _topology_of(gang: Gang, observed: ObservedState) -> TopologySeen | None:
     if observed.fabric is None or not observed.fabric.topologies:
         return None
     topologies, partition = observed.fabric.topologies, observed.gang(gang.id).partition
-    if len(topologies) > 1 and not partition and gang.fabric is not None:
+    if len(topologies) > 1 and not partition and gang.roster.fabric is not None:
         return None  # Slurm has not said yet in which partition the job is
     named = (one for one in topologies if partition and partition in one.partitions)
     default = next((one for one in topologies if one.default), topologies[0])
@@ -112,9 +112,9 @@ def _fabric_of_leaves(places: tuple[tuple[str, str], ...]) -> Fabric:
 
 def pods_of(gang: Gang) -> dict[str, str]:
     """The name of the pod that each node is in, as far as the noted fabric has pods with names."""
-    if gang.fabric is None:
+    if gang.roster.fabric is None:
         return {}
-    return {node: pod.name for pod in gang.fabric.fabric.domains(Level.POD) for node in pod.nodes}
+    return {node: pod.name for pod in gang.roster.fabric.fabric.domains(Level.POD) for node in pod.nodes}
 
 
 def note_fabric(gang: Gang, observed: ObservedState, fabric: Fabric) -> FabricNoted | None:
@@ -124,26 +124,28 @@ def note_fabric(gang: Gang, observed: ObservedState, fabric: Fabric) -> FabricNo
         return None
     site = _topology_of(gang, observed)
     warnings = (seen.problem,) if seen.problem else site.warnings if site is not None else ()
-    if site is None and not (warnings and gang.fabric is None):
+    if site is None and not (warnings and gang.roster.fabric is None):
         return None  # no news, only what was known before
     record = record_of(fabric)
-    if gang.fabric == record or (gang.fabric is None and len(record.domains) == 1 and not record.details + warnings):
+    if gang.roster.fabric == record or (
+        gang.roster.fabric is None and len(record.domains) == 1 and not record.details + warnings
+    ):
         return None
     return FabricNoted(gang.id, record, (), warnings)
 
 
 def note_change(gang: Gang, observed: ObservedState) -> FabricNoted | None:
     """The fact that the fabric has changed for nodes of the gang, with the changes in words; None if it has not."""
-    if not gang.seats or gang.final or (site := _topology_of(gang, observed)) is None:
+    if not gang.roster.seats or gang.final or (site := _topology_of(gang, observed)) is None:
         return None
     fabric = fabric_of_gang(gang, observed)
-    if gang.fabric is None:
+    if gang.roster.fabric is None:
         return note_fabric(gang, observed, fabric)
-    before = gang.fabric.fabric
+    before = gang.roster.fabric.fabric
     lines = changes(before, fabric.part(before.nodes))
     if not lines:
         return None
-    ranked = [seat.node for seat in sorted(gang.seats, key=lambda seat: seat.group_rank)]
+    ranked = [seat.node for seat in sorted(gang.roster.seats, key=lambda seat: seat.group_rank)]
     wider = wider_than_asked(gang.spec, ranked, fabric)
     return FabricNoted(gang.id, record_of(fabric), lines[:MOST_CHANGES], site.warnings, wider)
 

@@ -3,15 +3,16 @@
 A snapshot of the journal is this state as JSON.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, GetCoreSchemaHandler, PlainSerializer, TypeAdapter, with_config
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
 from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase, Response
-from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
+from muster.daemon.coordinator.core.state.stored_names import NUMBERS_AS_WRITTEN, keeps_stored_names, stored_field
 from muster.fabric.model.record import FabricRecord
 
 
@@ -270,44 +271,98 @@ class Exclusion:
     at: float
 
 
-@keeps_stored_names
 @dataclass(slots=True)
-class Gang:
-    """One training job. `stop`: no rank starts again in this run of the job."""
+class Account:
+    """Who has submitted the gang, as what, and what the journal holds of it."""
 
-    id: str
-    job: int
     owner_uid: int
     name: str
-    spec: GangSpec
     shown_spec: str
     """What views show of the job's spec, as JSON. The whole spec is in the fact GangRegistered."""
     registered_at: float
-    phase: Phase = Phase.SUBMITTED
-    phase_at: float = 0.0
-    generation: int = 0
-    started_at: float = 0.0
-    fenced_generation: int = -1
-    order_serial: int = 0
+    spec_chars: int = 0
+    """Characters of the whole spec as JSON."""
+    journal_use: JournalUse = field(default_factory=JournalUse)
+    """The records of the gang, without its registration."""
+
+
+@dataclass(slots=True)
+class SlurmJob:
+    """The job that the gang is in Slurm: its runs, and its nodes."""
+
+    job: int
     restart_count: int = 0
     job_nodes: tuple[str, ...] = ()
+    most_nodes: int = 0
+    """The most nodes that Slurm has reported for the job."""
     excluded: tuple[str, ...] = ()
     """Nodes that the job was ever requeued without. A node stays in the list when it is admitted: the admission may
     come too late for a start, and then changes nothing."""
     admitted: tuple[str, ...] = ()
     """Nodes of `excluded` on which the job may start again since the last requeue."""
+    exclusions: dict[str, Exclusion] = field(default_factory=dict)
+    """Node of `excluded` → its newest exclusion. Journals of earlier versions may lack it."""
+    runs_without_start: int = 0
+    """Runs of the job in a row that were given up while the gang gathered."""
+    runs_given_back: int = 0
+    """Runs of the job in a row that gave their nodes back, because groups would have lain wider than asked."""
+    completion_owed: bool = False
+    job_over: bool = False
+
+    def run_is_over(self, job: int, restarts: int) -> bool:
+        """A later run of `job` is known than the one that Slurm started after `restarts` restarts."""
+        return job == self.job and restarts < self.restart_count
+
+
+@dataclass(slots=True)
+class Roster:
+    """The nodes of the gang in this run of the job, and the seats that they have in the newest generation."""
+
     members: dict[str, Member] = field(default_factory=dict)
     seats: tuple[facts.Seat, ...] = ()
     spares: tuple[facts.Seat, ...] = ()
-    rank_counts: dict[int, int] = field(default_factory=dict)
-    """Number of ranks, by the first generation that had another number than those before. At first all nodes carry
-    ranks."""
-    store_node: str = ""
-    store_at: float = 0.0
-    stores_missed: int = 0
-    """Nodes in a row that have not opened a store for the next generation in time."""
+    fabric: FabricRecord | None = None
+    """The network of its nodes, as noted last; None: nothing is known but the leaves of members."""
+    wider_groups: str = ""
+    """Which groups of this generation lie in more leaves or pods than the job asks, in words; empty: none."""
+    extra_communication_s: float = 0.0
+    """What `wider_groups` costs in each step, in predicted seconds."""
+
+    def present(self) -> list[Member]:
+        """Members that may carry ranks, by name."""
+        return [m for _, m in sorted(self.members.items()) if not m.removed]
+
+    @property
+    def batch_host(self) -> Member | None:
+        """The member on whose node the batch script runs, if it has attached in this run of the job."""
+        return next((m for m in self.members.values() if m.batch_host), None)
+
+
+@dataclass(slots=True)
+class NewestGeneration:
+    """The newest generation that was started, and how far the generations have come."""
+
+    generation: int = 0
+    started_at: float = 0.0
     master_node: str = ""
     master_port: int = 0
+    mtbf_s: float = 0.0
+    """Seconds between two failures of the nodes that carry ranks, as known when the generation started; 0: unknown."""
+    agreed_groups: tuple[int, ...] = ()
+    """The replica groups that agree at the version from which the running generation started."""
+    stepped_generation: int = 0
+    """The newest generation that has finished a step; 0: none has."""
+    first_step_s: float = 0.0
+    """The longest time (seconds) that a generation was observed to take to its first step."""
+    progress: facts.Progress = field(default_factory=facts.Progress)
+    """How far the gang had come when its ranks were last ended, or its phase changed. Journals of earlier versions may
+    lack it."""
+
+
+@dataclass(slots=True)
+class Restore:
+    """What the ranks of the newest generation start from, and where it is."""
+
     restored_version: Version | None = None
     restore_sources: tuple[facts.ShardSource, ...] = ()
     """One for each rank."""
@@ -316,35 +371,63 @@ class Gang:
     that a parity combines."""
     parity_groups: tuple[tuple[str, ...], ...] = ()
     """Nodes that hold the parity of their states together."""
+    resharded: bool = False
+    """The running generation started from the shards of another number of ranks: from all of `restore_sources`."""
     restored_generation: int = 0
     """The newest generation whose ranks have all had their states from memory."""
-    corrupt_copies: tuple[facts.CorruptCopyFound, ...] = ()
-    """The first ones of this run of the job."""
-    durable_path: str = ""
-    durable_version: Version | None = None
+
+
+@dataclass(slots=True)
+class RecoveryState:
+    """The fence that was ordered last, the store that opens behind it, and the recoveries so far."""
+
+    fenced_generation: int = -1
+    store_node: str = ""
+    store_at: float = 0.0
+    stores_missed: int = 0
+    """Nodes in a row that have not opened a store for the next generation in time."""
     recoveries: list[Recovery] = field(default_factory=list)
     """The newest recoveries, the last one last."""
     failures_in_a_row: int = 0
     """Generations in a row that the software ended without progress."""
-    runs_without_start: int = 0
-    """Runs of the job in a row that were given up while the gang gathered."""
-    progress: facts.Progress = field(default_factory=facts.Progress)
-    """How far the gang had come when its ranks were last ended, or its phase changed. Journals of earlier versions may
-    lack it."""
     furthest_step: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
-    stepped_generation: int = 0
-    """The newest generation that has finished a step; 0: none has."""
-    first_step_s: float = 0.0
-    """The longest time (seconds) that a generation was observed to take to its first step."""
-    hang: Hang | None = None
     unattributed_node: str = ""
     """A node that was removed because ranks crashed on it twice in a row; not known yet whether it is the cause."""
     group_ranks_swapped_once: tuple[int, ...] = ()
     """Group ranks whose node was swapped for crashes once. Another crash there is not the fault of a node."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What is wrong with the ranks or their states, as far as it was seen in this run of the job."""
+
+    hang: Hang | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    """The newest ones, the last one last."""
+    disagreement: Disagreement | None = None
+    not_finite: str = ""
+    """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
+    corrupt_copies: tuple[facts.CorruptCopyFound, ...] = ()
+    """The first ones."""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What of the gang's state is in durable storage, and what is being written there."""
+
+    durable_path: str = ""
+    durable_version: Version | None = None
     flush: Flush | None = None
-    stop: Stop | None = None
-    swap: Swap | None = None
+    rank_counts: dict[int, int] = field(default_factory=dict)
+    """Number of ranks, by the first generation that had another number than those before. At first all nodes carry
+    ranks."""
+
+
+@dataclass(slots=True)
+class Growth:
+    """The nodes that were requested beyond those of the job: of the shared pool, or repaired ones."""
+
     pool: dict[int, PoolRequest] = field(default_factory=dict)
     """Open requests for nodes of the shared pool, by serial."""
     pool_serial: int = 0
@@ -358,93 +441,135 @@ class Gang:
     """When it was last planned that ranks go on on more nodes, or that a node of the pool gives way (seconds)."""
     requests_in_vain: int = 0
     """Requests in a row, made while the gang trained, from which no node has come."""
-    phase_after_drain: Phase | None = None
-    completion_owed: bool = False
-    job_over: bool = False
-    exit_code: int = 0
-    reason: str = ""
-    spec_chars: int = 0
-    """Characters of the whole spec as JSON."""
-    most_nodes: int = 0
-    """The most nodes that Slurm has reported for the job."""
-    journal_use: JournalUse = field(default_factory=JournalUse)
-    """The records of the gang, without its registration."""
-    exclusions: dict[str, Exclusion] = field(default_factory=dict)
-    """Node of `excluded` → its newest exclusion. Journals of earlier versions may lack it."""
 
-    stragglers: tuple[Straggler, ...] = ()
-    """The newest stragglers of this run of the job, the last one last."""
-    disagreement: Disagreement | None = None
-    agreed_groups: tuple[int, ...] = ()
-    """The replica groups that agree at the version from which the running generation started."""
-    not_finite: str = ""
-    """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
-    wider_groups: str = ""
-    """Which groups of this generation lie in more leaves or pods than the job asks, in words; empty: none."""
-    fabric: FabricRecord | None = None
-    """The network of its nodes, as noted last; None: nothing is known but the leaves of members."""
-    extra_communication_s: float = 0.0
-    """What `wider_groups` costs in each step, in predicted seconds."""
-    mtbf_s: float = 0.0
-    """Seconds between two failures of the nodes that carry ranks, as known when the generation started; 0: unknown."""
-    resharded: bool = False
-    """The running generation started from the shards of another number of ranks: from all of `restore_sources`."""
-    runs_given_back: int = 0
-    """Runs of the job in a row that gave their nodes back, because groups would have lain wider than asked."""
+
+@dataclass(slots=True)
+class Plans:
+    """What the ranks are asked to stop for. `stop`: no rank starts again in this run of the job."""
+
+    stop: Stop | None = None
+    swap: Swap | None = None
+    phase_after_drain: Phase | None = None
+
+
+@dataclass(slots=True)
+class Gang:
+    """One training job, as records by subject. A rule takes the record that it reads, or the gang if it reads several.
+
+    Snapshots hold the fields of all records side by side, so no two records have a field of the same name.
+    """
+
+    id: str
+    spec: GangSpec
+    account: Account
+    slurm: SlurmJob
+    phase: Phase = Phase.SUBMITTED
+    phase_at: float = 0.0
+    reason: str = ""
+    exit_code: int = 0
+    order_serial: int = 0
+    roster: Roster = field(default_factory=Roster)
+    newest: NewestGeneration = field(default_factory=NewestGeneration)
+    restore: Restore = field(default_factory=Restore)
+    recovery: RecoveryState = field(default_factory=RecoveryState)
+    findings: Findings = field(default_factory=Findings)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    growth: Growth = field(default_factory=Growth)
+    plans: Plans = field(default_factory=Plans)
 
     @property
     def final(self) -> bool:
         """The gang is over: no phase follows."""
         return self.phase in FINAL
 
-    def run_is_over(self, job: int, restarts: int) -> bool:
-        """A later run of `job` is known than the one that Slurm started after `restarts` restarts."""
-        return job == self.job and restarts < self.restart_count
-
     def jobs(self) -> set[int]:
         """The gang's job, and the pool jobs that its members have come with."""
-        return {self.job, *(member.job for member in self.present())}
-
-    def present(self) -> list[Member]:
-        """Members that may carry ranks, by name."""
-        return [m for _, m in sorted(self.members.items()) if not m.removed]
+        return {self.slurm.job, *(member.job for member in self.roster.present())}
 
     def own_members(self) -> list[Member]:
         """Members that may carry ranks and are none of the shared pool, by name."""
-        return [member for member in self.present() if not self.is_of_pool(member)]
+        return [member for member in self.roster.present() if not self.is_of_pool(member)]
 
     def is_of_pool(self, member: Member) -> bool:
         """The member came from the shared pool."""
-        return member.job != self.job and not member.returned
+        return member.job != self.slurm.job and not member.returned
 
     def seats_to_fill(self) -> list[str]:
         """The nodes of the newest generation; in a recovery that undoes a growth, without the seats of that growth."""
-        undone = self.recoveries[-1].seats_undone if self.phase is Phase.RECOVERING else []
-        return [seat.node for seat in self.seats if seat.node not in undone]
+        undone = self.recovery.recoveries[-1].seats_undone if self.phase is Phase.RECOVERING else []
+        return [seat.node for seat in self.roster.seats if seat.node not in undone]
 
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""
-        started = self.recoveries and self.recoveries[-1].first_step_at > 0
-        others = (source for source in self.other_sources if source.parity_ranks or source.digest)
-        needed = (*self.restore_sources, *others)
+        started = self.recovery.recoveries and self.recovery.recoveries[-1].first_step_at > 0
+        others = (source for source in self.restore.other_sources if source.parity_ranks or source.digest)
+        needed = (*self.restore.restore_sources, *others)
         return not started and any(source.node == node for source in needed)
 
     @property
     def ranks(self) -> int:
         """Number of ranks of the newest generation."""
-        return len(self.seats) * self.spec.ranks_per_node
+        return len(self.roster.seats) * self.spec.ranks_per_node
 
     def ranks_of(self, version: Version) -> int:
         """Number of ranks that wrote `version`."""
         whole = self.spec.nodes * self.spec.ranks_per_node
-        return max(((g, size) for g, size in self.rank_counts.items() if g <= version.generation), default=(0, whole))[
-            1
-        ]
+        counts = self.checkpoint.rank_counts.items()
+        return max(((g, size) for g, size in counts if g <= version.generation), default=(0, whole))[1]
 
-    @property
-    def batch_host(self) -> Member | None:
-        """The member on whose node the batch script runs, if it has attached in this run of the job."""
-        return next((m for m in self.members.values() if m.batch_host), None)
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: object, handler: GetCoreSchemaHandler) -> Any:
+        """How snapshots hold a gang."""
+        written = PlainSerializer(_to_stored, return_type=_StoredGang)
+        return handler.generate_schema(Annotated[_StoredGang, AfterValidator(_from_stored), written])
+
+
+RECORDS: dict[str, type] = {
+    "account": Account,
+    "slurm": SlurmJob,
+    "roster": Roster,
+    "newest": NewestGeneration,
+    "restore": Restore,
+    "recovery": RecoveryState,
+    "findings": Findings,
+    "checkpoint": Checkpoint,
+    "growth": Growth,
+    "plans": Plans,
+}
+"""The records of a gang, by the field that holds each."""
+_PLACES = {
+    stored_field(kind, one.name): (record, one)
+    for record, kind in {"": Gang, **RECORDS}.items()
+    for one in fields(kind)
+    if record or one.name not in RECORDS
+}
+"""Stored name of each field of a gang → its record (empty: the gang itself), and the field."""
+
+_StoredGang = with_config(NUMBERS_AS_WRITTEN)(
+    make_dataclass(
+        "_StoredGang",
+        [
+            (name, one.type, field(default=one.default, default_factory=one.default_factory))
+            for name, (_, one) in _PLACES.items()
+        ],
+        kw_only=True,
+        slots=True,
+    )
+)
+"""A gang as snapshots hold it: without records, under stored names."""
+
+
+def _to_stored(gang: Gang) -> object:
+    records = {"": gang, **{record: getattr(gang, record) for record in RECORDS}}
+    return _StoredGang(**{name: getattr(records[record], one.name) for name, (record, one) in _PLACES.items()})
+
+
+def _from_stored(stored: object) -> Gang:
+    values: dict[str, dict[str, Any]] = {"": {}, **{record: {} for record in RECORDS}}
+    for name, (record, one) in _PLACES.items():
+        values[record][one.name] = getattr(stored, name)
+    records = {record: kind(**values[record]) for record, kind in RECORDS.items()}
+    return Gang(**values[""], **records)
 
 
 @dataclass(slots=True)

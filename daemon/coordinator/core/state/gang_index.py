@@ -151,13 +151,15 @@ class GangIndex:
     @staticmethod
     def of_gang(gang: Gang) -> "GangIndex":
         """A new index of `gang`, with every node to be counted."""
-        seats = {seat.node: seat for seat in (*gang.spares, *gang.seats)}
-        writers = frozenset(source.node for source in gang.flush.sources) if gang.flush else frozenset()
-        return GangIndex(to_recount={*gang.members, *seats, *writers}, seats=seats, flush_writers=writers)
+        seats = {seat.node: seat for seat in (*gang.roster.spares, *gang.roster.seats)}
+        writers = (
+            frozenset(source.node for source in gang.checkpoint.flush.sources) if gang.checkpoint.flush else frozenset()
+        )
+        return GangIndex(to_recount={*gang.roster.members, *seats, *writers}, seats=seats, flush_writers=writers)
 
     def recount(self, gang: Gang, node: str, agent: ObservedAgent | None, fit: bool) -> None:
         """Count `node` again: its member in `gang`, its `agent`, and whether the node is in service (`fit`)."""
-        member, status = gang.members.get(node), agent.status if agent else _NOTHING
+        member, status = gang.roster.members.get(node), agent.status if agent else _NOTHING
         attached = agent is not None and agent.attached
         present = member is not None and not member.removed
         expected = present or (member is not None and self._must_still_fence(gang, member))
@@ -169,7 +171,8 @@ class GangIndex:
         self._count_check(gang, node, status, member if present else None)
         _put(self.expected, node, expected)
         _put(self.unattached, node, expected and not attached)
-        _put(self.unfenced, node, expected and not (attached and status.fenced_generation >= gang.fenced_generation))
+        fenced = attached and status.fenced_generation >= gang.recovery.fenced_generation
+        _put(self.unfenced, node, expected and not fenced)
         _put(self.to_release, node, member is not None and _awaits_release(member))
         _put(self.lacking, node, attached and member is not None and member.removed and bool(status.failure))
         _put(self._behind, node, present and status.order_serial < self._serial)
@@ -186,13 +189,13 @@ class GangIndex:
     def _must_still_fence(self, gang: Gang, member: Member) -> bool:
         """The member was removed alive, and its ranks of the fenced generation must end as well."""
         seat = self.seats.get(member.node)
-        if gang.phase not in FENCING or not gang.recoveries or seat is None or seat.group_rank < 0:
+        if gang.phase not in FENCING or not gang.recovery.recoveries or seat is None or seat.group_rank < 0:
             return False
-        return member.removed and member.alive and member.node in gang.recoveries[-1].nodes_out
+        return member.removed and member.alive and member.node in gang.recovery.recoveries[-1].nodes_out
 
     def _count_flush(self, gang: Gang, node: str, status: AgentStatus) -> None:
         writes = node in self.flush_writers
-        over = gang.flush is not None and status.flushed_serial >= gang.flush.serial
+        over = gang.checkpoint.flush is not None and status.flushed_serial >= gang.checkpoint.flush.serial
         _put(self.flush_pending, node, writes and not over)
         _put(self.flush_failed, node, writes and over and bool(status.flush_error))
 
@@ -200,16 +203,20 @@ class GangIndex:
         seat, ranks = self.seats.get(node), _NO_RANKS
         carries = seat is not None and seat.group_rank >= 0
         if carries:
-            ranks = RankCount.of(status.ranks, gang.generation)
+            ranks = RankCount.of(status.ranks, gang.newest.generation)
         _put(self.crashed, node, ranks.failed)
         _put(self.in_declared_phase, node, ranks.in_declared_phase)
         _put(self.not_finite, node, ranks.not_finite)
         _put(self.corrupt, node, seat is not None and bool(status.corrupt_copies))
-        _put(self.restored, node, carries and _has_restored(status, gang.generation))
-        _put(self.disagreeing, node, seat is not None and seat.group_rank == 0 and _disagrees(status, gang.generation))
+        _put(self.restored, node, carries and _has_restored(status, gang.newest.generation))
+        _put(
+            self.disagreeing,
+            node,
+            seat is not None and seat.group_rank == 0 and _disagrees(status, gang.newest.generation),
+        )
         _put(self.with_silent_rank, node, ranks.silent > 0)
         _put(self.with_active_rank, node, carries and (ranks.reported == 0 or ranks.idle_quarters == 0))
-        _put(self.stacks_missing, node, carries and status.stacks_generation < gang.generation)
+        _put(self.stacks_missing, node, carries and status.stacks_generation < gang.newest.generation)
         _put(self.accusers, node, attached and seat is not None and bool(silent_watched_peers(seat, status)))
         before = self._ranks.get(node, _NO_RANKS)
         if ranks != before:

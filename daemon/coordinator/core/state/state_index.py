@@ -27,7 +27,7 @@ class StateIndex:
         self.degraded = {node.name for node in state.nodes.values() if node.health is NodeHealth.DEGRADED}
         self.drained = {node.name for node in state.nodes.values() if node.drain is not None}
         for gang in state.gangs.values():
-            for node in () if gang.final else gang.members:
+            for node in () if gang.final else gang.roster.members:
                 self._homes.setdefault(node, []).append(gang.id)
 
     def of(self, gang: Gang) -> GangIndex:
@@ -50,8 +50,8 @@ class StateIndex:
     def gangs_of(self, node: str) -> list[Gang]:
         """The gangs that are not final and have `node` as a member, removed members too; the oldest first."""
         gangs = (self._state.gangs.get(id) for id in self._homes.get(node, ()))
-        found = [gang for gang in gangs if gang is not None and not gang.final and node in gang.members]
-        return sorted(found, key=lambda gang: gang.registered_at)
+        found = [gang for gang in gangs if gang is not None and not gang.final and node in gang.roster.members]
+        return sorted(found, key=lambda gang: gang.account.registered_at)
 
     def note_event(self, event: events.Event) -> None:
         """Mark what `event` changes. The observed state holds the event already."""

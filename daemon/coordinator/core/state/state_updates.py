@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import (
+    Account,
     CorrelatedFault,
     Disagreement,
     DrainRequest,
@@ -24,6 +25,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Precursor,
     Recovery,
     ReportedDrain,
+    SlurmJob,
     Stop,
     Straggler,
     Swap,
@@ -93,19 +95,22 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             state.owed[fact.call] = fact
             state.last_call = max(state.last_call, fact.call)
             if fact.verb == "let_go":
-                state.gangs[fact.gang].members[fact.node].released = True
+                state.gangs[fact.gang].roster.members[fact.node].released = True
             elif fact.verb == "complete":
-                state.gangs[fact.gang].completion_owed = True
+                state.gangs[fact.gang].slurm.completion_owed = True
             elif fact.verb == "requeue":
                 gang = state.gangs[fact.gang]
-                gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
-                gang.exclusions |= {
+                gang.slurm.excluded, gang.slurm.admitted = (
+                    tuple(sorted({*gang.slurm.excluded, *fact.exclude})),
+                    fact.admit,
+                )
+                gang.slurm.exclusions |= {
                     node: Exclusion(_why_excluded(state, gang, node, fact), at) for node in fact.exclude
                 }
-                gang.runs_without_start += gang.phase in (Phase.SUBMITTED, Phase.REQUEUED, Phase.GATHERING)
+                gang.slurm.runs_without_start += gang.phase in (Phase.SUBMITTED, Phase.REQUEUED, Phase.GATHERING)
             elif fact.verb == "admit":
                 gang = state.gangs[fact.gang]
-                gang.admitted += fact.admit
+                gang.slurm.admitted += fact.admit
             elif fact.verb in ("drain", "down") and not fact.requested_by:
                 _count_taken_out(state, fact, at)
         case facts.SlurmCallSettled():
@@ -137,7 +142,7 @@ def _note_check(state: DurableState, fact: facts.NodeChecked, at: float) -> None
     if fact.request:
         _node(state, fact.node).check_request = fact.request
     else:
-        state.gangs[fact.gang].members[fact.node].check = fact.check
+        state.gangs[fact.gang].roster.members[fact.node].check = fact.check
     if (node := state.nodes.get(fact.node)) is not None:  # agents add no nodes to the state
         node.check, node.checked_in_job, node.checked_at = fact.check, fact.job, at
 
@@ -150,9 +155,9 @@ def _count_record(state: DurableState, fact: facts.Fact, at: float) -> None:
         kept = {uid: use for uid, use in state.journal_use.items() if use.counted_at(at) >= FORGOTTEN_BYTES}
         state.journal_use = kept
     elif gang is not None and not (isinstance(fact, facts.FabricNoted) and fact.changes):
-        size = counted_bytes(fact, gang.most_nodes)
-        gang.journal_use.add(size, at)
-        state.journal_use.setdefault(gang.owner_uid, JournalUse()).add(size, at)
+        size = counted_bytes(fact, gang.slurm.most_nodes)
+        gang.account.journal_use.add(size, at)
+        state.journal_use.setdefault(gang.account.owner_uid, JournalUse()).add(size, at)
 
 
 def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) -> None:
@@ -162,7 +167,7 @@ def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) 
     reported.pop(fact.node, None)
     state.reported_drains = reported
     if fact.if_run_has_node is not None:
-        reported[fact.node] = ReportedDrain(fact.gang, state.gangs[fact.gang].owner_uid, at)
+        reported[fact.node] = ReportedDrain(fact.gang, state.gangs[fact.gang].account.owner_uid, at)
         return
     recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
     state.taken_out_at = {**recent, fact.node: at}
@@ -178,7 +183,7 @@ def _count_failure(state: DurableState, node: str, at: float) -> None:
 
 def _why_excluded(state: DurableState, gang: Gang, node: str, requeue: facts.SlurmCallOwed) -> str:
     """Why the job is requeued without the node: why its member left, what is known of the node, or why the requeue."""
-    member, known = gang.members.get(node), state.node(node)
+    member, known = gang.roster.members.get(node), state.node(node)
     if member is not None and member.removed:
         return member.removal_reason
     return known.reason if known.health in OUT_OF_SERVICE else requeue.text.removeprefix("muster: ")
@@ -186,12 +191,13 @@ def _why_excluded(state: DurableState, gang: Gang, node: str, requeue: facts.Slu
 
 def _registered(fact: facts.GangRegistered, at: float) -> Gang:
     shown = _SHOWN_SPEC.dump_json(_SHOWN_SPEC.validate_json(fact.spec_json or "{}")).decode()
-    gang = Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, shown, at, phase_at=at)
-    gang.spec_chars = len(fact.spec_json)
+    account = Account(fact.owner_uid, fact.name, shown, at, spec_chars=len(fact.spec_json))
+    gang = Gang(fact.gang, fact.spec, account, SlurmJob(fact.job), phase_at=at)
     if path := fact.spec.resume_from:
         # Another gang has counted its generations. Whatever this one keeps is newer.
         name = parse_path(path)
-        gang.durable_path, gang.durable_version = path, Version(0, name.step if name is not None else 0)
+        gang.checkpoint.durable_path = path
+        gang.checkpoint.durable_version = Version(0, name.step if name is not None else 0)
     return gang
 
 
@@ -236,26 +242,26 @@ def _show_strongest_precursor(node: Node) -> None:
 
 def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
     if isinstance(fact, facts.PhaseChanged | facts.GenerationFenced | facts.GangEnded):
-        gang.progress = fact.progress or gang.progress
+        gang.newest.progress = fact.progress or gang.newest.progress
     match fact:
         case facts.MemberJoined():
             _add_member(gang, fact)
         case facts.FabricNoted():
             _note_fabric(gang, fact.fabric)
-            gang.wider_groups = fact.wider_groups if fact.changes else gang.wider_groups
+            gang.roster.wider_groups = fact.wider_groups if fact.changes else gang.roster.wider_groups
         case facts.MemberRemoved():
             _remove_member(gang, fact, at)
         case facts.PhaseChanged():
             _enter_phase(gang, fact.phase, at)
-            gang.reason, gang.phase_after_drain = fact.reason, fact.next_phase
+            gang.reason, gang.plans.phase_after_drain = fact.reason, fact.next_phase
             gang.order_serial += fact.phase is Phase.REQUEUED  # the agents are told to leave
-            gang.runs_given_back += fact.given_back
+            gang.slurm.runs_given_back += fact.given_back
         case facts.GangShrunk():
             _shrink(gang, fact.nodes)
         case facts.GenerationFenced():
             _fence_generation(gang, fact, at)
         case facts.HangDetected():
-            gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
+            gang.findings.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
             gang.order_serial += 1
         case facts.StragglerDetected():
             _note_straggler(gang, fact, at)
@@ -263,26 +269,26 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _note_disagreement(gang, fact.version, fact.node, fact.reason, fact.comparison_ends)
             gang.order_serial += fact.comparison_ends
         case facts.NotFiniteReported():
-            gang.not_finite = f"{fact.words} at step {fact.step}, on rank {fact.rank} ({fact.node})"
+            gang.findings.not_finite = f"{fact.words} at step {fact.step}, on rank {fact.rank} ({fact.node})"
         case facts.CorruptCopyFound():
-            gang.corrupt_copies = (*gang.corrupt_copies, fact)
+            gang.findings.corrupt_copies = (*gang.findings.corrupt_copies, fact)
         case facts.StateRestored():
-            gang.restored_generation = fact.generation
+            gang.restore.restored_generation = fact.generation
         case facts.StoreMoved():
-            gang.store_node, gang.store_at = fact.store_node, at
-            gang.stores_missed += fact.missed
+            gang.recovery.store_node, gang.recovery.store_at = fact.store_node, at
+            gang.recovery.stores_missed += fact.missed
             gang.order_serial += 1
         case facts.GenerationStarted():
             _start_generation(gang, fact, at)
         case facts.FirstStep():
-            gang.stepped_generation = fact.generation
-            gang.progress = replace(gang.progress, step=Version(fact.generation, fact.step))
+            gang.newest.stepped_generation = fact.generation
+            gang.newest.progress = replace(gang.newest.progress, step=Version(fact.generation, fact.step))
             if fact.observed_live:
-                gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
-            if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
-                gang.recoveries[-1].first_step_at = at
+                gang.newest.first_step_s = max(gang.newest.first_step_s, at - gang.newest.started_at)
+            if gang.recovery.recoveries and gang.recovery.recoveries[-1].generation == fact.generation:
+                gang.recovery.recoveries[-1].first_step_at = at
         case facts.FlushOrdered():
-            gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
+            gang.checkpoint.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
             gang.order_serial += 1
         case facts.FlushEnded():
             _end_flush(gang, fact)
@@ -291,30 +297,32 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.exit_code, gang.reason = fact.exit_code, fact.reason
             gang.order_serial += 1
         case facts.StopPlanned():
-            gang.stop = Stop(fact.reason, fact.next_phase, at)
+            gang.plans.stop = Stop(fact.reason, fact.next_phase, at)
             gang.order_serial += 1
         case facts.SwapPlanned():
-            gang.swap = Swap(fact.node, fact.reason, at, fact.requested_by, fact.gives_way_to)
-            gang.last_growth_at = at if fact.gives_way_to else gang.last_growth_at
+            gang.plans.swap = Swap(fact.node, fact.reason, at, fact.requested_by, fact.gives_way_to)
+            gang.growth.last_growth_at = at if fact.gives_way_to else gang.growth.last_growth_at
             gang.order_serial += 1
         case facts.GrowthPlanned():
-            gang.swap, gang.last_growth_at = Swap("", fact.reason, at, nodes=fact.nodes), at
+            gang.plans.swap, gang.growth.last_growth_at = Swap("", fact.reason, at, nodes=fact.nodes), at
             gang.order_serial += 1
         case facts.JobRestarted():
             _restart_job(gang, fact)
         case facts.JobChanged():
-            gang.job_nodes = fact.nodes
-            gang.most_nodes = max(gang.most_nodes, len(fact.nodes))
+            gang.slurm.job_nodes = fact.nodes
+            gang.slurm.most_nodes = max(gang.slurm.most_nodes, len(fact.nodes))
         case facts.JobEnded():
-            gang.job_over = True
+            gang.slurm.job_over = True
         case facts.PoolNodeRequested() | facts.PoolJobQueued() | facts.PoolRequestClosed():
             _apply_pool_request(gang, fact, at)
 
 
 def _note_straggler(gang: Gang, fact: facts.StragglerDetected, at: float) -> None:
-    others = [known for known in gang.stragglers if (known.generation, known.rank) != (fact.generation, fact.rank)]
+    others = [
+        known for known in gang.findings.stragglers if (known.generation, known.rank) != (fact.generation, fact.rank)
+    ]
     straggler = Straggler(fact.generation, fact.rank, fact.node, fact.reason, fact.response, at)
-    gang.stragglers = (*others[1 - STRAGGLERS_KEPT :], straggler)
+    gang.findings.stragglers = (*others[1 - STRAGGLERS_KEPT :], straggler)
 
 
 def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
@@ -324,7 +332,7 @@ def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
 
 
 def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
-    gang.members[fact.node] = Member(
+    gang.roster.members[fact.node] = Member(
         fact.node,
         fact.job,
         fact.incarnation,
@@ -334,40 +342,52 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
         nvlink_domain=fact.nvlink_domain,
         adapter_bandwidth=fact.adapter_bandwidth,
     )
-    for request in gang.pool.values():
+    for request in gang.growth.pool.values():
         if request.job == fact.job:
             request.node = fact.node
-            gang.members[fact.node].returned, gang.requests_in_vain = bool(request.wanted_node), 0
+            gang.roster.members[fact.node].returned, gang.growth.requests_in_vain = bool(request.wanted_node), 0
     gang.order_serial += 1
 
 
 def _note_fabric(gang: Gang, record: FabricRecord) -> None:
-    gang.fabric = record
-    before = {node: member.leaf for node, member in gang.members.items()}
-    for node in gang.members.keys() & record.fabric.nodes:
-        gang.members[node].leaf = record.fabric.leaf_name(node)
-    gang.order_serial += before != {node: member.leaf for node, member in gang.members.items()}  # agents know leaves
+    gang.roster.fabric = record
+    before = {node: member.leaf for node, member in gang.roster.members.items()}
+    for node in gang.roster.members.keys() & record.fabric.nodes:
+        gang.roster.members[node].leaf = record.fabric.leaf_name(node)
+    # Agents know leaves.
+    gang.order_serial += before != {node: member.leaf for node, member in gang.roster.members.items()}
 
 
 def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
-    member = gang.members[fact.node]
-    earlier = member.removed and (not gang.recoveries or fact.node not in gang.recoveries[-1].nodes_out)
+    member = gang.roster.members[fact.node]
+    earlier = member.removed and (
+        not gang.recovery.recoveries or fact.node not in gang.recovery.recoveries[-1].nodes_out
+    )
     if not member.removed:
         ended = fact.left_job or fact.reason == member.agent_ended_reason
         member.removed_at, member.fell_silent = at, not fact.alive and not ended
     member.removal_reason, member.alive = fact.reason, fact.alive
-    if fact.requested and gang.swap is not None and gang.swap.gives_way_to and gang.swap.node == fact.node:
+    if (
+        fact.requested
+        and gang.plans.swap is not None
+        and gang.plans.swap.gives_way_to
+        and gang.plans.swap.node == fact.node
+    ):
         member.gave_way = True
     member.gave_way |= fact.surplus
     gang.order_serial += 1
     if not fact.attributed:
-        gang.unattributed_node = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
-        gang.group_ranks_swapped_once += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
-    elif gang.unattributed_node == fact.node:
-        gang.unattributed_node = ""
-    if not gang.recoveries or gang.phase is not Phase.RECOVERING or earlier:
+        gang.recovery.unattributed_node = (
+            "" if any(recovery.hung for recovery in gang.recovery.recoveries[-2:]) else fact.node
+        )
+        gang.recovery.group_ranks_swapped_once += tuple(
+            seat.group_rank for seat in gang.roster.seats if seat.node == fact.node
+        )
+    elif gang.recovery.unattributed_node == fact.node:
+        gang.recovery.unattributed_node = ""
+    if not gang.recovery.recoveries or gang.phase is not Phase.RECOVERING or earlier:
         return  # `earlier`: the member was removed before this recovery, which did not wait for it
-    recovery = gang.recoveries[-1]
+    recovery = gang.recovery.recoveries[-1]
     if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
         recovery.nodes_out.append(fact.node)
         recovery.nodes_requested += [fact.node] * fact.requested
@@ -376,7 +396,7 @@ def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     if not recovery.hardware and fact.attributed and not fact.requested and not fact.undoes_growth:
         # The rank failed because of its node, so the failure does not count against the software.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
-        gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)
+        gang.recovery.failures_in_a_row = max(0, gang.recovery.failures_in_a_row - 1)
 
 
 def _apply_pool_request(
@@ -384,49 +404,49 @@ def _apply_pool_request(
 ) -> None:
     match fact:
         case facts.PoolNodeRequested():
-            gang.pool[fact.serial] = PoolRequest(
+            gang.growth.pool[fact.serial] = PoolRequest(
                 fact.serial, fact.requesting_node, fact.options, wanted_node=fact.wanted_node, until=fact.until
             )
-            gang.pool_serial, gang.pool_requested_at = fact.serial, gang.pool_requested_at or at
-            gang.last_request_at = at
+            gang.growth.pool_serial, gang.growth.pool_requested_at = fact.serial, gang.growth.pool_requested_at or at
+            gang.growth.last_request_at = at
             if fact.wanted_node:
-                gang.members[fact.wanted_node].asked_for_at = at
+                gang.roster.members[fact.wanted_node].asked_for_at = at
             gang.order_serial += 1
         case facts.PoolJobQueued():
-            gang.pool[fact.serial].job = fact.job
+            gang.growth.pool[fact.serial].job = fact.job
         case facts.PoolRequestClosed():
-            request = gang.pool.pop(fact.serial)
-            gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
-            gang.requests_in_vain += bool(request.until) and not request.node
-            member = gang.members.get(request.node)
+            request = gang.growth.pool.pop(fact.serial)
+            gang.growth.pool_refused = fact.reason if fact.refused else gang.growth.pool_refused
+            gang.growth.requests_in_vain += bool(request.until) and not request.node
+            member = gang.roster.members.get(request.node)
             if member is not None and member.job == request.job:
                 member.released = True
             gang.order_serial += 1
 
 
 def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
-    gang.fenced_generation = fact.generation
-    gang.store_node, gang.stores_missed = fact.store_node, 0
+    gang.recovery.fenced_generation = fact.generation
+    gang.recovery.store_node, gang.recovery.stores_missed = fact.store_node, 0
     # The cause may add what the stacks show.
-    hung, gang.hang = gang.hang is not None and fact.cause.startswith(gang.hang.reason), None
-    coming = any(not request.node for request in gang.pool.values())  # it was requested beforehand
-    gang.pool_requested_at, gang.pool_refused = at if coming else 0.0, ""
+    hung, gang.findings.hang = gang.findings.hang is not None and fact.cause.startswith(gang.findings.hang.reason), None
+    coming = any(not request.node for request in gang.growth.pool.values())  # it was requested beforehand
+    gang.growth.pool_requested_at, gang.growth.pool_refused = at if coming else 0.0, ""
     gang.order_serial += 1
     if gang.phase is Phase.GATHERING:
         _enter_phase(gang, Phase.PREFLIGHT, at)
     else:
         _enter_phase(gang, Phase.RECOVERING, at)
         if not fact.hardware:
-            came_further = fact.step_before > gang.furthest_step or _ran_long(gang, at)
-            gang.failures_in_a_row = 1 if came_further else gang.failures_in_a_row + 1
-            gang.unattributed_node = (
-                gang.unattributed_node if came_further else ""
+            came_further = fact.step_before > gang.recovery.furthest_step or _ran_long(gang, at)
+            gang.recovery.failures_in_a_row = 1 if came_further else gang.recovery.failures_in_a_row + 1
+            gang.recovery.unattributed_node = (
+                gang.recovery.unattributed_node if came_further else ""
             )  # ranks crash elsewhere, too: the node was not the cause
-        gang.furthest_step = max(gang.furthest_step, fact.step_before)
+        gang.recovery.furthest_step = max(gang.recovery.furthest_step, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
         recovery.crashed_on, recovery.hung = fact.crashed_on, hung
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
-        gang.recoveries = [*gang.recoveries[1 - RECOVERIES_KEPT :], recovery]
+        gang.recovery.recoveries = [*gang.recovery.recoveries[1 - RECOVERIES_KEPT :], recovery]
 
 
 def _shrink(gang: Gang, nodes: int) -> None:
@@ -438,61 +458,62 @@ def _shrink(gang: Gang, nodes: int) -> None:
 def _ran_long(gang: Gang, at: float) -> bool:
     """The script never declares a step, and the generation ran for long. Nothing else tells whether it made
     progress."""
-    return gang.stepped_generation == 0 and at - gang.started_at >= LONG_RUN_S
+    return gang.newest.stepped_generation == 0 and at - gang.newest.started_at >= LONG_RUN_S
 
 
 def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
-    before = {seat.node for seat in gang.seats}
+    before = {seat.node for seat in gang.roster.seats}
     _enter_phase(gang, Phase.STARTING, at)
-    gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
-    gang.swap = None
-    gang.not_finite, gang.runs_given_back = "", 0
-    gang.wider_groups, gang.extra_communication_s = fact.wider_groups, fact.extra_communication_s
-    gang.seats, gang.spares = fact.seats, fact.spares
+    gang.newest.generation, gang.newest.started_at, gang.slurm.runs_without_start = fact.generation, at, 0
+    gang.plans.swap = None
+    gang.findings.not_finite, gang.slurm.runs_given_back = "", 0
+    gang.roster.wider_groups, gang.roster.extra_communication_s = fact.wider_groups, fact.extra_communication_s
+    gang.roster.seats, gang.roster.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
-        gang.rank_counts[fact.generation] = gang.ranks
-    gang.master_node, gang.master_port = fact.master_node, fact.master_port
-    gang.restored_version, gang.restore_sources = fact.version, fact.sources
-    gang.other_sources = fact.other_sources
-    gang.parity_groups = fact.parity_groups
-    gang.resharded = fact.resharded
-    gang.agreed_groups = fact.agreed_groups
-    gang.mtbf_s = fact.mtbf_s
+        gang.checkpoint.rank_counts[fact.generation] = gang.ranks
+    gang.newest.master_node, gang.newest.master_port = fact.master_node, fact.master_port
+    gang.restore.restored_version, gang.restore.restore_sources = fact.version, fact.sources
+    gang.restore.other_sources = fact.other_sources
+    gang.restore.parity_groups = fact.parity_groups
+    gang.restore.resharded = fact.resharded
+    gang.newest.agreed_groups = fact.agreed_groups
+    gang.newest.mtbf_s = fact.mtbf_s
     if fact.version is not None and fact.warning:
         _note_disagreement(gang, fact.version, "", f"step {fact.version.step} is restored: {fact.warning}")
-    gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory does not change it
+    # A start from memory does not change it.
+    gang.checkpoint.durable_path = fact.durable_path or gang.checkpoint.durable_path
     gang.order_serial += 1
-    if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
-        recovery = gang.recoveries[-1]
+    if gang.recovery.recoveries and gang.recovery.recoveries[-1].generation == fact.generation:
+        recovery = gang.recovery.recoveries[-1]
         recovery.action, recovery.fenced_at, recovery.started_at = fact.action, fact.fenced_at, at
-        origin = fact.version or (gang.durable_version if fact.durable_path else None)
+        origin = fact.version or (gang.checkpoint.durable_version if fact.durable_path else None)
         recovery.step_restored = origin.step if origin else 0
         recovery.nodes_in = sorted({seat.node for seat in fact.seats} - before)
         recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
 
 
 def _note_disagreement(gang: Gang, version: Version, node: str, reason: str, comparison_ends: bool = False) -> None:
-    count = 1 + (gang.disagreement.count if gang.disagreement is not None else 0)
-    gang.disagreement = Disagreement(version, node, reason, comparison_ends, count)
+    count = 1 + (gang.findings.disagreement.count if gang.findings.disagreement is not None else 0)
+    gang.findings.disagreement = Disagreement(version, node, reason, comparison_ends, count)
 
 
 def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
-    flush = gang.flush
+    flush = gang.checkpoint.flush
     if flush is None or flush.serial != fact.serial:
         return
     flush.path, flush.error = fact.path, fact.error
     if fact.path:
-        gang.durable_path, gang.durable_version = fact.path, fact.version or flush.version
+        gang.checkpoint.durable_path, gang.checkpoint.durable_version = fact.path, fact.version or flush.version
 
 
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
-    gang.job, gang.restart_count = fact.job, fact.restart_count
-    gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
-    gang.other_sources, gang.corrupt_copies, gang.parity_groups = (), (), ()
-    gang.job_nodes = ()
-    gang.restored_version = gang.stop = gang.swap = gang.hang = None
-    gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
-    gang.stragglers, gang.disagreement, gang.not_finite = (), None, ""
-    gang.furthest_step = 0  # the new run may start from an old checkpoint
-    gang.fenced_generation = -1
+    gang.slurm.job, gang.slurm.restart_count = fact.job, fact.restart_count
+    gang.roster.members, gang.roster.seats, gang.roster.spares, gang.restore.restore_sources = {}, (), (), ()
+    gang.restore.other_sources, gang.findings.corrupt_copies, gang.restore.parity_groups = (), (), ()
+    gang.slurm.job_nodes = ()
+    gang.restore.restored_version = gang.plans.stop = gang.plans.swap = gang.findings.hang = None
+    gang.recovery.unattributed_node, gang.recovery.group_ranks_swapped_once = "", ()
+    gang.findings.stragglers, gang.findings.disagreement, gang.findings.not_finite = (), None, ""
+    gang.recovery.furthest_step = 0  # the new run may start from an old checkpoint
+    gang.recovery.fenced_generation = -1
     gang.order_serial += 1

@@ -2,7 +2,8 @@
 
 The journal stores each fact by its class name and its field names, the durable state by its field names, and the cause
 of a decision by the event's class name and field names. A class or field that is renamed keeps its stored name: a row
-of this table says which. So a journal reads the same in every version, and every version writes the same bytes.
+of this table says which. So a journal reads the same in every version, and every version writes the same names. The
+fields of a gang's records are stored as fields of the gang (`durable_state.Gang`).
 
 Rename a class: add it to STORED_CLASSES. Rename a field: add it to STORED_FIELDS under the class's present name, and
 mark the class with `keeps_stored_names`. A row is never removed.
@@ -43,41 +44,39 @@ STORED_CLASSES: dict[str, str] = {
 """Present class name → stored class name."""
 
 STORED_FIELDS: dict[str, dict[str, str]] = {
+    "Account": {"shown_spec": "spec_json"},
     "AgentStatus": {
         "fenced_generation": "fenced",
         "sigterm_notice": "notice",
         "stacks_generation": "stacks",
     },
+    "Checkpoint": {"rank_counts": "sizes"},
     "DurableState": {"correlated_faults": "echoes", "last_call": "calls", "taken_out_at": "taken"},
     "FirstStep": {"observed_live": "watched"},
-    "Gang": {
-        "shown_spec": "spec_json",
-        "completion_owed": "completed",
-        "failures_in_a_row": "failures",
-        "fenced_generation": "fenced",
-        "furthest_step": "reached",
-        "group_ranks_swapped_once": "doubts",
-        "order_serial": "serial",
-        "phase_after_drain": "drain_to",
-        "pool_requested_at": "pool_since",
-        "rank_counts": "sizes",
-        "restore_sources": "sources",
-        "restored_version": "version",
-        "runs_without_start": "in_vain",
-        "stepped_generation": "stepped",
-        "unattributed_node": "doubted",
-    },
+    "Gang": {"order_serial": "serial"},
+    "Growth": {"pool_requested_at": "pool_since"},
     "Member": {"removal_reason": "out"},
     "MemberRemoved": {"attributed": "proven"},
+    "NewestGeneration": {"stepped_generation": "stepped"},
     "Node": {"health": "verdict"},
     "NodeJudged": {"health": "verdict"},
     "NodeSignalled": {"signal_action": "judgement"},
     "PhaseChanged": {"next_phase": "after"},
+    "Plans": {"phase_after_drain": "drain_to"},
     "PoolNodeRequested": {"requesting_node": "via"},
     "PoolRequest": {"requesting_node": "via"},
+    "RecoveryState": {
+        "failures_in_a_row": "failures",
+        "fenced_generation": "fenced",
+        "furthest_step": "reached",
+        "group_ranks_swapped_once": "doubts",
+        "unattributed_node": "doubted",
+    },
+    "Restore": {"restore_sources": "sources", "restored_version": "version"},
     "Seat": {"watched_peers": "neighbours"},
     "Shard": {"primary": "own"},
     "ShardSource": {"primary": "own"},
+    "SlurmJob": {"completion_owed": "completed", "runs_without_start": "in_vain"},
     "SlurmJobChanged": {"pending_reason": "waits"},
     "Stop": {"next_phase": "after"},
     "StopPlanned": {"next_phase": "after"},
@@ -93,8 +92,12 @@ def stored_class(kind: type) -> str:
     return STORED_CLASSES.get(kind.__name__, kind.__name__)
 
 
+def stored_field(kind: type, name: str) -> str:
+    """The name under which the field `name` of `kind` is stored."""
+    return STORED_FIELDS.get(kind.__name__, {}).get(name, name)
+
+
 def keeps_stored_names(kind: type[Stored]) -> type[Stored]:
     """Class decorator: JSON of `kind` has the stored field names. Applied before `kind` is part of another class."""
-    fields = STORED_FIELDS.get(kind.__name__, {})
-    config = ConfigDict(alias_generator=lambda name: fields.get(name, name), **NUMBERS_AS_WRITTEN)
+    config = ConfigDict(alias_generator=lambda name: stored_field(kind, name), **NUMBERS_AS_WRITTEN)
     return with_config(config)(kind)

@@ -49,10 +49,12 @@ class Outcome:
 def progress_of(gang: Gang, seen: ObservedGang) -> facts.Progress:
     """How far the gang has come: what is observed of its newest generation, and otherwise what the journal has."""
     of_newest = (agent.status.committed for agent in seen.agents.values())
-    committed = [version for version in of_newest if version is not None and version.generation == gang.generation]
+    committed = [
+        version for version in of_newest if version is not None and version.generation == gang.newest.generation
+    ]
     generation, step = seen.last_step
-    observed = Version(generation, step) if generation and generation == gang.generation else None
-    known = gang.progress
+    observed = Version(generation, step) if generation and generation == gang.newest.generation else None
+    known = gang.newest.progress
     return facts.Progress(
         max(filter(None, (known.step, observed)), default=None),
         max(filter(None, (known.committed, *committed)), default=None),
@@ -83,7 +85,7 @@ class Turn:
         if isinstance(fact, facts.PhaseChanged | facts.GenerationFenced | facts.GangEnded):
             gang = self.state.gangs[fact.gang]
             progress = progress_of(gang, self.observed.gangs.get(gang.id, ObservedGang()))
-            fact = fact if progress == gang.progress else replace(fact, progress=progress)
+            fact = fact if progress == gang.newest.progress else replace(fact, progress=progress)
         apply(self.state, fact, self.now)
         self.index.note_fact(fact)
         self.outcome.facts.append(fact)
@@ -133,12 +135,12 @@ class GangTurn:
     @property
     def job_requeued(self) -> bool:
         """Slurm has put the job back into its queue, or has started it again."""
-        return self.observed.job_restarts > self.gang.restart_count and not self.observed.job_ended
+        return self.observed.job_restarts > self.gang.slurm.restart_count and not self.observed.job_ended
 
     @property
     def job_ended(self) -> str:
         """Slurm's word for how the job ended; empty if it has not ended, or was started again since."""
-        known = self.observed.job_restarts >= self.gang.restart_count
+        known = self.observed.job_restarts >= self.gang.slurm.restart_count
         return (self.observed.job_ended or "") if known else ""
 
     def is_out_of_service(self, node: str) -> bool:
@@ -147,19 +149,19 @@ class GangTurn:
 
     def usable(self) -> list[Member]:
         """Members that may carry ranks and whose node is in service."""
-        return [m for m in self.gang.present() if not self.is_out_of_service(m.node)]
+        return [m for m in self.gang.roster.present() if not self.is_out_of_service(m.node)]
 
     def has_fenced(self, node: str) -> bool:
         """The node's agent is attached, and has ended every rank up to the fence."""
         return (
             self.observed.is_attached(node)
-            and self.observed.status(node).fenced_generation >= self.gang.fenced_generation
+            and self.observed.status(node).fenced_generation >= self.gang.recovery.fenced_generation
         )
 
     def store_listens(self) -> bool:
         """The rendezvous store of the next generation is open."""
-        status = self.observed.status(self.gang.store_node)
-        return status.store_port > 0 and status.store_generation == self.gang.fenced_generation + 1
+        status = self.observed.status(self.gang.recovery.store_node)
+        return status.store_port > 0 and status.store_generation == self.gang.recovery.fenced_generation + 1
 
     def shards_in_memory(self) -> dict[str, tuple[Shard, ...]]:
         """Shards in the memory of every attached agent, by node. Members that were removed alive count, too.
@@ -174,7 +176,7 @@ class GangTurn:
         return {node: status.parities for node, status in self._sources() if status.parities}
 
     def _sources(self) -> list[tuple[str, AgentStatus]]:
-        members = self.gang.members
+        members = self.gang.roster.members
         return [
             (node, agent.status)
             for node, agent in self.observed.agents.items()

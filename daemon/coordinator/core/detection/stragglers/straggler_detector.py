@@ -28,7 +28,7 @@ FINDINGS_PER_GENERATION = 8
 def detect_stragglers(gang_turn: GangTurn) -> None:
     """Judge the blocks that are whole now. Record each node whose ranks are stragglers, and again when they last."""
     gang, blocks = gang_turn.gang, gang_turn.observed.blocks
-    if blocks.generation != gang.generation:
+    if blocks.generation != gang.newest.generation:
         return
     for block in blocks.take_whole(gang.ranks):
         follow(blocks.paces, block, gang.spec.ranks_per_node, gang_turn.now)
@@ -49,7 +49,7 @@ def lasts(pace: RankPace, rule: StragglerRule, now: float) -> bool:
 def _record(gang_turn: GangTurn, group_rank: int, stragglers: Mapping[int, RankPace]) -> None:
     """Record the stragglers of one seat once, and once more when one of them lasts."""
     gang, rule = gang_turn.gang, gang_turn.turn.limits.straggler
-    known = [straggler for straggler in gang.stragglers if straggler.generation == gang.generation]
+    known = [straggler for straggler in gang.findings.stragglers if straggler.generation == gang.newest.generation]
     mine = next((straggler for straggler in known if _group_rank(gang, straggler.rank) == group_rank), None)
     if mine is None and len(known) < FINDINGS_PER_GENERATION:
         _record_stragglers(gang_turn, group_rank, stragglers, None)
@@ -63,7 +63,7 @@ def _record_stragglers(
     gang_turn: GangTurn, group_rank: int, stragglers: Mapping[int, RankPace], rule: StragglerRule | None
 ) -> None:
     gang = gang_turn.gang
-    node = next((seat.node for seat in gang.seats if seat.group_rank == group_rank), "")
+    node = next((seat.node for seat in gang.roster.seats if seat.group_rank == group_rank), "")
     if not node:
         return
     reason = _reason(stragglers, gang.spec.ranks_per_node, node)
@@ -74,7 +74,9 @@ def _record_stragglers(
         who = "it was" if len(stragglers) == 1 else "they were"
         reason += f"; {who} slow on {elsewhere}, too, so the cause is in the job" if elsewhere else ""
         response = Response.RECORD if elsewhere else rule.response
-    gang_turn.turn.record(facts.StragglerDetected(gang.id, gang.generation, min(stragglers), node, reason, response))
+    gang_turn.turn.record(
+        facts.StragglerDetected(gang.id, gang.newest.generation, min(stragglers), node, reason, response)
+    )
 
 
 def _reason(stragglers: Mapping[int, RankPace], ranks_per_node: int, node: str) -> str:
@@ -92,7 +94,7 @@ def _reason(stragglers: Mapping[int, RankPace], ranks_per_node: int, node: str) 
 
 def _slow_before_on(gang: Gang, group_rank: int, node: str) -> str:
     """Another node on which ranks of the same seat were stragglers that lasted; empty if there is none."""
-    before = (straggler for straggler in gang.stragglers if straggler.response is not None)
+    before = (straggler for straggler in gang.findings.stragglers if straggler.response is not None)
     mine = (straggler for straggler in before if _group_rank(gang, straggler.rank) == group_rank)
     return next((straggler.node for straggler in mine if straggler.node != node), "")
 

@@ -19,9 +19,15 @@ that follows at once would cost a job's start."""
 def give_back(gang_turn: GangTurn, is_awaited: bool) -> None:
     """Remove the nodes that are left over while the gang trains. `is_awaited`: a node with ranks waits for a spare."""
     gang = gang_turn.gang
-    seats = len(gang.seats) if undone_growth.grows_later(gang, gang_turn.now) else gang.spec.nodes
+    seats = len(gang.roster.seats) if undone_growth.grows_later(gang, gang_turn.now) else gang.spec.nodes
     many = len(gang_turn.index.present) - seats - gang.spec.spares
-    if many <= 0 or not gang.pool or gang.phase is not Phase.RUNNING or gang.swap is not None or is_awaited:
+    if (
+        many <= 0
+        or not gang.growth.pool
+        or gang.phase is not Phase.RUNNING
+        or gang.plans.swap is not None
+        or is_awaited
+    ):
         return
     for member in _without_ranks(gang)[:many]:
         agent = gang_turn.observed.agents.get(member.node)
@@ -35,6 +41,6 @@ def give_back(gang_turn: GangTurn, is_awaited: bool) -> None:
 
 def _without_ranks(gang: Gang) -> list[Member]:
     """The members without ranks that came with a job of their own, those of the shared pool first."""
-    seated = {seat.node for seat in gang.seats}
-    idle = [member for member in gang.present() if member.job != gang.job and member.node not in seated]
+    seated = {seat.node for seat in gang.roster.seats}
+    idle = [member for member in gang.roster.present() if member.job != gang.slurm.job and member.node not in seated]
     return sorted(idle, key=lambda member: not gang.is_of_pool(member))

@@ -33,7 +33,7 @@ MOST_DOUBLINGS = 6
 
 def suspected(gang: Gang) -> Recovery | None:
     """The growth that seems to be why the ranks have failed, while no rank runs; None: there is none."""
-    if gang.phase is not Phase.RECOVERING or is_undone(gang) or gang.recoveries[-1].hardware:
+    if gang.phase is not Phase.RECOVERING or is_undone(gang) or gang.recovery.recoveries[-1].hardware:
         return None
     return _unproven_growth(gang)
 
@@ -58,12 +58,12 @@ def go_back(gang_turn: GangTurn, growth: Recovery, pool_has_room: bool) -> None:
 
 def is_undone(gang: Gang) -> bool:
     """This recovery undoes a growth: the software has not failed on the nodes that are left."""
-    return gang.phase is Phase.RECOVERING and bool(gang.recoveries[-1].nodes_undone)
+    return gang.phase is Phase.RECOVERING and bool(gang.recovery.recoveries[-1].nodes_undone)
 
 
 def times_undone(gang: Gang) -> int:
     """How many growths of the gang were undone."""
-    return sum(bool(recovery.nodes_undone) for recovery in gang.recoveries)
+    return sum(bool(recovery.nodes_undone) for recovery in gang.recovery.recoveries)
 
 
 def grows_later(gang: Gang, now: float) -> bool:
@@ -73,14 +73,16 @@ def grows_later(gang: Gang, now: float) -> bool:
 
 def next_at(gang: Gang) -> float:
     """Before that (seconds) the gang neither grows nor leaves a node of the pool; 0: it has not grown yet."""
-    return gang.last_growth_at and gang.last_growth_at + PAUSE_S * 2 ** min(times_undone(gang), MOST_DOUBLINGS)
+    return gang.growth.last_growth_at and gang.growth.last_growth_at + PAUSE_S * 2 ** min(
+        times_undone(gang), MOST_DOUBLINGS
+    )
 
 
 def _unproven_growth(gang: Gang) -> Recovery | None:
     """The growth that is the last change of the gang's nodes, if the software has failed often enough since, and no
     generation has trained for long; else None."""
     failures = 0
-    newest_first = gang.recoveries[::-1]
+    newest_first = gang.recovery.recoveries[::-1]
     for recovery, started in pairwise(newest_first):
         ended_at = recovery.suspected_at if recovery.hung else recovery.detected_at
         if recovery.generation != started.generation + 1:

@@ -28,7 +28,7 @@ def plan(gang_turn: GangTurn, request: events.SwapRequested) -> None:
     beyond_limits = circuit_breaker.why_no_request(turn.state, gang, turn.limits, turn.now)
     if not beyond_limits and why_not(gang_turn, request.node) is None:
         reason = requested_words(request.by, request.reason)
-        turn.record(facts.SwapPlanned(gang.id, request.node, gang.generation, reason, request.by))
+        turn.record(facts.SwapPlanned(gang.id, request.node, gang.newest.generation, reason, request.by))
 
 
 def requested_words(by: str, reason: str) -> str:
@@ -48,12 +48,12 @@ def _why_not_that_node(gang_turn: GangTurn, node: str) -> str:
     gang = gang_turn.gang
     if gang.final:
         return f"the job is over: it is {gang.phase}"
-    member, seated = gang.members.get(node), [seat.node for seat in gang.seats]
+    member, seated = gang.roster.members.get(node), [seat.node for seat in gang.roster.seats]
     right = f"name one of the nodes that carry its ranks: {' '.join(seated) or 'none does yet'}"
     if member is None:
-        return f"{node} is no node of job {gang.job}; {right}"
+        return f"{node} is no node of job {gang.slurm.job}; {right}"
     if member.removed:
-        return f"{node} has left job {gang.job} already ({member.removal_reason})"
+        return f"{node} has left job {gang.slurm.job} already ({member.removal_reason})"
     return "" if node in seated else f"{node} carries no rank: it is a spare; {right}"
 
 
@@ -62,20 +62,22 @@ def _why_not_that_gang(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
     if gang_turn.turn.limits.observe:
         return "the site has Muster in observe mode, in which no node is swapped"
-    if gang.swap is not None and gang.swap.nodes:
-        return f"the gang {gang.swap.reason}; try again when that is over"
-    if gang.swap is not None:
-        return f"a swap is under way: {gang.swap.node} is left ({gang.swap.reason}); try again when it is over"
-    if gang.stop is not None:
-        return f"the ranks are stopping already: {gang.stop.reason}"
+    if gang.plans.swap is not None and gang.plans.swap.nodes:
+        return f"the gang {gang.plans.swap.reason}; try again when that is over"
+    if gang.plans.swap is not None:
+        return (
+            f"a swap is under way: {gang.plans.swap.node} is left ({gang.plans.swap.reason}); try again when it is over"
+        )
+    if gang.plans.stop is not None:
+        return f"the ranks are stopping already: {gang.plans.stop.reason}"
     if gang.phase is not Phase.RUNNING:
         return f"the gang is {gang.phase}: a node can be swapped while the gang is RUNNING"
-    if gang.hang is not None:
-        return f"the gang hangs, and is restarted: {gang.hang.reason}"
+    if gang.findings.hang is not None:
+        return f"the gang hangs, and is restarted: {gang.findings.hang.reason}"
     if not progress_timeouts.has_finished_step(gang_turn):
-        return f"generation {gang.generation} has finished no step yet: try again after its first step"
+        return f"generation {gang.newest.generation} has finished no step yet: try again after its first step"
     if not planned_swap.may_plan(gang_turn):
-        return f"no step of generation {gang.generation} is whole in memory yet: try again after the next commit"
+        return f"no step of generation {gang.newest.generation} is whole in memory yet: try again after the next commit"
     return ""
 
 
@@ -83,8 +85,8 @@ def _why_no_spare(gang_turn: GangTurn, node: str) -> str:
     """Why no spare can take the place of `node`: without one, the job would have fewer nodes."""
     if planned_swap.free_spares(gang_turn) > 0:
         return ""
-    seated = {seat.node for seat in gang_turn.gang.seats}
-    spares = [member.node for member in gang_turn.gang.present() if member.node not in seated]
+    seated = {seat.node for seat in gang_turn.gang.roster.seats}
+    spares = [member.node for member in gang_turn.gang.roster.present() if member.node not in seated]
     if not spares:
         return (
             f"the job has no spare that could take the place of {node}: submit it with `spares`, or with `pool_nodes`"
