@@ -116,7 +116,7 @@ async def _show_script(submission: Submission, options: argparse.Namespace) -> N
 async def _check_paths(spec: JobSpec, job_toml: Path) -> None:
     mounts, search_path = path_checks.MOUNTS.read_text(), os.environ.get("PATH", os.defpath)
     paths = "a path of the job (run_dir, work_dir, command)"
-    check = partial(path_checks.check_paths, spec, mounts, search_path, job_toml.absolute().parent)
+    check = partial(path_checks.check_paths, spec, mounts, search_path, Path(os.path.abspath(job_toml)).parent)
     for doubt in await look(paths, check):
         print_note(f"muster: {doubt}")
 
