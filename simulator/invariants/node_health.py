@@ -57,12 +57,15 @@ class NodeHealthInvariant:
         """Nodes that Slurm has drained, and whose health changes next."""
         self._reset_nodes: dict[tuple[str, int], set[str]] = {}
         self._ended_by_sigkill: set[tuple[str, int]] = set()
+        self._crashed_nodes: dict[tuple[str, int], set[str]] = {}
+        """By gang and generation: the nodes on which a rank has crashed because of itself or its node."""
         self._crashed_unseen: dict[tuple[str, int], str] = {}
         """By gang and generation: the node on which a signal ended a rank while nobody coordinated."""
 
     def rank_crashed(self, generation: tuple[str, int], node: str, exit_code: int) -> None:
         """A rank has crashed because of itself or its node."""
         self._crash_counts[node] = self._crash_counts.get(node, 0) + 1
+        self._crashed_nodes.setdefault(generation, set()).add(node)
         if exit_code == EXIT_BY_SIGKILL:
             self._ended_by_sigkill.add(generation)
         if exit_code < 0 and not self._world.coordinator.alive:
@@ -78,7 +81,8 @@ class NodeHealthInvariant:
         generation = (fact.gang, fact.generation)
         cause = self._crashed_unseen.get(generation, "")
         require(
-            cause in ("", fact.crashed_on)
+            not cause
+            or fact.crashed_on in self._crashed_nodes[generation]
             or fact.crashed_on not in self._reset_nodes.get(generation, set())
             or self._reachability.was_unreachable(COORDINATOR, fact.gang, cause),
             f"invariant 3: {fact.crashed_on} is named for a crash, and a rank on {cause} had crashed before",

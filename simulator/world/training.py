@@ -154,10 +154,15 @@ class Training:
 
     def _finish_step(self, ranks: list[Rank], last: bool) -> None:
         self._one_more_step = False
+        if self._steps_finished:  # ranks that hung one step behind the others have gone on
+            self._note_finished([rank for rank in ranks if rank.step < self.step], last=False)
         self.step += 1
         self._steps_finished += 1
         self.last_step_at = self._world.schedule.now
         self._world.step_times.measure(self.step, ranks)
+        self._note_finished(ranks, last)
+
+    def _note_finished(self, ranks: list[Rank], last: bool) -> None:
         by_agent: dict[str, tuple[Agent, list[int]]] = {}
         for rank in ranks:
             rank.step, first = self.step, not rank.progressed
@@ -173,7 +178,7 @@ class Training:
         """Since when every rank waits for one that hangs; infinite if none hangs, or if the ranks evaluate or save."""
         if self.in_declared_phase or not any(rank.hung for rank in self.ranks.values()):
             return float("inf")
-        return max(self._hung_at, self.last_step_at)
+        return max(self._hung_at, self.last_step_at, self.phase_changed_at)
 
     def idle_s(self, now: float, ended_within_s: float) -> float:
         """For how many seconds every rank waits already, or has waited until a moment ago; 0: none of both."""

@@ -67,15 +67,19 @@ def test_a_crash_counts_although_its_agent_was_cut_off_later() -> None:
     assert (fenced.crashed_on, fenced.hardware) == (CULPRIT, False)
 
 
-def test_a_node_is_named_for_its_first_rank_although_another_one_died_of_the_reset() -> None:
+@pytest.mark.parametrize("exit_code", [1, -11])
+def test_a_node_is_named_for_its_first_rank_although_another_one_died_of_the_reset(exit_code: int) -> None:
+    """A rank on the other node crashes by itself, too, but later."""
     world = Scenario(2, 0, ranks_per_node=2)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 2)
-    world.world.coordinator_restart_s = 1.0
+    world.world.coordinator_restart_s = 3.0
     world.world.crash_coordinator("as the script says")
     culprit, training = world.agent(CULPRIT), world.world.newest_training("g")
     assert training is not None
-    culprit.rank_exited(min(culprit.ranks.values(), key=lambda rank: rank.rank), -11, "")
-    training.reset_connections("", 1.0, within_s=0.2)
+    culprit.rank_exited(min(culprit.ranks.values(), key=lambda rank: rank.rank), exit_code, "")
+    training.reset_connections(VICTIM, 1.0, within_s=0.2)
+    world.run_for(1.5)
+    world.kill_rank(VICTIM, -11)
     world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
     assert world.facts(facts.GenerationFenced)[-1].crashed_on == CULPRIT
 
