@@ -48,6 +48,24 @@ def test_the_first_to_fail_is_named_whoever_attaches_first(order: tuple[str, str
     assert not fenced.hardware
 
 
+def test_a_rank_that_dies_just_after_a_coordinator_has_started_may_have_died_of_an_earlier_crash() -> None:
+    world = Scenario(2, 0)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 2)
+    pairs = ((CULPRIT, "coordinator"), ("coordinator", CULPRIT))
+    world.world.slurmd_connected.add(CULPRIT)
+    world.world.coordinator_restart_s = 0.5
+    world.world.crash_coordinator("as the script says")
+    world.cut(*pairs)
+    world.run_for(0.45)
+    world.kill_rank(CULPRIT, -11)
+    world.run_for(0.1)
+    world.kill_rank(VICTIM, 1)
+    world.run_for(0.5)
+    world.heal(*pairs)
+    world.run_until(lambda: world.gang.recovery.fenced_generation == 1)
+    assert world.facts(facts.GenerationFenced)[-1].crashed_on == CULPRIT
+
+
 def test_a_crash_counts_although_its_agent_was_cut_off_later() -> None:
     """The agent of the culprit ends its other rank by itself, which says nothing of why the first one had ended."""
     world = Scenario(3, 0, ranks_per_node=2)

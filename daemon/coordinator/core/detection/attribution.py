@@ -60,10 +60,10 @@ def exit_of(gang_turn: GangTurn, node: str, rank: RankState) -> RankExit:
 
 
 def may_have_failed_earlier_elsewhere(gang_turn: GangTurn, failed: Sequence[RankExit]) -> bool:
-    """These ranks failed while nobody coordinated, and an agent that may know of an earlier failure is about to attach
-    again. A healthy rank dies of the reset of a peer's connection, and its agent may attach first."""
+    """These ranks failed while nobody coordinated, or soon after, and an agent that may know of an earlier failure is
+    about to attach again. A healthy rank dies of the reset of a peer's connection, and its agent may attach first."""
     late = gang_turn.index.unattached.intersection(seat.node for seat in gang_turn.gang.roster.seats)
-    unseen = min(one.at for one in failed) < gang_turn.turn.observed.observing_since
+    unseen = min(one.at for one in failed) < gang_turn.turn.observed.observing_since + SAME_TIME_S
     return unseen and not late <= gang_turn.observed.suspected_since.keys()
 
 
