@@ -113,7 +113,7 @@ class TrainingGang:
         if gang is None or gang.phase is Phase.GATHERING:
             return AgentStatus()
         fencing = gang.phase in (Phase.PREFLIGHT, Phase.RECOVERING)
-        store = fencing and gang.recovery.store_node == node
+        store = fencing and gang.recovery.next_store_node == node
         seat = next((seat for seat in gang.roster.seats if seat.node == node), None)
         first = seat.group_rank * RANKS_PER_NODE if seat else 0
         own = range(first, first + RANKS_PER_NODE) if seat else range(0)

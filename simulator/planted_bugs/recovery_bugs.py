@@ -101,13 +101,13 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "leave-on-one-signal-for-ever": PlantedBug(
         "The ranks of each generation after a planned swap are asked to leave again.",
-        function="_start_generation",
+        function="state_updates._start_generation",
         code="swap = None",
         bug="pass",
     ),
     "take-a-planned-swap-for-the-end": PlantedBug(
         "The job counts as done when its ranks have exited for a planned swap.",
-        function="transitions._run",
+        function="transitions._supervise_running",
         code="whole and A is not None and B and have_ranks_stopped(C)",
         bug="False",
     ),

@@ -34,7 +34,7 @@ class Fleet:
             self.say(events.AgentAttached(gang, node, job, 0, "a", f"{node}:9", number == 0, "", AgentStatus()))
         known = self.core.state.gangs[gang]
         for node in nodes(gang):
-            listens = 4000 if known.recovery.store_node == node else 0
+            listens = 4000 if known.recovery.next_store_node == node else 0
             self._reports(
                 gang, node, AgentStatus(store_port=listens, store_generation=1, order_serial=known.order_serial)
             )

@@ -424,7 +424,7 @@ def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves
     while not gang.final and now < 3600:
         now += 1.0
         for node in ("n0", "n1"):
-            opens = reserves and node == "n1" == gang.recovery.store_node
+            opens = reserves and node == "n1" == gang.recovery.next_store_node
             status = events.AgentStatus(
                 order_serial=gang.order_serial, store_port=5 * opens, store_generation=1, store_reserved=opens
             )

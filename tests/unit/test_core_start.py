@@ -39,7 +39,7 @@ def attaches(core: Core, node: str, now: float, *shards: Shard, opens: bool = Tr
     one = gang.roster.members[node]
     status = AgentStatus(
         fenced_generation=gang.recovery.fenced_generation,
-        store_port=4000 if opens and node == gang.recovery.store_node else 0,
+        store_port=4000 if opens and node == gang.recovery.next_store_node else 0,
         store_generation=gang.recovery.fenced_generation + 1,
         shards=shards,
     )
@@ -103,7 +103,7 @@ def test_a_store_moves_at_once_from_a_node_that_is_removed() -> None:
     world = training()
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-    assert world.gang.recovery.store_node == "n0"
+    assert world.gang.recovery.next_store_node == "n0"
     world.kill_agent("n0")
     world.run_until(lambda: world.gang.newest.stepped_generation == 2, 5.0)
     assert len(moved(world)) == 1
@@ -127,6 +127,6 @@ def test_a_store_moves_at_once_from_a_spare_to_a_node_that_carries_ranks() -> No
         world.post_event(events.PeerAccused("g", "n1", node, Silence.NO_ANSWER))
     crashed = AgentStatus(ranks=(RankState(1, 1, running=False, exit_code=1),))
     world.post_event(events.AgentReported("g", "n2", world.gang.roster.members["n2"].incarnation, crashed))
-    assert world.gang.recovery.store_node == "n1"
+    assert world.gang.recovery.next_store_node == "n1"
     world.run_until(lambda: moved(world) == ["n0"])
     assert world.agent("n1").store_port == 0, "it is not waited for"

@@ -258,7 +258,7 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
             checked = sorted(m.node for m in gang.roster.present() if gang.spec.preflight and m.check is None)
             if checked:
                 return "the node checks" + _listed(" of ", checked)
-            return f"{gang.recovery.store_node} to open the rendezvous store"
+            return f"{gang.recovery.next_store_node} to open the rendezvous store"
         case Phase.STARTING:
             late = sorted(seat.node for seat in gang.roster.seats if not _all_run(gang, seen, seat.node))
             return "ranks to start" + _listed(" on ", late)
@@ -300,7 +300,7 @@ def _after_fence(gang: Gang) -> str:
         return "the last checkpoint to be written to durable storage"
     if coming := [request for request in gang.growth.pool.values() if not request.node]:
         return "a node of the shared pool" + _listed(", job ", [str(request.job) for request in coming if request.job])
-    return f"{gang.recovery.store_node} to open the rendezvous store"
+    return f"{gang.recovery.next_store_node} to open the rendezvous store"
 
 
 def _requested(gang: Gang) -> str:

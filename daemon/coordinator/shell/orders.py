@@ -66,7 +66,7 @@ class Orders:
             order.requeued = not out
         elif gang.phase in _FENCING:
             order.duty = pb.DUTY_FENCE
-            order.generation, order.store_node = max(gang.recovery.fenced_generation, 0), gang.recovery.store_node
+            order.generation, order.store_node = max(gang.recovery.fenced_generation, 0), gang.recovery.next_store_node
         elif gang.phase in _TRAINING and has_ranks:
             _set_run(order, gang)
         else:
@@ -104,9 +104,9 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     for seat in sorted(gang.roster.seats, key=lambda seat: seat.group_rank):
         for local in range(per_node):
             order.places.add(rank=seat.group_rank * per_node + local, node=seat.node, local_rank=local)
-    master = gang.roster.members.get(gang.newest.master_node)
+    master = gang.roster.members.get(gang.newest.current_store_node)
     order.master_addr = master.peer_address.rpartition(":")[0].strip("[]") if master else ""
-    order.master_port = gang.newest.master_port
+    order.master_port = gang.newest.current_store_port
     order.keep_stacks = gang.findings.hang is not None
     order.agreed_groups.extend(gang.newest.agreed_groups)
     order.mtbf_s = gang.newest.mtbf_s

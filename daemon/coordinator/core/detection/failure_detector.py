@@ -97,7 +97,7 @@ def _without_acknowledgement(gang_turn: GangTurn) -> set[str]:
     if gang_turn.now < due:
         gang_turn.turn.tick_at(due)
         return set()
-    return {*unfenced, gang.recovery.store_node}
+    return {*unfenced, gang.recovery.next_store_node}
 
 
 def _phase_observed_since(gang_turn: GangTurn) -> float:
@@ -185,7 +185,7 @@ def _suspect_unattached(gang_turn: GangTurn, member: Member) -> None:
 def _suspect_unfenced(gang_turn: GangTurn, member: Member) -> None:
     fenced = gang_turn.has_fenced(member.node)
     if gang_turn.gang.phase not in FENCING or (
-        fenced and (member.node != gang_turn.gang.recovery.store_node or gang_turn.store_listens())
+        fenced and (member.node != gang_turn.gang.recovery.next_store_node or gang_turn.store_listens())
     ):
         return
     asked_at = max(_phase_observed_since(gang_turn), gang_turn.observed.cleared_at.get(member.node, 0.0))

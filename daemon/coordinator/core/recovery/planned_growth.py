@@ -37,10 +37,10 @@ LOOK_INTERVAL_S = 1.0
 """Seconds between two looks at a gang that lacks nodes: its agents report more often, and each look is at all nodes."""
 
 
-def look(gang_turn: GangTurn) -> None:
+def request_and_plan_growth(gang_turn: GangTurn) -> None:
     """Request the nodes that the gang lacks, and plan what those allow that have come."""
     gang, seen = gang_turn.gang, gang_turn.observed
-    if gang.phase is not Phase.RUNNING or not wanted_nodes.concerns(gang_turn):
+    if gang.phase is not Phase.RUNNING or not wanted_nodes.lacks_nodes(gang_turn):
         return
     look_at = seen.growth_looked_at + LOOK_INTERVAL_S
     if gang_turn.turn.changed_node is not None and gang_turn.now < look_at:

@@ -116,7 +116,7 @@ def _apply_rules(gang_turn: GangTurn) -> None:
         case Phase.PREFLIGHT | Phase.RECOVERING:
             _recover(gang_turn)
         case Phase.STARTING | Phase.RUNNING:
-            _run(gang_turn)
+            _supervise_running(gang_turn)
         case Phase.DRAINING:
             completion.continue_drain(gang_turn)
         case _:
@@ -179,7 +179,7 @@ def _recover(gang_turn: GangTurn) -> None:
             gang_turn,
             Phase.FAILED,
             gang_end.EXIT_OBSERVED,
-            f"observe mode: {_would_have(gang_turn)}; {gang.recovery.recoveries[-1].cause}",
+            f"observe mode: {_describe_withheld(gang_turn)}; {gang.recovery.recoveries[-1].cause}",
         )
         return
     if words := circuit_breaker.reason_to_stop(gang_turn):
@@ -201,7 +201,7 @@ def _recover(gang_turn: GangTurn) -> None:
         _start_where_store_listens(gang_turn, ranked)
 
 
-def _would_have(gang_turn: GangTurn) -> str:
+def _describe_withheld(gang_turn: GangTurn) -> str:
     """What would follow without observe mode, in words."""
     gang = gang_turn.gang
     if _software_fails(gang):
@@ -250,11 +250,11 @@ def _store_opens(gang_turn: GangTurn) -> bool:
     if (
         gang_turn.store_listens()
         or gang_turn.now >= until
-        or gang.recovery.store_node not in gang_turn.index.present
-        or gang_turn.is_out_of_service(gang.recovery.store_node)
+        or gang.recovery.next_store_node not in gang_turn.index.present
+        or gang_turn.is_out_of_service(gang.recovery.next_store_node)
     ):
         return False
-    if gang.recovery.store_node not in {seat.node for seat in gang.roster.seats}:
+    if gang.recovery.next_store_node not in {seat.node for seat in gang.roster.seats}:
         return False
     gang_turn.turn.tick_at(until)
     return True
@@ -264,18 +264,18 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
     """Start the generation if the store is open on a node that will carry ranks; otherwise have such a node open it.
     The store of a spare would end with the start, or end unnoticed."""
     gang = gang_turn.gang
-    if gang.recovery.store_node not in ranked:
+    if gang.recovery.next_store_node not in ranked:
         gang_turn.turn.record(
             facts.StoreMoved(gang.id, next((n for n in ranked if gang_turn.observed.is_attached(n)), ranked[0]))
         )
     elif (
         gang_turn.store_listens()
-        and gang_turn.observed.status(gang.recovery.store_node).store_reserved
-        and gang.recovery.store_node != ranked[0]
+        and gang_turn.observed.status(gang.recovery.next_store_node).store_reserved
+        and gang.recovery.next_store_node != ranked[0]
     ):
         gang_turn.turn.record(facts.StoreMoved(gang.id, ranked[0]))  # only rank 0 would open it
     elif gang_turn.store_listens():
-        _start(gang_turn, ranked)
+        _start_generation(gang_turn, ranked)
     elif gang_turn.now - (asked_at := max(gang.phase_at, gang.recovery.store_at)) < STORE_TIMEOUT_S:
         gang_turn.turn.tick_at(asked_at + STORE_TIMEOUT_S)
     elif gang.recovery.stores_missed + 1 >= STORE_TRIES:
@@ -285,14 +285,14 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
             gang_turn,
             Phase.FAILED,
             gang_end.EXIT_AGENT,
-            f"{words}; the last one asked is {gang.recovery.store_node}: see its agent's log",
+            f"{words}; the last one asked is {gang.recovery.next_store_node}: see its agent's log",
         )
     else:  # the agent answers but opens no store: take the next node
-        after = ranked[(ranked.index(gang.recovery.store_node) + 1) % len(ranked)]
+        after = ranked[(ranked.index(gang.recovery.next_store_node) + 1) % len(ranked)]
         gang_turn.turn.record(facts.StoreMoved(gang.id, after, missed=True))
 
 
-def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
+def _start_generation(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang = gang_turn.gang
     version, sources, others, warning = _choose_state(gang_turn, ranked)
     if version is None and restore_plan.memory_may_return(gang_turn):
@@ -322,8 +322,8 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
             generation=gang.recovery.fenced_generation + 1,
             seats=seats,
             spares=spares,
-            master_node=gang.recovery.store_node,
-            master_port=gang_turn.observed.status(gang.recovery.store_node).store_port,
+            master_node=gang.recovery.next_store_node,
+            master_port=gang_turn.observed.status(gang.recovery.next_store_node).store_port,
             version=version,
             sources=sources,
             other_sources=others,
@@ -463,7 +463,7 @@ def _too_many(gang_turn: GangTurn, failing: int) -> bool:
     return 2 * failing > nodes or nodes - failing < gang.spec.fewest
 
 
-def _run(gang_turn: GangTurn) -> None:
+def _supervise_running(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if _fence_crashed(gang_turn):
         return
@@ -489,7 +489,7 @@ def _run(gang_turn: GangTurn) -> None:
         _release_removed(gang_turn)
         straggler_detector.detect_stragglers(gang_turn)
         planned_swap.respond(gang_turn)
-        planned_growth.look(gang_turn)
+        planned_growth.request_and_plan_growth(gang_turn)
         flushing.start_requested_flush(gang_turn)
         flushing.start_due_flush(gang_turn)
 

@@ -76,7 +76,7 @@ def may_change(gang_turn: GangTurn) -> bool:
     return not circuit_breaker.why_no_request(turn.state, gang, turn.limits, gang_turn.now)
 
 
-def concerns(gang_turn: GangTurn) -> bool:
+def lacks_nodes(gang_turn: GangTurn) -> bool:
     """The gang may want a node, or may put ranks on other nodes. For a whole gang without nodes of the pool this costs
     no look at its members."""
     gang = gang_turn.gang

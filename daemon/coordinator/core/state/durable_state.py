@@ -344,8 +344,8 @@ class NewestGeneration:
 
     generation: int = 0
     started_at: float = 0.0
-    master_node: str = ""
-    master_port: int = 0
+    current_store_node: str = ""
+    current_store_port: int = 0
     mtbf_s: float = 0.0
     """Seconds between two failures of the nodes that carry ranks, as known when the generation started; 0: unknown."""
     agreed_groups: tuple[int, ...] = ()
@@ -382,7 +382,7 @@ class RecoveryState:
     """The fence that was ordered last, the store that opens behind it, and the recoveries so far."""
 
     fenced_generation: int = -1
-    store_node: str = ""
+    next_store_node: str = ""
     store_at: float = 0.0
     stores_missed: int = 0
     """Nodes in a row that have not opened a store for the next generation in time."""

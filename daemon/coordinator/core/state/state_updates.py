@@ -275,7 +275,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
         case facts.StateRestored():
             gang.restore.restored_generation = fact.generation
         case facts.StoreMoved():
-            gang.recovery.store_node, gang.recovery.store_at = fact.store_node, at
+            gang.recovery.next_store_node, gang.recovery.store_at = fact.store_node, at
             gang.recovery.stores_missed += fact.missed
             gang.order_serial += 1
         case facts.GenerationStarted():
@@ -426,7 +426,7 @@ def _apply_pool_request(
 
 def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
     gang.recovery.fenced_generation = fact.generation
-    gang.recovery.store_node, gang.recovery.stores_missed = fact.store_node, 0
+    gang.recovery.next_store_node, gang.recovery.stores_missed = fact.store_node, 0
     # The cause may add what the stacks show.
     hung, gang.findings.hang = gang.findings.hang is not None and fact.cause.startswith(gang.findings.hang.reason), None
     coming = any(not request.node for request in gang.growth.pool.values())  # it was requested beforehand
@@ -471,7 +471,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.roster.seats, gang.roster.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.checkpoint.rank_counts[fact.generation] = gang.ranks
-    gang.newest.master_node, gang.newest.master_port = fact.master_node, fact.master_port
+    gang.newest.current_store_node, gang.newest.current_store_port = fact.master_node, fact.master_port
     gang.restore.restored_version, gang.restore.restore_sources = fact.version, fact.sources
     gang.restore.other_sources = fact.other_sources
     gang.restore.parity_groups = fact.parity_groups

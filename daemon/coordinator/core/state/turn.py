@@ -160,7 +160,7 @@ class GangTurn:
 
     def store_listens(self) -> bool:
         """The rendezvous store of the next generation is open."""
-        status = self.observed.status(self.gang.recovery.store_node)
+        status = self.observed.status(self.gang.recovery.next_store_node)
         return status.store_port > 0 and status.store_generation == self.gang.recovery.fenced_generation + 1
 
     def shards_in_memory(self) -> dict[str, tuple[Shard, ...]]:
