@@ -35,6 +35,7 @@ from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.states.training_state import TrainingState
 from muster.checkpoint.training.step_keeper import StepKeeper
 from muster.checkpoint.training.wait_budget import WaitBudget
+from muster.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +193,10 @@ class Checkpoint:
                 read the batches that a sampler counts for them.
         """
         if n <= self._finished_steps:
+            finished = counted(self._finished_steps, "step is", "steps are")
             raise CheckpointError(
-                f"step({n}): {self._finished_steps} steps are finished already; call it once after each step of the "
-                "optimizer, with the number of finished steps, and begin with what restore() has returned"
+                f"step({n}): {finished} finished already; call it once after each step of the optimizer, with "
+                "the number of finished steps, and begin with what restore() has returned"
             )
         if self._connection is not None and not self._was_restored:
             raise CheckpointError(

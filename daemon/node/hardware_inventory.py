@@ -19,6 +19,7 @@ from muster.daemon.node.sysfs.network_adapters import NetworkAdapter, read_adapt
 from muster.daemon.node.sysfs.pci_devices import DEVICES, PciPlace, distance, place_of
 from muster.daemon.node.sysfs.reader_thread import ReaderThread, ReadHangs
 from muster.v1 import common_pb2 as pb
+from muster.wording import counted
 
 PERIOD_S = 30.0
 """Seconds between two readings of the files. Adapters change when a driver is loaded, or a link negotiates anew."""
@@ -144,6 +145,7 @@ def _adapter(adapter: NetworkAdapter) -> pb.Adapter:
 def _words(hardware: pb.Hardware) -> str:
     rdma = sum(bool(adapter.infiniband_device) for adapter in hardware.adapters)
     return (
-        f"{len(hardware.numa_nodes)} NUMA nodes, {len(hardware.gpus)} GPUs, {len(hardware.adapters)} network adapters, "
+        f"{counted(len(hardware.numa_nodes), 'NUMA node')}, {counted(len(hardware.gpus), 'GPU')}, "
+        f"{counted(len(hardware.adapters), 'network adapter')}, "
         f"{rdma} of them with RDMA"
     )

@@ -84,7 +84,7 @@ def _gpus(torch: Any) -> list[str]:
     count = torch.cuda.device_count()
     expected = _expected_gpus()
     if count < expected:
-        raise RuntimeError(f"CUDA has {count} GPUs of {expected}")
+        raise RuntimeError(f"CUDA has {count} of {expected} GPUs")
     return [torch.cuda.get_device_name(index) for index in range(count)]
 
 

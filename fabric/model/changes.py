@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.link import Link
-
-_SHOWN = 5
-"""Names in one line."""
+from muster.wording import listed
 
 
 def changes(before: Fabric, after: Fabric) -> tuple[str, ...]:
@@ -70,5 +68,4 @@ def _speed(link: Link | None) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    every = sorted(names)
-    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
+    return listed(sorted(names), ", ")

@@ -12,6 +12,7 @@ from muster.fabric.model.errors import FabricError
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
+from muster.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Domain:
     @property
     def label(self) -> str:
         """The name, or the level and the number of nodes if it has none."""
-        return self.name or f"{self.level.word} of {len(self.nodes)} nodes"
+        return self.name or f"{self.level.word} of {counted(len(self.nodes), 'node')}"
 
     @property
     def own_nodes(self) -> frozenset[str]:

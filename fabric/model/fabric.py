@@ -18,6 +18,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link, in_series
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Node
+from muster.wording import counted
 
 PARTS_KEPT = 32
 """Parts of one fabric that are kept: those of the gangs that start or recover at the same time."""
@@ -65,7 +66,8 @@ class Fabric:
         try:
             return self._paths[node]
         except KeyError:
-            raise UnknownNode(f"the fabric has no node {node[:80]!r}; it has {len(self.nodes)} others") from None
+            others = counted(len(self.nodes), "other")
+            raise UnknownNode(f"the fabric has no node {node[:80]!r}; it has {others}") from None
 
     def domain(self, node: str, level: Level) -> Domain:
         """The domain in which `node` is packed at `level`: two nodes are together at a level if their domains are the

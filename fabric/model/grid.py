@@ -36,7 +36,7 @@ class Grid:
             raise FabricError(f"a torus of {shape} has more than {MOST_POSITIONS} positions")
         if math.prod(self.dimensions) != len(self.places):
             raise FabricError(
-                f"a torus of {shape} has {math.prod(self.dimensions)} positions, and {len(self.places)} nodes are given"
+                f"a torus of {shape} has {math.prod(self.dimensions)} positions, and {len(self.places)} were given"
             )
         named = [name for name in self.places if name]
         if len(named) != len(set(named)):

@@ -18,6 +18,7 @@ from muster.fabric.model.link import Link
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Node
 from muster.fabric.sources.tiers import Tiers
+from muster.wording import counted, listed
 
 MOST_TIERS = 16
 """Sets within one another. A real network has five or so, and a deeper one is a mistake."""
@@ -137,10 +138,8 @@ def _order(place: _Place) -> tuple[tuple[int, int, str], ...]:
 
 
 def _label(of: NodeSet) -> str:
-    return of.name[:80] or f"a domain of {len(of.nodes)} nodes"
+    return of.name[:80] or f"a domain of {counted(len(of.nodes), 'node')}"
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
-    every = sorted(names)
-    return ", ".join(name[:80] for name in every[:5]) + (f" and {len(every) - 5} more" if len(every) > 5 else "")
+    return listed(sorted(names), ", ")

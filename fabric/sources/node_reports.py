@@ -16,6 +16,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.sources.tiers import Tiers
+from muster.wording import listed
 
 _NO_ADAPTERS: Mapping[str, float] = MappingProxyType({})
 _SHOWN = 5
@@ -128,11 +129,9 @@ def _with_domains(root: Domain, domains: Sequence[Domain]) -> tuple[Domain, list
 
 
 def _misfit(domain: Domain, around: Domain) -> str:
-    names = sorted(domain.nodes)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     kind = "which is a ring or torus and has no parts" if around.grid else "and crosses switches or blocks there"
     return (
-        f"the NVLink domain of {', '.join(names[:_SHOWN])}{more} is left out: it lies in {around.label}, {kind}; "
+        f"the NVLink domain of {listed(sorted(domain.nodes), ', ')} is left out: it lies in {around.label}, {kind}; "
         "a Slurm block that is an NVLink domain fits"
     )
 

@@ -43,6 +43,7 @@ from muster.fabric.model.node import GPU_LINK, Nic, Node
 from muster.fabric.sources.nesting import NodeSet
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology
 from muster.fabric.sources.tiers import Tiers
+from muster.wording import counted, listed
 
 Expand = Callable[[str], Sequence[str]]
 """Makes the names of a node list in Slurm's short form. Raises ValueError for one that is malformed."""
@@ -151,8 +152,7 @@ class _NodeLists:
         except ValueError as error:
             raise FabricFileError(f"{key}: {error}") from None
         if strange := sorted(names - self.known):
-            more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
-            raise FabricFileError(f"{key}: Slurm has no node {', '.join(n[:80] for n in strange[:5])}{more}")
+            raise FabricFileError(f"{key}: Slurm has no node {listed(strange, ', ')}")
         if not names:
             raise FabricFileError(f"{key}: no node is named")
         return names
@@ -240,10 +240,14 @@ def _details(file: _FabricFile, lists: _NodeLists, tiers: Tiers) -> Iterable[Nod
 
 def _check_gpus(key: str, part: _Nodes) -> None:
     if part.sockets and len(part.sockets) != part.gpus:
-        raise FabricFileError(f"{key}: {len(part.sockets)} sockets for {part.gpus} GPUs: give one for each GPU")
+        raise FabricFileError(
+            f"{key}: {counted(len(part.sockets), 'socket')} for {counted(part.gpus, 'GPU')}: give one for each GPU"
+        )
     for nic in part.nics:
         if strange := [gpu for gpu in nic.gpus if gpu >= part.gpus]:
-            raise FabricFileError(f"{key}: {nic.name} is near GPU {strange[0]}, and the node has {part.gpus} GPUs")
+            raise FabricFileError(
+                f"{key}: {nic.name} is near GPU {strange[0]}, and the node has {counted(part.gpus, 'GPU')}"
+            )
 
 
 def _name_of_node(table: str, groups: Mapping[str, str], lists: _NodeLists) -> dict[str, str]:

@@ -20,6 +20,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.model.node import Node
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
+from muster.wording import counted, listed
 
 
 class Kind(Enum):
@@ -132,7 +133,7 @@ def _grid(unit: Unit, known: frozenset[str]) -> Grid:
     dimensions = unit.dimensions or (len(unit.nodes),)
     if min(dimensions) < 1 or prod(dimensions) != len(unit.nodes):
         shape = "x".join(map(str, dimensions))
-        raise FabricError(f"{unit.name[:80]} of {shape} has the positions of {len(unit.nodes)} nodes")
+        raise FabricError(f"{unit.name[:80]} of {shape} has the positions of {counted(len(unit.nodes), 'node')}")
     strides = [prod(dimensions[:axis]) for axis in range(len(dimensions))]
     places = (
         unit.nodes[sum(at * stride for at, stride in zip(position, strides, strict=True))]
@@ -147,6 +148,7 @@ def _warnings(topology: SlurmTopology, known: frozenset[str]) -> Iterator[str]:
         return
     named = {name for unit in topology.units for name in unit.nodes if name}
     if strange := sorted(named - known):
-        yield f"the topology has {len(strange)} nodes that Slurm does not have: {', '.join(strange[:5])}"
+        yield f"the topology has {counted(len(strange), 'node')} that Slurm does not have: {listed(strange, ', ')}"
     if outside := sorted(known - named):
-        yield f"{len(outside)} nodes are in no switch or block of the topology: {', '.join(outside[:5])}"
+        what = counted(len(outside), "node is", "nodes are")
+        yield f"{what} in no switch or block of the topology: {listed(outside, ', ')}"

@@ -22,6 +22,7 @@ from muster.launcher.allocation.plan import (
     too_large,
 )
 from muster.launcher.allocation.segments import segment_of, smaller_segments
+from muster.wording import counted
 
 RACK_NODES = 18
 """Nodes of a rack-scale domain with 72 GPUs, 4 in each node."""
@@ -60,7 +61,7 @@ def plan(wanted: NodeRequest, clusters: Sequence[PackedPieces]) -> RequestOption
         return RequestOptions(fewest, (scattered,) if clusters else (), notes=tuple(notes))
     cluster, segment = best.cluster, best.segment
     added = best.total - wanted.total
-    words = f"segments of {segment} node{'s' * (segment != 1)}, each within one {cluster.level.word}"
+    words = f"segments of {counted(segment, 'node')}, each within one {cluster.level.word}"
     notes.insert(0, f"{cluster.words}: {words}")
     if added:
         why = f"no multiple of {segment}, and Slurm refuses that"
@@ -126,7 +127,7 @@ def _holds(segment: int, best: _Found) -> bool:
 
 def _in_racks(wanted: NodeRequest, total: int, segment: int, notes: Sequence[str]) -> RequestOptions:
     added = total - wanted.total
-    words = f"segments of {segment} node{'s' * (segment != 1)}, each within one rack-scale domain"
+    words = f"segments of {counted(segment, 'node')}, each within one rack-scale domain"
     notes = [f"jobs in rack-scale domains have segments of {', '.join(map(str, RACK_SEGMENTS))} nodes by size", *notes]
     if added:
         why = f"no multiple of {segment}, and Slurm refuses that"

@@ -12,6 +12,7 @@ from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.plan import NodeRequest, Request, RequestOptions, too_large
 from muster.launcher.allocation.segments import leaf_count
 from muster.slurm.client.parsing.hostlist import collapse
+from muster.wording import counted
 
 MOST_PODS = 16
 """Pods of which Slurm is asked when the job would start there. Each question takes some 10 ms."""
@@ -57,7 +58,7 @@ def _on_leaves(
     if count >= leaves:
         return RequestOptions(wanted.any, notes=(f"{cluster.words}; the job needs all leaf switches", *notes))
     until = f"@{_slurm_time(wanted.wait_s)}" if wanted.wait_s is not None else ""
-    words = f"at most {count} leaf switch{'es' * (count != 1)}"
+    words = f"at most {counted(count, 'leaf switch', 'leaf switches')}"
     notes = [f"{cluster.words}: {words}, which hold the whole job", *notes]
     if wanted.wait_s is not None:
         notes.append(

@@ -13,6 +13,7 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
 from muster.launcher.spec.placement import Placement
 from muster.slurm.client.types import Partition
+from muster.wording import counted
 
 NODES_OF_A_SPARE = 8
 """A preference is worth one more spare for so many nodes. A requirement is worth any number."""
@@ -85,7 +86,7 @@ def check_count(nodes: int, spares: int, have: int, of: str = NETWORK) -> None:
     """Raises WrongInput if there are too few nodes. `have`: how many there are; 0: not known. `of`: what has them."""
     if 0 < have < nodes + spares:
         raise WrongInput(
-            f"nodes + spares = {nodes} + {spares} = {nodes + spares}: {of} has {have} node{'s' * (have != 1)}",
+            f"nodes + spares = {nodes} + {spares} = {nodes + spares}: {of} has {counted(have, 'node')}",
             f"choose {have} or less in all{'' if of == NETWORK else ', or another partition'}. Nothing was queued",
         )
 
@@ -121,7 +122,7 @@ def _check_reported(cluster: PackedPieces, reported: ReportedDomains | None) -> 
     """Refuses a required group that is larger than each domain, if all nodes have reported theirs."""
     if not cluster.required or reported is None or reported.silent or cluster.nodes <= max(reported.sizes, default=0):
         return
-    have = f"the largest NVLink domain that nodes report has {max(reported.sizes, default=0)} nodes"
+    have = f"the largest NVLink domain that nodes report has {counted(max(reported.sizes, default=0), 'node')}"
     raise WrongInput(
         f"placement.{cluster.kind} = 'require nvlink' can't be kept: a group has {cluster.nodes} nodes, and "
         + (have if reported.sizes else "no node reports an NVLink domain of several nodes"),
@@ -138,7 +139,8 @@ def doubts(site: SiteDomains, clusters: Sequence[PackedPieces]) -> list[str]:
         if reported.silent and cluster.nodes > max(reported.sizes, default=0):
             found.append(
                 f"no NVLink domain of {cluster.nodes} nodes is known, which placement.{cluster.kind} requires, and "
-                f"{reported.silent} nodes have not reported theirs: on other nodes the job ends with exit code 92"
+                f"{counted(reported.silent, 'node has', 'nodes have')} not reported theirs: on other nodes the job "
+                "ends with exit code 92"
             )
     return found
 
@@ -155,7 +157,7 @@ def check_spread(placement: Placement, nodes: int, spares: int, site: SiteDomain
     found = []
     for key, wishes, count, what in (
         ("spread_replicas", placement.spread_replicas, min(nodes, 2), "a node and the holder of its second copy"),
-        ("spread_spares", placement.spread_spares, spares, f"{spares} spares"),
+        ("spread_spares", placement.spread_spares, spares, counted(spares, "spare")),
     ):
         for wish in wishes:
             if not wish.required or count < 2 or wish.domain not in _SITES_OWN:
@@ -176,14 +178,14 @@ def check_spread(placement: Placement, nodes: int, spares: int, site: SiteDomain
 
 def added_spares(added: int, total: str, reason: str) -> str:
     """The note for spares that a shape adds: "2 more spares: 30 + 0 nodes are no multiple of 16"."""
-    return f"{added} more spare{'s' * (added != 1)}: {total} nodes are {reason}"
+    return f"{counted(added, 'more spare')}: {total} nodes are {reason}"
 
 
 def too_large(cluster: PackedPieces, units: str, sizes: Sequence[int], wanted: NodeRequest) -> WrongInput:
     """The refusal of a requirement that no part of the network can keep."""
-    have = f"{len(sizes)} {units} of at most {max(sizes, default=0)} nodes"
+    have = f"{len(sizes)} {units} of at most {counted(max(sizes, default=0), 'node')}"
     return WrongInput(
         f"placement.{cluster.kind} = 'require {cluster.asked}' can't be kept: {cluster.pieces} times "
-        f"{cluster.nodes} nodes and {wanted.spares} spares don't fit into {have}",
+        f"{cluster.nodes} nodes and {counted(wanted.spares, 'spare')} don't fit into {have}",
         f"choose smaller degrees, or 'prefer {cluster.asked}'. Nothing was queued",
     )

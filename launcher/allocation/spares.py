@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from muster.launcher.allocation.clusters import PackedPieces
+from muster.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def on_leaves(nodes: int, spares: int, cluster: PackedPieces, sizes: Sequence[in
     if needed:
         how = "if Slurm gives each leaf switch one of them: on a tree, it decides that itself"
         would = f"spares = {needed} could, {how}"
-    have = f"{spares} spare{'s' * (spares != 1)} can be near {covered} of {pieces} pieces of {cluster.nodes} nodes"
+    have = f"{counted(spares, 'spare')} can be near {covered} of {counted(pieces, 'piece')} of {cluster.nodes} nodes"
     return f"after the loss of a node, {cluster.kind} groups may lie in two leaf switches: {have}; {would}"
 
 
@@ -62,7 +63,7 @@ def in_segments(nodes: int, spares: int, cluster: PackedPieces, segment: int, bl
         return ""
     needed = _spares_of_segments(nodes, cluster.nodes, pieces, blocks)
     would = f"spares = {needed} are enough" if needed else "in these blocks, no number of spares is enough"
-    have = f"spares are sure to be near {covered} of {pieces} pieces of {cluster.nodes} nodes"
+    have = f"spares are sure to be near {covered} of {counted(pieces, 'piece')} of {cluster.nodes} nodes"
     return f"after the loss of a node, {cluster.kind} groups may lie in two blocks: {have}; {would}"
 
 

@@ -13,6 +13,7 @@ from muster.daemon.transport.management_hosts import check_host
 from muster.daemon.transport.site_config import TLS_FOLDER
 from muster.launcher.command import say
 from muster.launcher.errors import WrongInput
+from muster.wording import counted
 
 _AUTHORITY, _AUTHORITY_KEY = "authority.pem", "authority.key"
 _CERTIFICATE, _KEY = "coordinator.pem", "coordinator.key"
@@ -98,5 +99,5 @@ def description(file: Path) -> str:
     certificate = authority.read_certificate(file)
     names = ", ".join(sorted(authority.names_in_certificate(certificate))) or "an authority"
     left = (authority.expires_at(certificate) - clock.wall()) / 86400
-    expiry = f"expires in {left:.0f} days" if left > 0 else f"expired {-left:.0f} days ago"
+    expiry = f"expires in {counted(round(left), 'day')}" if left > 0 else f"expired {counted(round(-left), 'day')} ago"
     return f"{file}: {names}; {expiry}"

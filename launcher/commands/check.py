@@ -18,6 +18,7 @@ from muster.launcher.commands.check_steps import CheckOptions, check_nodes
 from muster.launcher.errors import EXIT_FAILED, WrongInput
 from muster.launcher.output.check_tables import check_table, counter_lines, pair_lines
 from muster.slurm.client.parsing.hostlist import expand
+from muster.wording import counted
 
 MAX_NODES = 64
 """Nodes of one call. A fleet that checks itself at once trains nothing meanwhile, and loads PyTorch from one file
@@ -53,7 +54,9 @@ def _expand(text: str) -> Sequence[str]:
     except ValueError as error:
         raise WrongInput(str(error)) from None
     if not 1 <= len(nodes) <= MAX_NODES:
-        raise WrongInput(f"{len(nodes)} nodes: a check takes 1 to {MAX_NODES}", "check the others in another call")
+        raise WrongInput(
+            f"{counted(len(nodes), 'node')}: a check takes 1 to {MAX_NODES}", "check the others in another call"
+        )
     return nodes
 
 

@@ -42,6 +42,7 @@ from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, S
 from muster.slurm.client.parsing.sbatch_request import time_limit_s
 from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, read_words, value_of
 from muster.v1.common_pb2 import JobSpec
+from muster.wording import counted
 
 if TYPE_CHECKING:
     from muster.launcher.fabric import ReportedDomains
@@ -369,5 +370,6 @@ def _report(submission: Submission, job: int, path: Path, registered: bool, *, a
         print(json.dumps(summary), flush=True)
         return
     print(job, flush=True)
-    count = f"{submission.spec.nodes} + {submission.spec.spares} nodes"
+    spares = f" and {counted(submission.spec.spares, 'spare')}" if submission.spec.spares else ""
+    count = counted(submission.spec.nodes, "node") + spares
     print_note(f"{submission.spec.name} is job {job} ({count}). Watch it: muster status -f {job}")

@@ -12,6 +12,7 @@ from muster.launcher.command import Command, connect, load_site, note_coordinato
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.errors import EXIT_FAILED
 from muster.v1.api_pb2 import GangView, RecoveryView, SwapReply
+from muster.wording import counted
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +61,6 @@ def outcome_of_swap(view: GangView, reply: SwapReply, node: str) -> Outcome | No
 
 def _words_of_success(left: RecoveryView, trained: RecoveryView, reply: SwapReply, node: str) -> str:
     repeated = max(0, left.step_before - left.step_restored)
-    steps = {0: "no step was repeated", 1: "1 step was repeated"}.get(repeated, f"{repeated} steps were repeated")
+    steps = f"{counted(repeated, 'step was', 'steps were') if repeated else 'no step was'} repeated"
     seconds = trained.first_step_s - reply.planned_s
     return f"{' '.join(left.nodes_in)} took the place of {node} after step {left.step_before}: {steps}, {seconds:.1f} s"

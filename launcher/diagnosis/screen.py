@@ -16,6 +16,7 @@ from muster.launcher.output.screen import Screen, time_with_zone
 from muster.launcher.output.table import labelled
 from muster.launcher.plan.units import percent, scaled, seconds
 from muster.slurm.client.parsing.hostlist import collapse
+from muster.wording import counted
 
 MOST_SHOWN = 5
 """Torn groups, slow links and reports that are shown, the worst first."""
@@ -56,7 +57,9 @@ def _findings(found: Diagnosis, screen: Screen) -> Iterator[tuple[str, str]]:
 def _title(found: Diagnosis) -> str:
     gang, spec = found.measured.gang, found.measured.spec
     jobs = " ".join(map(str, gang.slurm_job_ids))
-    size = f"{spec.nodes} nodes of {spec.ranks_per_node} ranks" if spec.nodes else f"{len(gang.ranks)} ranks"
+    size = counted(len(gang.ranks), "rank")
+    if spec.nodes:
+        size = f"{counted(spec.nodes, 'node')} of {counted(spec.ranks_per_node, 'rank')}"
     return f"{gang.name} (job {jobs}): {gang.phase}, generation {gang.generation}, step {gang.step}; {size}"
 
 
@@ -111,7 +114,7 @@ def _slow(slow: SlowLink) -> str:
     if slow.side is Side.BETWEEN:
         return f"SLOW: {slow.nodes[0]} to {slow.nodes[1]} ({WHERE[slow.level]}), {rate}"
     side = {Side.SENDS: "sends slowly", Side.RECEIVES: "receives slowly", Side.BOTH: "is slow both ways"}[slow.side]
-    return f"SLOW: {slow.nodes[0]} {side}, {rate} ({slow.transfers} transfers show it)"
+    return f"SLOW: {slow.nodes[0]} {side}, {rate} ({counted(slow.transfers, 'transfer shows', 'transfers show')} it)"
 
 
 def _summary(links: list[MeasuredLink], *, none_slow: bool) -> Iterator[str]:
@@ -142,7 +145,7 @@ def _step(found: Diagnosis) -> Iterator[str]:
         yield f"{step} (median)"
         return
     wait = f"{seconds(parts.wait)} wait for gradients ({percent(parts.waits)})"
-    yield f"{step} = {seconds(parts.compute)} compute + {wait}; medians of {len(found.measured.ranks)} ranks"
+    yield f"{step} = {seconds(parts.compute)} compute + {wait}; medians of {counted(len(found.measured.ranks), 'rank')}"
     if parts.fetch is None:
         yield "the wait for data is a part of compute: the script does not declare it (checkpoint.fetching())"
     else:

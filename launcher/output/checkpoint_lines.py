@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreShare, RestoreView
+from muster.wording import counted
 
 _UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
 _QUIET_S = 10.0
@@ -52,7 +53,7 @@ def _restore_words(view: RestoreView) -> Iterator[str]:
 
 def _share(share: RestoreShare) -> str:
     nodes = f" ({' '.join(share.nodes)})" if share.nodes else ""
-    return f"{share.source} {share.ranks} rank{'s' * (share.ranks != 1)}{nodes}"
+    return f"{share.source} {counted(share.ranks, 'rank')}{nodes}"
 
 
 def size_of(done: int, whole: int) -> str:
@@ -62,7 +63,7 @@ def size_of(done: int, whole: int) -> str:
 
 
 def _snapshot_words(view: CheckpointView) -> Iterator[str]:
-    every = "every step" if view.every == 1 else f"every {view.every} steps"
+    every = _every(view.every)
     yield f"{every} (auto)" if view.auto_interval else every
     if view.stall_s:
         slower = f", and slows it by {duration(view.delay_s)} while it is copied" if view.delay_s else ""
@@ -89,7 +90,7 @@ def _where_kept(view: CheckpointView) -> str:
 
 def _durable_words(view: CheckpointView) -> Iterator[str]:
     if view.durable_every_steps:
-        yield f"every {view.durable_every_steps} steps"
+        yield _every(view.durable_every_steps)
     elif view.durable_every_s:
         yield f"every {duration(view.durable_every_s)}" + (" (auto)" if view.durable_auto else "")
     if view.flush_s:
@@ -127,8 +128,11 @@ def _flush_words(view: FlushView) -> Iterator[str]:
     if view.quiet_node and view.quiet_s >= _QUIET_S:
         yield f"{view.quiet_node} has written nothing for {duration(view.quiet_s)}"
     if view.nodes_holding_slots and view.seconds >= _QUIET_S:
-        nodes = "1 node" if view.nodes_holding_slots == 1 else f"{view.nodes_holding_slots} nodes"
-        yield f"it holds a slot of each rank on {nodes}"
+        yield f"it holds a slot of each rank on {counted(view.nodes_holding_slots, 'node')}"
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -136,7 +140,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _loss(steps: int, seconds: float) -> str:
-    words = "1 step" if steps == 1 else f"{steps} steps"
+    words = counted(steps, "step")
     return f"{words}, {duration(seconds)}" if seconds else words
 
 

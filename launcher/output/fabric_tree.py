@@ -16,6 +16,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.link import Link
 from muster.fabric.model.natural_order import natural_order
 from muster.launcher.output.screen import Screen
+from muster.wording import counted
 
 ABSENT = "ABSENT"
 """The state of a node that the topology has and Slurm has not."""
@@ -152,8 +153,7 @@ def _domain_line(picture: FabricPicture, domain: Domain) -> str:
         words.append(f"ring of {shape}" if len(domain.grid.dimensions) == 1 else f"torus of {shape}")
     count = Counter(_summary(picture.use(node)) for node in domain.nodes)
     words.append(
-        f"{len(domain.nodes)} node{'s' * (len(domain.nodes) != 1)}: "
-        + ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
+        f"{counted(len(domain.nodes), 'node')}: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
     )
     words.append(_link_words(domain.link))
     if domain.oversubscription > 1:

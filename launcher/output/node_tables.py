@@ -8,6 +8,7 @@ from muster.launcher.output.check_tables import CHECK_TITLES, check_cells
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Coloured, Row, table
 from muster.v1.api_pb2 import NodeView
+from muster.wording import counted
 
 COLOURS = {
     "FIT": "green",
@@ -48,7 +49,7 @@ def _node_row(node: NodeView) -> Row:
 
 def lemon_words(node: NodeView) -> str:
     """How often the node has failed; empty: it is no lemon."""
-    return f"a lemon: {node.failures} failures within 30 days" if node.lemon else ""
+    return f"a lemon: {counted(node.failures, 'failure')} within 30 days" if node.lemon else ""
 
 
 def heard(node: NodeView, never: str) -> str:

@@ -13,6 +13,7 @@ from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_w
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table
 from muster.v1.api_pb2 import ExclusionView, GangView, NodeView, RankView, RecoveryView
+from muster.wording import counted
 
 _MAX_RANK_ROWS = 64
 """A larger gang shows only the ranks that are not running."""
@@ -179,7 +180,7 @@ def _member_row(node: NodeView, role: str, ranks: Sequence[int], said: Said) -> 
         attached(node.agent_attached),
         attached(node.musterd_attached),
         heard(node, "never"),
-        f"{node.warm} ranks" if node.warm != 1 else "1 rank",
+        counted(node.warm, "rank"),
         node.leaf,
         "; ".join(filter(None, why)),
     )

@@ -14,6 +14,7 @@ from muster.launcher.plan.node_memory import why_too_little
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.parsing import gres
 from muster.slurm.client.types import Node
+from muster.wording import counted
 
 
 def foresee(
@@ -33,7 +34,7 @@ def foresee(
     most = max((gres.count_gpus(node.gres) or 0 for node in usable), default=0)
     if usable and job.gpus_per_node and most < job.gpus_per_node:
         where = f"partition {partition}" if partition else "Slurm"
-        yield f"gpus_per_node = {job.gpus_per_node}: the nodes in service of {where} have {most} GPUs at most"
+        yield f"gpus_per_node = {job.gpus_per_node}: nodes in service of {where} have {counted(most, 'GPU')} at most"
     if words := why_too_little(job, usable):
         yield f"muster submit refuses this job: {words}"
         return

@@ -22,6 +22,7 @@ from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.places import placed_seats, usual_domains, usual_fabric, with_gpu_links
 from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec.spec import Job
+from muster.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def seats_of(
             if not slurm.speeds_known:
                 _note_speeds(entry, defaults)
             return seats, _in_words(slurm, seats)
-        no_slurm = f"Slurm has {len(slurm.usable):,} nodes in service"
+        no_slurm = f"Slurm has {counted(len(slurm.usable), 'node', form=',')} in service"
     fabric = usual_fabric(job.nodes, entry)
     seats = placed_seats(job, weights, fabric, fabric.nodes, nics)
     assert seats  # the fabric was made for so many nodes
@@ -127,7 +128,7 @@ def seats_of(
 
 def _in_words(slurm: SlurmFabric, seats: Seats) -> str:
     """Slurm's network, and whether links of their own speed count."""
-    words = f"Slurm's, {len(slurm.usable):,} nodes in service; as if all of them were free"
+    words = f"Slurm's, {counted(len(slurm.usable), 'node', form=',')} in service; as if all of them were free"
     known = seats.fabric
     own = sum(
         any(domain.uplink for domain in known.path(node)) or bool(known.node(node).uplink) for node in seats.nodes
@@ -143,7 +144,7 @@ def _note_speeds(entry: Accelerator, defaults: Defaults) -> None:
 def _failures(job: Job, options: PlanOptions, entry: Accelerator, defaults: Defaults) -> Failures:
     mtbf_hours = options.node_mtbf if options.node_mtbf is not None else job.checkpoint.node_mtbf_hours or None
     if mtbf_hours is None:
-        words = f"{node_mtbf(job.local_ranks) / HOUR:,.0f} h with {job.local_ranks} GPU{'s' * (job.local_ranks > 1)}"
+        words = f"{node_mtbf(job.local_ranks) / HOUR:,.0f} h with {counted(job.local_ranks, 'GPU')}"
         defaults.take("MTBF of a node", words, "Llama 3's training in 2024", "--node-mtbf HOURS")
     if options.repair is None:
         defaults.take("repair of a node", f"{REPAIR / HOUR:g} h", "assumed", "--repair HOURS")

@@ -22,6 +22,7 @@ from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
 from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
 from muster.launcher.spec.spec import Job
+from muster.wording import counted
 
 WHERE = {
     Level.NODE: "in a node",
@@ -73,8 +74,8 @@ def _figures(prepared: PreparedPlan) -> Iterator[tuple[str, str]]:
 
 def title(job: Job, ranks: str) -> str:
     """The begin of the first line. `ranks`: how many ranks, in words."""
-    spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
-    return f"{job.name}: {ranks} on {job.nodes:,} node{'s' * (job.nodes > 1)}{spares}"
+    spares = f" and {counted(job.spares, 'spare')}" if job.spares else ""
+    return f"{job.name}: {ranks} on {counted(job.nodes, 'node', form=',')}{spares}"
 
 
 def _job(prepared: PreparedPlan) -> Iterator[tuple[str, str]]:
@@ -262,10 +263,12 @@ def _other_schedule(prepared: PreparedPlan) -> str:
 def _failures(prepared: PreparedPlan) -> Iterator[str]:
     found, plan = prepared.estimate.outlook, prepared.plan
     best = f"a checkpoint takes {seconds(found.checkpoint)}, best every {seconds(found.interval)} (Daly)"
-    yield f"one of {plan.failures.nodes:,} nodes fails every {seconds(found.mtbf)}; {best}"
+    of = "the node" if plan.failures.nodes == 1 else f"one of {plan.failures.nodes:,} nodes"
+    yield f"{of} fails every {seconds(found.mtbf)}; {best}"
     without = f"{percent(found.goodput_without_spares)} without spares"
     if plan.failures.spares:
-        there = f"{plan.failures.spares} spares, of which one is there in {percent(found.spare_there)} of failures"
+        spares = counted(plan.failures.spares, "spare")
+        there = f"{spares}, of which one is there in {percent(found.spare_there)} of failures"
         yield f"goodput {percent(found.goodput)} with {there}; {without}"
     else:
         yield f"goodput {without}"

@@ -24,6 +24,7 @@ from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, seats_of
 from muster.launcher.plan.screen import WHERE, title
 from muster.launcher.spec.spec import Job
+from muster.wording import counted
 
 WHY = (
     "job.toml does not say how large the model is: give model.parameters, or model.layers and model.hidden_size, for "
@@ -71,10 +72,10 @@ def unpriced(
 def lines(plan: UnpricedPlan, screen: Screen) -> Iterator[str]:
     """The screen."""
     job = plan.job
-    ranks = f"{job.axes.world_size:,} rank{'s' * (job.axes.world_size > 1)}"
+    ranks = counted(job.axes.world_size, "rank", form=",")
     yield from screen.sentence(plain(f"{title(job, ranks)}; nothing is queued"))
     groups = [
-        (f"{kind} group", f"{len(rank_groups(job.axes, kind)[0]):,} ranks {WHERE[level]}")
+        (f"{kind} group", f"{counted(len(rank_groups(job.axes, kind)[0]), 'rank', form=',')} {WHERE[level]}")
         for kind, level in plan.levels.items()
     ]
     rows = [("network", plan.network), ("order", write_order(job.axes.order)), *groups, ("no price", WHY)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.daemon.coordinator.policy.policy import Change, Policy
+from muster.wording import counted
 
 
 def differences(policy: Policy, site: str) -> Iterator[str]:
@@ -24,4 +25,4 @@ def _in_words(change: Change) -> str:
 
 
 def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return counted(count, noun)

@@ -279,8 +279,8 @@ class Job(Table):
         if self.elastic and not self.parallelism.keeps_copies_on_nodes(self.local_ranks):
             yield (
                 "elastic = true needs whole copies of the model on each node, so that the job can go on with fewer: "
-                f"keep only data and sharding in parallelism, or a tensor that divides the {self.local_ranks} ranks of "
-                'a node and is first in order ("tp-..."), or remove elastic'
+                "keep only data and sharding in parallelism, or a tensor that divides ranks_per_node = "
+                f'{self.local_ranks} and is first in order ("tp-..."), or remove elastic'
             )
         if self.checkpoint.durable_every and not (self.durable_dir and self.checkpoint.memory):
             yield (

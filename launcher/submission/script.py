@@ -16,6 +16,7 @@ from muster.launcher.spec import job_options
 from muster.slurm.client.batch_script import MAX_SPEC_BYTES, environment_lines, spec_text, srun_command
 from muster.slurm.client.sbatch_options import SbatchOption, read_texts
 from muster.v1.common_pb2 import JobSpec
+from muster.wording import counted
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
@@ -62,11 +63,11 @@ def render(submission: Submission) -> str:
             "variable: let command and [env] name a file that holds the long values",
             "Nothing was queued",
         )
-    spares = f" and {spec.spares} spare{'s' * (spec.spares != 1)}" if spec.spares else ""
-    ranks = f"{spec.ranks_per_node} rank{'s' * (spec.ranks_per_node != 1)} each"
+    spares = f" and {counted(spec.spares, 'spare')}" if spec.spares else ""
+    ranks = f"{counted(spec.ranks_per_node, 'rank')} each"
     lines = [
         "#!/bin/bash",
-        f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
+        f"# {spec.name}: {counted(spec.nodes, 'node')}{spares}, {ranks}. Rendered by muster submit.",
         *(f"# {note}" for note in submission.shape_notes),
         *(option.directive for option in sbatch_options(submission)),
         "",

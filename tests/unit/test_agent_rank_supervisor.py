@@ -72,7 +72,7 @@ async def test_a_child_that_no_rank_has_left_behind_outlives_a_zygote(tmp_path: 
     ("module", "words"),
     [
         ("raise ImportError('a.so: file too short')", "library can't be imported: ImportError: a.so: file too short"),
-        ("import os; os._exit(1)", "2 processes have ended while they imported `preload`"),
+        ("import os; os._exit(1)", "2 processes have ended during the import of `preload`"),
         ("", ""),
     ],
 )

@@ -96,7 +96,7 @@ async def test_submit_queues_and_registers(
     job = await queue(world, tmp_path)
     out, err = outputs(capsys)
     assert out == f"{job}\n"
-    assert f"tiny is job {job} (2 + 1 nodes)" in err
+    assert f"tiny is job {job} (2 nodes and 1 spare)" in err
     assert (await world.slurm.jobs([job]))[job].name == "tiny"  # type: ignore[index, union-attr]
     assert world.coordinator
     gangs = world.coordinator.engine.core.state.gangs
@@ -143,7 +143,7 @@ async def test_the_whole_command_calls_sbatch_once_and_registers(
     assert (tmp_path / "calls").read_text() == f"--parsable {script}\n"
     out, err = outputs(capsys)
     assert out == f"{waiting}\n"
-    assert f"tiny is job {waiting} (1 + 0 nodes)" in err
+    assert f"tiny is job {waiting} (1 node)" in err
     assert world.coordinator
     [gang] = [gang for gang in world.coordinator.engine.core.state.gangs.values() if gang.slurm.job == waiting]
     assert script.stem == gang.id

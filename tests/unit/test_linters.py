@@ -118,11 +118,12 @@ CORE_MAY_IMPORT = {
     *("operator", "pydantic", "re", "statistics", "typing"),
 }
 SHARED_WITH_AGENTS = (
+    "src/muster/wording.py",
     "daemon/transport/fencing_timeouts.py",
     "checkpoint/format/folder_names.py",
     "checkpoint/format/replica_agreement.py",
 )
-"""Numbers, names and a rule that the core and the agents must hold alike."""
+"""Numbers, names, words and a rule that the core and the agents must hold alike."""
 PLACEMENT = (
     "fabric/groups",
     "fabric/model",
@@ -137,7 +138,7 @@ PLACEMENT = (
 CORE_MAY_SHARE = (
     "muster.daemon.coordinator.core",
     *(f"muster.{path.removesuffix('.py').replace('/', '.')}" for path in PLACEMENT),
-    *(f"muster.{path.removesuffix('.py').replace('/', '.')}" for path in SHARED_WITH_AGENTS),
+    *(f"muster.{path.removesuffix('.py').replace('/', '.')}".replace(".src.muster", "") for path in SHARED_WITH_AGENTS),
 )
 
 

@@ -117,7 +117,7 @@ def test_a_node_without_gpus_imports_no_torch(tmp_path: Path) -> None:
 def test_on_a_node_with_gpus_torch_must_see_them(tmp_path: Path) -> None:
     library(tmp_path, "torch", TORCH_WITHOUT_GPUS)
     result = run(tmp_path, SLURM_GPUS_ON_NODE="8")
-    assert (result.outcome, result.reason) == (Outcome.FAILED, "RuntimeError: CUDA has 0 GPUs of 8")
+    assert (result.outcome, result.reason) == (Outcome.FAILED, "RuntimeError: CUDA has 0 of 8 GPUs")
 
 
 def test_a_library_that_fails_is_a_failed_check(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from muster.checkpoint.store.streams.transport import FetchFailed, Holder, Piece
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, TIER_PARITY, RestorePlan, RestoreSource
+from muster.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +211,9 @@ class ParityRestore:
             positions = {key.number(rank, position): position for position in range(key.share(rank, count))}
             part = self._part(offer)
             if len(part.pieces) < len(positions):
-                raise CorruptShard(f"{offer.node}'s part has {len(part.pieces)} pieces and needs {len(positions)}")
+                raise CorruptShard(
+                    f"{offer.node}'s part has {counted(len(part.pieces), 'piece')} and needs {len(positions)}"
+                )
             sources.append(_source(part, positions))
             for other in key.combined:
                 if other != rank:

@@ -19,6 +19,7 @@ from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMem
 from muster.checkpoint.store.memory.shards import PieceLocation, Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
+from muster.wording import counted
 
 
 class ReplicaBuilder:
@@ -84,7 +85,9 @@ class ReplicaBuilder:
             damaged = await self._run_in_thread(_copy, memory, pieces, copied)
             if damaged:
                 self._quarantine(damaged, copied)
-                raise CorruptShard(f"{len(damaged)} pieces have changed in this node's memory: offer again")
+                raise CorruptShard(
+                    f"{counted(len(damaged), 'piece has', 'pieces have')} changed in this node's memory: offer again"
+                )
         except CorruptShard:
             _release(referenced)
             self.reuse_or_close(rank, memory)
@@ -135,7 +138,7 @@ class ReplicaBuilder:
         """Take the shards out of use whose pieces no longer match. The next offer finds these pieces missing."""
         counts = Counter(copied[n][0] for n in damaged)
         for source, count in counts.items():
-            self._shard_store.quarantine(source, f"{count} pieces did not match when they were copied", count)
+            self._shard_store.quarantine(source, f"{counted(count, 'piece')} did not match in the copy", count)
 
     def reuse_or_close(self, rank: int, memory: SealedMemory) -> None:
         """Keep one memory for the rank's next replica. Close further ones, and those of ranks replicated elsewhere."""

@@ -24,6 +24,7 @@ from muster.checkpoint.store.streams.piece_fetch import BATCH_PIECES
 from muster.checkpoint.store.streams.transport import FetchFailed, Holder, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import TIER_OWN
+from muster.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class PieceGathering:
             else:
                 corrupt[shard] += 1
         for shard, count in corrupt.items():
-            self._shard_store.quarantine(shard, f"{count} pieces did not match when they were copied", count)
+            self._shard_store.quarantine(shard, f"{counted(count, 'piece')} did not match in the copy", count)
 
     # From other nodes.
 

@@ -21,6 +21,7 @@ from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import Order, RestorePlan
+from muster.wording import counted
 
 SHARDS_AT_ONCE = 4
 """Shards of which a node fetches pieces at the same time. Each has several streams."""
@@ -167,7 +168,7 @@ class ShardReads:
             if intact == absent:
                 return
             corrupt = len(absent - intact)
-            self._shard_store.quarantine(own, f"{corrupt} pieces don't match their digest", corrupt)
+            self._shard_store.quarantine(own, f"wrong digest of {counted(corrupt, 'piece')}", corrupt)
             # Only this shard was verified in its memory, so nothing is copied to it. What ranks have read already stays
             # readable: it is in memory that they have mapped.
             intact, absent = set(old.verified), absent | old.verified

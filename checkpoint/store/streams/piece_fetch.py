@@ -25,6 +25,7 @@ from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.streams import stream_sockets
 from muster.checkpoint.store.streams.transport import Arrivals, FetchFailed, Holder
 from muster.daemon.host import clock
+from muster.wording import counted
 
 BATCH_PIECES = 8
 """Pieces of one request, at most: 32 MiB. A stream asks for the next ones before these have come."""
@@ -112,7 +113,7 @@ class _Work:
         with self._lock:
             self._damaged[holder.node] += 1
             if (count := self._damaged[holder.node]) >= MOST_DAMAGED:
-                raise CorruptShard(f"{count} pieces arrived damaged")
+                raise CorruptShard(f"{counted(count, 'piece')} arrived damaged")
             self._batches[nodes].append(range(number, number + 1))
 
     @property
@@ -143,7 +144,9 @@ class _Work:
         """Raises FetchFailed: some pieces have not come."""
         if self._absent:
             reasons = "; ".join(f"{node}: {reason}" for node, reason in (self._changed | self._failures).items())
-            raise FetchFailed(f"{len(self._absent)} pieces have not come ({reasons or 'no holder has them'})")
+            raise FetchFailed(
+                f"{counted(len(self._absent), 'piece has', 'pieces have')} not come ({reasons or 'no holder has them'})"
+            )
 
 
 def _batches(holders: Sequence[Holder], wanted: Sequence[int]) -> Iterator[tuple[_Nodes, _Batch]]:

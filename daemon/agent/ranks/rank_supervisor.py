@@ -23,6 +23,7 @@ from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
 from muster.daemon.host import packets, process_tree
 from muster.v1.agent_pb2 import Order, RankStatus
+from muster.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +288,7 @@ class RankSupervisor:
         log.info(describe(message))
         for note in message["notes"]:
             log.warning(note)
-        died = f"{zygote.deaths} processes have ended while they imported `preload`"
+        died = f"{counted(zygote.deaths, 'process has', 'processes have')} ended during the import of `preload`"
         zygote.broken = message["broken"] or (died if zygote.deaths >= _MAX_PRELOAD_DEATHS else "")
         zygote.ready.set()
         self._open_pending_store()

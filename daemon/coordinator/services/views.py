@@ -31,6 +31,7 @@ from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
 from muster.v1 import api_pb2, common_pb2
+from muster.wording import counted, listed
 
 _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
@@ -291,7 +292,8 @@ def _stall_words(seen: ObservedGang, gang: Gang) -> str:
     ):  # in observe mode ranks may continue by themselves
         return f"the fence of the hanging generation: {gang.findings.hang.reason}"
     if seen.stall is not None:
-        return f"a step: no rank finished one for long; {len(seen.stall.unanswered)} agents have not answered"
+        silent = counted(len(seen.stall.unanswered), "agent has", "agents have")
+        return f"a step: no rank finished one for long; {silent} not answered"
     return ""
 
 
@@ -311,7 +313,7 @@ def _requested(gang: Gang) -> str:
 
 
 def _listed(before: str, names: list[str]) -> str:
-    return before + " ".join(names) if names else ""
+    return before + listed(names) if names else ""
 
 
 def _all_run(gang: Gang, seen: ObservedGang, node: str) -> bool:

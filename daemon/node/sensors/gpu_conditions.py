@@ -12,6 +12,7 @@ from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings
 from muster.daemon.node.sensors.gpu_links import GpuLinks
 from muster.daemon.node.sensors.gpu_samples import Counters, gpu_sample
 from muster.daemon.node.sensors.sensor import Sample
+from muster.wording import counted
 
 GPU_IDLE = 0x1
 HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
@@ -65,10 +66,10 @@ class GpuConditions:
         for gpu in readings.gpus:
             yield from self._of_gpu(gpu, now)
         self._most_gpus = max(self._most_gpus, readings.count)
-        words = f"{readings.count} GPUs, there were {self._most_gpus}"
+        words = f"{counted(readings.count, 'GPU')}, there were {self._most_gpus}"
         yield Sample(MISSING, FEWER_THAN_BEFORE, "", float(readings.count < self._most_gpus), now, words)
         if in_gres is not None and not any(gpu.mig for gpu in readings.gpus):
-            words = f"{readings.count} GPUs, Slurm's GRES says {in_gres}"
+            words = f"{counted(readings.count, 'GPU')}, Slurm's GRES says {in_gres}"
             yield Sample(MISSING, FEWER_THAN_GRES, "", float(readings.count < in_gres), now, words)
 
     def _of_gpu(self, gpu: GpuReading, now: float) -> Iterator[Sample]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from muster.daemon.node.sensors.sensor import Sample
 from muster.daemon.node.sysfs.counter_growth import CounterGrowth, Growth
 from muster.daemon.node.sysfs.host_files import CpuPackage, FileSystem, HostReading, MemoryController
+from muster.wording import counted
 
 MEMORY, CPU, FILE_SYSTEM, USE = "host-memory", "cpu-throttle", "mount", "host-use"
 """The kinds of signals."""
@@ -56,7 +57,8 @@ class HostConditions:
         for code, (what, count) in zip((UNCORRECTABLE, CORRECTABLE), counts.items(), strict=True):
             growth = self._grown(controller.name, what, count, MOST_ERRORS_PER_S, now)
             if growth is not None:
-                words = f"memory controller {controller.name}: {growth.amount} new {what} errors, {count} since boot"
+                new = counted(growth.amount, f"new {what} error")
+                words = f"memory controller {controller.name}: {new}, {count} since boot"
                 yield Sample(MEMORY, code, controller.name, float(growth.amount > 0), now, words)
 
     def _of_package(self, package: CpuPackage, now: float) -> Iterator[Sample]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from muster.fabric.model.grid import MOST_POSITIONS
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.slurm.client.parsing.hostlist import expand
+from muster.wording import counted
 
 _MOST_CHARS: Final = 32_000_000
 """Characters of the text. A site of 65,536 nodes needs a tenth of them."""
@@ -99,7 +100,7 @@ def _regions(regions: Sequence[Any], whole: tuple[int, int, int]) -> list[str]:
         x1, y1, z1 = _dimensions(region.get("dims"), "dims")
         nodes = expand(_text(region.get("nodes"), "nodes"))
         if len(nodes) != x1 * y1 * z1 or x0 + x1 > whole[0] or y0 + y1 > whole[1] or z0 + z1 > whole[2]:
-            raise UnknownForm(f"a region of {x1}x{y1}x{z1} at {x0},{y0},{z0} has {len(nodes)} nodes")
+            raise UnknownForm(f"a region of {x1}x{y1}x{z1} at {x0},{y0},{z0} has {counted(len(nodes), 'node')}")
         for index, node in enumerate(nodes):
             x, y, z = x0 + index % x1, y0 + index // x1 % y1, z0 + index // (x1 * y1)
             places[x + whole[0] * (y + whole[1] * z)] = node

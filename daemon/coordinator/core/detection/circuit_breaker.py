@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, OUT_OF_SERVICE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.wording import counted
 
 MIB = 1024 * 1024
 SPARED_MIB = 1.0
@@ -41,12 +42,12 @@ def reason_to_withhold(turn: Turn, reported_by: Gang | None = None) -> str:
         return "observe mode"
     if reported_by is not None and (words := _too_many_reports(turn, reported_by)):
         return words
-    counted = reported if reported_by is not None else {}
+    counts = reported if reported_by is not None else {}
     taken = sum(turn.now - at < LIMIT_WINDOW_S for at in turn.state.taken_out_at.values())
-    taken += sum(turn.now - drain.at < LIMIT_WINDOW_S for drain in counted.values())
+    taken += sum(turn.now - drain.at < LIMIT_WINDOW_S for drain in counts.values())
     if taken >= limits.nodes_per_hour:
-        return f"{taken} nodes were taken out of service within the hour, and no more may be"
-    nodes = turn.index.out_of_service - (reported.keys() - counted.keys())
+        return f"{counted(taken, 'node was', 'nodes were')} taken out of service within the hour, and no more may be"
+    nodes = turn.index.out_of_service - (reported.keys() - counts.keys())
     judged = (turn.state.node(name).judged_at for name in nodes)
     out, known = sum(turn.now - at < COUNTED_OUT_S for at in judged), len(turn.state.nodes)
     if out >= max(limits.nodes_at_least, int(limits.fraction * known)):
@@ -60,10 +61,14 @@ def _too_many_reports(turn: Turn, gang: Gang) -> str:
     of_job = sum(drain.gang == gang.id for drain in recent)
     of_user = sum(drain.owner_uid == gang.account.owner_uid for drain in recent)
     if of_job >= turn.limits.reported_drains_per_hour_of_job:
-        return f"{of_job} nodes were drained within the hour for reports of this job's agents, and no more may be"
+        return f"{_drained(of_job)} for reports of this job's agents, and no more may be"
     if of_user >= turn.limits.reported_drains_per_hour_of_user:
-        return f"{of_user} nodes were drained within the hour for reports of this user's agents, and no more may be"
+        return f"{_drained(of_user)} for reports of this user's agents, and no more may be"
     return ""
+
+
+def _drained(nodes: int) -> str:
+    return f"{counted(nodes, 'node was', 'nodes were')} drained within the hour"
 
 
 def take_out_of_service(
@@ -136,7 +141,8 @@ def too_many_swaps(gang: Gang, now: float, most: int) -> str:
         return ""
     if (lost := _nodes_lost(gang, now)) <= most:
         return ""
-    return f"the job has lost {lost} nodes within the hour, and {most} may be replaced: the job may be what breaks them"
+    words = f"the job has lost {counted(lost, 'node')} within the hour, and {most} may be replaced"
+    return f"{words}: the job may be what breaks them"
 
 
 def swaps_left(gang_turn: GangTurn) -> int:

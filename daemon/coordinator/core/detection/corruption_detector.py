@@ -17,10 +17,11 @@ A copy of a shard that does not match its digests is recorded, and its agent use
 A loss that is NaN or infinite is recorded, once a generation. It accuses nobody: most come from the training itself.
 """
 
-from muster.daemon.coordinator.core.state import fact_text, facts
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import NotFinite, ReplicaDisagreement
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.wording import listed
 
 MOST_DISAGREEMENTS = 8
 """How often replicas may disagree in a run before the comparison ends. Each time costs a restart: a node that corrupts
@@ -100,7 +101,7 @@ def _nodes_of(gang_turn: GangTurn, found: ReplicaDisagreement) -> tuple[str, ...
 
 def _words(found: ReplicaDisagreement, nodes: tuple[str, ...], node: str) -> str:
     several = len(found.ranks) > 1
-    ranks = f"rank{'s' * several} {fact_text.listed(map(str, found.ranks))} on {fact_text.listed(nodes)}"
+    ranks = f"{'ranks' if several else 'rank'} {listed(map(str, found.ranks))} on {listed(nodes)}"
     where = f"the parameters or optimizer states of step {found.version.step}"
     if node:
         others = found.replicas - len(found.ranks)

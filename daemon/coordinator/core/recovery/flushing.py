@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 from muster.fabric.cost.reliability import daly_interval
+from muster.wording import counted
 
 RETRY_S = 60.0
 """Seconds between a failed flush and the next one that the job's policy asks for."""
@@ -222,7 +223,7 @@ def _policy_words(gang_turn: GangTurn) -> str:
         return f"durable_every = {spec.durable_every_steps} steps"
     if spec.durable_auto:
         return f"durable_every = auto, now {durable_interval_s(gang_turn.gang, gang_turn.observed) / 60:.1f} minutes"
-    return f"durable_every = {spec.durable_every_s / 60:g} minutes" if spec.durable_every_s else ""
+    return f"durable_every = {counted(spec.durable_every_s / 60, 'minute', form='g')}" if spec.durable_every_s else ""
 
 
 def is_over(gang: Gang) -> bool:

@@ -17,6 +17,7 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.wording import counted, listed
 
 SPARE_WAIT_S = 30.0
 """Seconds that a complete set of rank nodes waits for spares before it starts without them."""
@@ -260,7 +261,7 @@ def _start_preflight(gang_turn: GangTurn) -> None:
 
 def _missing_nodes_reason(gang: Gang, here: Collection[str]) -> str:
     absent = [n for n in gang.slurm.job_nodes if n not in here]
-    who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
+    who = listed(absent, ", ") if absent else counted(gang.spec.nodes - len(here), "node")
     return (
         f"{len(here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s; missing: {who}. "
         f"{''.join(f'{member.removal_reason}. ' for member in gang.roster.members.values() if member.removed)}"

@@ -19,6 +19,7 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.wording import counted
 
 EXCLUSION_S = 600.0
 """Seconds for which a requeued job may not start on a node that is in service but was bad for the job."""
@@ -76,7 +77,7 @@ def too_few_nodes_reason(gang_turn: GangTurn) -> str:
     """Why there are too few nodes, in words."""
     gone = [member for member in gang_turn.gang.roster.members.values() if member.removed]
     if not gone:
-        return f"{len(gang_turn.gang.slurm.job_nodes)} nodes are left in the job"
+        return f"{counted(len(gang_turn.gang.slurm.job_nodes), 'node is', 'nodes are')} left in the job"
     words = f"{len(gone)} of {len(gang_turn.gang.roster.members)} agents are gone ({gone[0].removal_reason})"
     if len(gone) == len(gang_turn.gang.roster.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
         words += (

@@ -44,7 +44,7 @@ from muster.daemon.coordinator.core.recovery import (
 )
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.recovery.parity import rebuildable
-from muster.daemon.coordinator.core.state import fact_text, facts, placement
+from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.communication import (
     closer_than_required,
     communicating_seats,
@@ -57,6 +57,7 @@ from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, MONITORED, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.wording import counted, listed
 
 STORE_TIMEOUT_S = 45.0
 """Seconds that a node has to open the rendezvous store, its first imports included."""
@@ -213,7 +214,7 @@ def _describe_withheld(gang_turn: GangTurn) -> str:
         return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
     before = [seat.node for seat in gang.roster.seats]
     if len(ranked) < len(before):
-        return f"the job would go on with {len(ranked)} nodes"
+        return f"the job would go on with {counted(len(ranked), 'node')}"
     swaps = [f"{new} would take the place of {old}" for old, new in zip(before, ranked, strict=True) if old != new]
     return ", ".join(swaps) or "the ranks would be restarted in place"
 
@@ -408,7 +409,7 @@ def _failure_reason(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
     last = gang.recovery.recoveries[-1].cause if gang.recovery.recoveries else ""
     count = gang.recovery.failures_in_a_row
-    generations = "1 generation" if count == 1 else f"{count} consecutive generations"
+    generations = counted(count, "generation", "consecutive generations")
     return f"{generations} ended without progress; last: {last}"
 
 
@@ -449,7 +450,7 @@ def _first_failure(gang: Gang, words: Mapping[str, str]) -> str:
     first = next(iter(words.values()))
     nodes = {node for node, reason in words.items() if reason == first}
     nodes |= {m.node for m in gang.roster.members.values() if m.removed and m.removal_reason == f"{m.node}: {first}"}
-    return f"{fact_text.listed(sorted(nodes, key=lambda node: (len(node), node)), ', ')}: {first}"
+    return f"{listed(sorted(nodes, key=lambda node: (len(node), node)), ', ')}: {first}"
 
 
 def _too_many(gang_turn: GangTurn, failing: int) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
+from muster.wording import counted
 
-NAMES_SHOWN = 8
-"""Nodes or ranks that a reason names."""
 _VERBS: dict[facts.SlurmVerb, str] = {
     "drain": "drain {node}",
     "down": "drain {node} and set it DOWN",
@@ -32,13 +31,6 @@ _DOMAINS = {
     "pod": ("pod", "pods"),
     "any": ("larger domain", "larger domains"),
 }
-
-
-def listed(names: Iterable[str], between: str = " ") -> str:
-    """The first names, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - NAMES_SHOWN} more" if len(every) > NAMES_SHOWN else ""
-    return between.join(every[:NAMES_SHOWN]) + more
 
 
 def describe(fact: facts.Fact) -> str:
@@ -201,7 +193,8 @@ def _of_corrupt_copy(fact: facts.CorruptCopyFound) -> str:
     copy = fact.copy
     which = "" if copy.primary else "the replica of "
     of = f" of {copy.of_pieces}" if copy.of_pieces else ""
-    shard = f"{copy.pieces}{of} pieces of {which}rank {copy.rank}'s shard of {version_words(copy.version)}"
+    pieces = f"{copy.pieces}{of} pieces" if of else counted(copy.pieces, "piece")
+    shard = f"{pieces} of {which}rank {copy.rank}'s shard of {version_words(copy.version)}"
     if copy.from_node:
         return f"corrupt data: {shard} came damaged to node {fact.node} from {copy.from_node}: they are not used"
     return f"corrupt data: {shard} have changed in the memory of node {fact.node}: this copy is used no more"
@@ -279,7 +272,7 @@ def _of_gang(fact: facts.Fact) -> str:
         case facts.GangEnded():
             return f"the gang is {fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
         case facts.GangShrunk():
-            return f"the gang shrinks to {fact.nodes} nodes{_because(fact.reason)}"
+            return f"the gang shrinks to {counted(fact.nodes, 'node')}{_because(fact.reason)}"
         case facts.StopPlanned():
             then = f"the ranks finish a step and exit, then the gang is {fact.next_phase}"
             return f"planned stop{_because(fact.reason)}; {then}"
@@ -287,7 +280,7 @@ def _of_gang(fact: facts.Fact) -> str:
             then = f"the ranks finish a step and exit, then a spare takes the seat of {fact.node}"
             return f"planned swap{_because(fact.reason)}; {then}"
         case facts.GrowthPlanned():
-            then = f"the ranks finish a step and exit, then ranks run on {fact.nodes} nodes"
+            then = f"the ranks finish a step and exit, then ranks run on {counted(fact.nodes, 'node')}"
             return f"the gang {fact.reason}; {then}"
         case facts.JobRestarted():
             return f"Slurm has restarted job {fact.job} (restart {fact.restart_count})"
