@@ -10,12 +10,12 @@ import gc
 import os
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from muster import __version__
+from muster.launcher.command_line import CommandLine
 from muster.launcher.command_table import COMMANDS
-from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
-from muster.launcher.output.terminal_width import columns
+from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError
 
 if TYPE_CHECKING:
     from muster.launcher.command import Command
@@ -32,32 +32,6 @@ _ADVICE = {
 # What not every call needs is imported where it is needed: the help must appear at once.
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    # argparse imports shutil with all its compressors to find the width, for each call of a command.
-    return argparse.HelpFormatter(prog, width=columns() - 2)
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, *, advice: str = "", **more: Any) -> None:
-        """`advice`: what to do with an option that does not exist."""
-        self._advice = advice
-        # Cut off names would make --node another word for --nodes or --node-mtbf, whichever there is.
-        super().__init__(formatter_class=_formatter, allow_abbrev=False, **more)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        # Each command refuses what it does not know by itself. The whole parser would show its own usage.
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            from muster.launcher.unknown_options import explain
-
-            self.error(explain(unknown, self._option_string_actions, self._advice))
-        return found, unknown
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(WrongInput.status, f"{self.prog}: {message}\n")
-
-
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(f"muster {__version__}")
@@ -66,9 +40,9 @@ class _Version(argparse.Action):
 
 def parser(called: Collection[str] | None = None) -> argparse.ArgumentParser:
     """Builds the command line. `called`: the commands whose own arguments are wanted; None: all."""
-    whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.")
+    whole = CommandLine(prog="muster", description="Trains on Slurm. Training continues when a node fails.")
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandLine)
     for entry in COMMANDS:
         advice = _ADVICE.get(entry.name, "")
         row = rows.add_parser(entry.name, help=entry.help, description=entry.help, advice=advice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection, Iterator, Sequence
 
 _OF_OTHERS = {
@@ -32,10 +33,20 @@ def explain(unknown: Sequence[str], known: Collection[str], advice: str) -> str:
     """What is wrong with the words that nobody takes. `advice`: what to do with those that resemble no option."""
     options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if not options:
-        return f"unrecognized arguments: {' '.join(unknown)}"
+        return f"nothing is expected in place of {' '.join(unknown)}"
     return "; ".join(
         _sentence(option, sorted(set(_likely(option, known))), advice) for option in dict.fromkeys(options)
     )
+
+
+def explain_choice(word: str, action: argparse.Action) -> str:
+    """What is wrong with a word that is none of those that may stand here, for example the name of a command."""
+    import difflib
+
+    known = [str(choice) for choice in action.choices or ()]
+    likely = difflib.get_close_matches(word, known, n=1)
+    means = f"did you mean {likely[0]}?" if likely else f"there are {', '.join(known)}"
+    return f"there is no {str(action.metavar or action.dest).lower()} {word}: {means}"
 
 
 def _sentence(option: str, likely: Sequence[str], advice: str) -> str:

@@ -16,7 +16,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     words = "measure links between the job's nodes, one at a time, half a second each"
     parser.add_argument("--measure", action="store_true", help=words)
     parser.add_argument(
-        "--accelerator", metavar="NAME", help="for the prediction; default: that of the GRES, else H100-SXM"
+        "--accelerator",
+        metavar="NAME",
+        help="GPUs, for the prediction; default: that of the GRES, else H100-SXM",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, in seconds and bytes")
     time_arguments(parser)

@@ -32,16 +32,22 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             metavar="HOST[,NAME...]",
             help="the host of a coordinator as muster.toml names it, with further names and addresses of this host",
         )
-        action.add_argument("--days", type=_days, default=HOST_DAYS, help=f"default {HOST_DAYS}")
-    show = actions.add_parser("show", help="say whom certificates name and when they expire")
-    show.add_argument("files", nargs="+", type=Path, metavar="FILE")
+        action.add_argument(
+            "--days",
+            type=_days,
+            default=HOST_DAYS,
+            metavar="N",
+            help=f"how long certificates are valid; default {HOST_DAYS}",
+        )
+    words = "say whom certificates name and when they expire"
+    show = actions.add_parser("show", help=words, description=words)
+    show.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file with certificates (PEM)")
 
 
 def _days(text: str) -> int:
-    days = int(text)
-    if not 1 <= days <= AUTHORITY_DAYS:
-        raise argparse.ArgumentTypeError(f"must be 1 to {AUTHORITY_DAYS}")
-    return days
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= AUTHORITY_DAYS):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1 to {AUTHORITY_DAYS}")
+    return int(text)
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -14,18 +14,23 @@ from muster.launcher.spec.flags import add_options
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
     return value
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, metavar="job.toml")
+    parser.add_argument("job", type=Path, metavar="job.toml", help="the job; docs/JOBTOML.md describes it")
     parser.add_argument("--json", action="store_true", help="print one JSON object, in seconds and bytes")
-    parser.add_argument("--accelerator", metavar="NAME", help="default: that of the GRES, else H100-SXM")
+    parser.add_argument("--accelerator", metavar="NAME", help="GPUs; default: that of the GRES, else H100-SXM")
     parser.add_argument("--no-slurm", action="store_true", help="take a usual network, not the one that Slurm has")
-    parser.add_argument("--price", type=_positive, metavar="NUMBER", help="of a GPU for an hour, in any currency")
+    parser.add_argument(
+        "--price", type=_positive, metavar="NUMBER", help="the price of a GPU for an hour, in any currency"
+    )
     parser.add_argument("--in-network", action="store_true", help="the switches reduce (SHARP, NVLink SHARP)")
     words = "share of the peak that matrix products reach: 0.55"
     parser.add_argument("--efficiency", type=_positive, metavar="SHARE", help=words)

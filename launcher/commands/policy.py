@@ -19,10 +19,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     words = "check a site's policy file, and say what it changes; exit status 2: it has mistakes"
     check = actions.add_parser("check", help=words, description=words)
-    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("file", type=Path, metavar="FILE", help="the site's policy file")
     words = "say which row decides about a line of the kernel log, or about a signal: 'gpu-throttle', 'xid 79'"
     explanation = actions.add_parser("explain", help=words, description=words)
-    explanation.add_argument("text", metavar="TEXT")
+    explanation.add_argument("text", metavar="TEXT", help="a line of the kernel log, or the name of a signal")
     words = "say what a saved kernel log would have led to; it may be that of dmesg, journalctl -k or /dev/kmsg"
     replay = actions.add_parser("replay", help=words, description=words)
     replay.add_argument("log", metavar="LOG", help='a file; "-" is the standard input')

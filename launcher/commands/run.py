@@ -39,23 +39,31 @@ _MAX_LOCAL_NODES = 64
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local", action="store_true", help="run on this workstation, without Slurm (required)")
-    parser.add_argument("--nodes", type=int, default=2, help="nodes that run ranks; default 2")
-    parser.add_argument("--spares", type=int, default=1, help="spare nodes; default 1")
-    parser.add_argument("--ranks-per-node", type=int, default=1, help="default 1")
+    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="simulated nodes that run ranks; default 2")
+    words = "simulated nodes that wait to take the place of one that fails; default 1"
+    parser.add_argument("--spares", type=int, default=1, metavar="N", help=words)
+    words = "processes that run the command on each node; default 1"
+    parser.add_argument("--ranks-per-node", type=int, default=1, metavar="N", help=words)
     parser.add_argument(
         "--fault",
         type=faults.parse_fault,
         action="append",
         default=[],
         metavar="KIND@step=N",
-        help="kill-node@step=30[,node=n1], kill-rank@step=30[,rank=1], hang-rank@step=30[,rank=1],"
+        help="a fault to inject: kill-node@step=30[,node=n1], kill-rank@step=30[,rank=1], hang-rank@step=30[,rank=1],"
         " xid-node@step=30[,code=79]; or time=SECONDS instead of step; may be repeated",
     )
     parser.add_argument(
-        "--run-dir", type=Path, help="folder for the logs; default: a temporary folder, kept on failure"
+        "--run-dir", type=Path, metavar="PATH", help="folder for the logs; default: a temporary folder, kept on failure"
     )
-    parser.add_argument("--hang-after", type=float, default=60.0, metavar="S", help="as in job.toml; default 60")
-    parser.add_argument("--durable-dir", default="", help="folder or URL for durable checkpoints")
+    parser.add_argument(
+        "--hang-after",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="as in job.toml: seconds without a finished step; default 60",
+    )
+    parser.add_argument("--durable-dir", default="", metavar="PATH", help="folder or URL for durable checkpoints")
     parser.add_argument(
         "--trust-durable-store",
         action="store_true",

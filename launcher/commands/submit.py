@@ -57,7 +57,7 @@ _AGENT = "muster-agent"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, metavar="job.toml")
+    parser.add_argument("job", type=Path, metavar="job.toml", help="the job; docs/JOBTOML.md describes it")
     parser.add_argument("options", nargs="*", default=[], metavar="sbatch option", help="options for sbatch; after --")
     parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")

@@ -32,7 +32,13 @@ _STATE_ORDER = {state: at for at, state in enumerate(NodeState)}
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", metavar="NAME", help="only this one of several topologies")
-    parser.add_argument("--fabric", metavar="FILE", type=Path, default=FABRIC_FILE, help=f"default: {FABRIC_FILE}")
+    parser.add_argument(
+        "--fabric",
+        metavar="FILE",
+        type=Path,
+        default=FABRIC_FILE,
+        help=f"what the site says of its network; default: {FABRIC_FILE}",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="a line for each node")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each topology")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write the tree as a picture, too")

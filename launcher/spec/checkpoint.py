@@ -24,6 +24,7 @@ class CheckpointTable(Table):
     """[checkpoint]: where checkpoints are kept."""
 
     memory: Annotated[bool, Field(strict=True)] = True
+    """Whether each finished step is kept in the memory of nodes."""
     copies: Annotated[int, Field(strict=True, ge=2, le=job_limits.MAX_COPIES)] = 2
     """On how many nodes each rank's state is kept in memory, its own node among them."""
     parity: Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_PARITY_NODES)] = 0

@@ -36,6 +36,7 @@ class Flag:
     """Table and key, or the key alone."""
     is_text: bool
     """Whether the value is taken as it is. Others are read as TOML reads them."""
+    metavar: str
     help: str
 
     @property
@@ -58,7 +59,8 @@ def _flags(table: Mapping[str, Any], tables: Mapping[str, Any], path: tuple[str,
             continue
         kinds = {kind.get("type", "") for kind in value.get("anyOf", [value])} - {"null"}
         if kinds <= _SCALARS:
-            yield Flag((*path, key), "string" in kinds, value.get("description", "").replace("\n", " "))
+            metavar = "TEXT" if "string" in kinds else "true|false" if kinds == {"boolean"} else "N"
+            yield Flag((*path, key), "string" in kinds, metavar, value.get("description", "").replace("\n", " "))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag.option,
             dest=_PREFIX + flag.option,
-            metavar="TEXT" if flag.is_text else "VALUE",
+            metavar=flag.metavar,
             default=argparse.SUPPRESS,
             help=flag.help.replace("%", "%%"),
         )

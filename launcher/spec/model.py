@@ -30,6 +30,7 @@ class Model(Table):
     active_parameters: BigCount | None = None
     """Parameters that one token passes through, if the model has experts. Default: all."""
     layers: Count | None = None
+    """Layers of the model."""
     hidden_size: Count | None = None
     """Width of a layer."""
     heads: Count | None = None

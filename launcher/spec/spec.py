@@ -114,19 +114,33 @@ class Slurm(Table):
     """[slurm]: the job's request to Slurm. `options` are passed to sbatch unchanged."""
 
     partition: OneLine | None = None
+    """Slurm's partition."""
     account: OneLine | None = None
+    """The account that the job is charged to."""
     qos: OneLine | None = None
+    """Slurm's quality of service."""
     reservation: OneLine | None = None
+    """The reservation whose nodes the job uses."""
     constraint: OneLine | None = None
+    """Features that all nodes must have."""
     time: TextOrNumber = None
+    """The time limit: minutes, hours:minutes:seconds or days-hours."""
     mem: OneLine = "0"
+    """Memory of each node. 0: all of it."""
     cpus_per_task: Count | None = None
+    """CPUs of each node for the job."""
     gres: OneLine | None = None
+    """Generic resources of each node. gpus_per_node asks for GPUs."""
     exclude: OneLine | None = None
+    """Nodes that the job must not get."""
     switches: TextOrNumber = None
+    """At most so many leaf switches, and how long to wait for them: 1@10:00."""
     dependency: OneLine | None = None
+    """Jobs that this one waits for."""
     comment: OneLine | None = None
+    """A comment that Slurm keeps."""
     options: tuple[OneLine, ...] = ()
+    """Further options of sbatch, each as one string."""
 
     @field_validator("time", mode="before")
     @classmethod
@@ -163,31 +177,55 @@ class Job(Table):
     model_config = ConfigDict(json_schema_extra=require_nodes_or_gpus)
 
     name: str
+    """The name in Slurm, too: 1 to 64 letters, digits, '.', '_' or '-'."""
     nodes: Nodes
+    """Nodes that run ranks. The job asks Slurm for spares beside them."""
     gpus: Gpus | None = None
+    """GPUs that run ranks, instead of nodes: a multiple of gpus_per_node."""
     spares: ExtraNodes = 0
+    """Nodes beside these that wait to take the place of one that fails. They count as used for the whole job."""
     elastic: Annotated[bool, Field(strict=True)] = False
+    """Whether the job goes on with fewer nodes if no spare is left, instead of a requeue."""
     min_nodes: Nodes | None = None
+    """The smallest number of nodes to go on with. Below nodes it needs elastic."""
     ranks_per_node: RanksPerNode | None = None
+    """Processes that run the command on each node. Default: gpus_per_node, else 1."""
     gpus_per_node: RanksPerNode | None = None
+    """GPUs to ask Slurm for on each node. Default: none."""
     command: Command
+    """What each rank runs: a list of strings, or a string that is split as a shell does."""
     work_dir: str = ""
+    """The working folder of the ranks. Default: the folder in which muster submit is called."""
     env: dict[Variable, Annotated[str, AfterValidator(_without_nul)]] = Field(
         default_factory=dict, max_length=job_limits.MAX_VARIABLES
     )
+    """Variables of the ranks."""
     preload: tuple[str, ...] = ()
+    """Modules that waiting processes import in advance."""
     run_dir: str
+    """A folder on shared storage, for the logs and the script."""
     durable_dir: str = ""
+    """A folder on shared storage, or a URL, for durable checkpoints. Without one, all is lost when the job ends."""
     gather_timeout: Annotated[float, Field(gt=0, le=job_limits.MAX_GATHER_TIMEOUT_S)] = 300.0
+    """Seconds to wait for all nodes, from the first agent on."""
     max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_FAILURES)] = 3
+    """So many generations in a row without progress end the job."""
     hang_after: Annotated[float, Field(ge=0, le=job_limits.MAX_HANG_AFTER_S)] = 60.0
+    """Seconds without a finished step before ranks may count as hanging. 0: they never do."""
     hang_after_idle: Annotated[float, Field(ge=0, le=job_limits.MAX_HANG_AFTER_S)] = 0.0
+    """Seconds for which all ranks may be idle, for scripts without the library. 0: without an end."""
     pool_nodes: ExtraNodes = 2
+    """How many nodes of the site's shared pool may join at once if no spare is left."""
     preflight: Annotated[bool, Field(strict=True)] = False
+    """Whether each node is checked before the first start."""
     requeue: Annotated[bool, Field(strict=True)] = True
+    """Whether the job is requeued if no spare is left, or if Slurm preempts it."""
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
+    """Whether the job is requeued at its time limit, too."""
     stop_before: Annotated[float, Field(ge=0, le=job_limits.MAX_STOP_BEFORE_S)] = 120.0
+    """Seconds before the time limit at which ranks are asked to stop and save."""
     stop_signal: TextOrNumber = None
+    """The signal that ranks without the library get before a planned stop, for example USR1."""
     parallelism: Parallelism = _NO_TABLE
     placement: Placement = _NO_TABLE
     model: Model = _NO_TABLE

@@ -293,8 +293,13 @@ def test_a_wrong_file_is_named_also_where_no_coordinator_is_configured(
         ("plan job.toml --node 3", "did you mean --nodes?"),
         ("status --folow 1", "there is no option --folow: did you mean --follow?"),
         ("events --rank 0 1", "muster events: there is no option --rank\n"),
-        ("status 1 2", "muster status: unrecognized arguments: 2\n"),
+        ("status 1 2", "muster status: nothing is expected in place of 2\n"),
         ("policy check x --bogus", "muster policy check: there is no option --bogus\n"),
+        ("policy explian x", "muster policy: there is no action explian: did you mean explain?\n"),
+        ("pki remove x", "muster pki: there is no action remove: there are init, renew, show\n"),
+        ("events --after x", "argument --after: 'x' must be a whole number\n"),
+        ("run --local --hang-after x -- true", "argument --hang-after: 'x' must be a number\n"),
+        ("pki init x h --days x", "argument --days: 'x': must be a whole number from 1 to 3650\n"),
     ],
 )
 def test_an_option_that_does_not_exist_is_refused_with_what_was_meant(
@@ -656,6 +661,7 @@ def test_exit_status_and_next_step(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         main(["subnit"])
     assert ended.value.code == 64
+    assert "muster: there is no command subnit: did you mean submit?\n" in outputs(capsys)[1]
 
 
 def test_every_command_is_in_the_table_once() -> None:

@@ -248,7 +248,7 @@ def test_a_wrong_option_is_named(job_toml: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(job_toml), "--price", "-1"])
     assert ended.value.code == WrongInput.status
-    assert "argument --price: -1 must be more than 0" in capsys.readouterr().err
+    assert "argument --price: '-1' must be a number above 0" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_gets_a_split_that_does() -> None:

@@ -5,6 +5,7 @@ A dozen of them are compared with golden files. MUSTER_GOLDEN=write writes them 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -127,6 +128,28 @@ def test_the_help_of_each_command_fits(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3
     assert [line for line in lines if len(line) > width] == []
+
+
+@pytest.mark.parametrize("command", [entry.name for entry in COMMANDS])
+def test_each_argument_of_a_command_has_a_help(command: str) -> None:
+    """For a command with actions, those of each action."""
+    silent, parsers = [], [parser([command])]
+    for one in parsers:
+        for action in one._actions:
+            choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
+            parsers += [below for name, below in choices.items() if one is not parsers[0] or name == command]
+            silent += [action.dest] if not action.help and not choices else []
+    assert silent == []
+    assert len(parsers) >= 2
+
+
+def test_no_word_of_a_help_is_broken_at_a_hyphen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if re.search(r"\w-$", line)] == []
 
 
 def test_a_note_on_a_terminal_is_broken_between_words(

@@ -1,0 +1,63 @@
+"""The parser of the command line, with help and errors in plain words."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.output.terminal_width import columns
+
+_NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
+
+
+class _Help(argparse.HelpFormatter):
+    """The help. No word is broken at its hyphens, so that a value can be copied."""
+
+    def __init__(self, prog: str) -> None:
+        # argparse imports shutil with all its compressors to find the width, for each call of a command.
+        super().__init__(prog, width=columns() - 2)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # argparse does so, too: only a help needs it
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class CommandLine(argparse.ArgumentParser):
+    """The parser of the whole program, or of one of its commands."""
+
+    def __init__(self, *, advice: str = "", **more: Any) -> None:
+        """`advice`: what to do with an option that does not exist."""
+        self._advice = advice
+        # Cut off names would make --node another word for --nodes or --node-mtbf, whichever there is.
+        super().__init__(formatter_class=_Help, allow_abbrev=False, **more)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses what the command does not know. The whole parser would show its own usage."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            from muster.launcher.unknown_options import explain
+
+            self.error(explain(unknown, self._option_string_actions, self._advice))
+        return found, unknown
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in _NUMBERS:
+                raise
+            raise argparse.ArgumentError(action, f"{arg_string!r} must be {_NUMBERS[action.type]}") from None
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from muster.launcher.unknown_options import explain_choice
+
+            self.error(explain_choice(str(value), action))
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the command: the usage, then what is wrong."""
+        self.print_usage(sys.stderr)
+        self.exit(WrongInput.status, f"{self.prog}: {message}\n")
