@@ -213,7 +213,7 @@ def test_what_arrives_damaged_is_told() -> None:
     lie[5] = Piece(lie[5].offset, lie[5].length, bytes(16))
     memory = SealedMemory("target", held.bytes)
     with transport() as server, server.grant(held) as grant:
-        with pytest.raises(FetchFailed, match=r"1 pieces have not come \(n0: 3 pieces arrived damaged"):
+        with pytest.raises(FetchFailed, match=r"1 piece has not come \(n0: 3 pieces arrived damaged"):
             asyncio.run(piece_fetch.fetch_pieces([holder(grant)], lie, range(8), memory, 1, arrivals=seen))
         assert not grant.changed, "its own bytes are right"
     assert seen.came == [(n, "n0") for n in (0, 1, 2, 3, 4, 6, 7)]

@@ -7,7 +7,7 @@ import os
 import pwd
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.api_service import changed_views
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentOutbox
@@ -609,9 +610,7 @@ async def test_a_daemon_that_calls_from_another_address_is_rejected(tmp_path: Pa
 
 async def test_describe(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
-    for rank, name in enumerate(["n1", "n2"]):
-        await world.agents[name].step(3)
-        await world.agents[name].report_shards(1, 3, [rank])
+    await _both_keep(world, 3)
     await world.wait_for_facts(facts.FirstStep)
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
@@ -770,6 +769,42 @@ async def test_cancel_ends_the_gang_and_the_job(world: ScriptedWorld, api: Any) 
     assert (await api.Cancel(REF)).text == "nothing to cancel: train is CANCELLED"
 
 
+async def test_cancel_says_what_is_lost_with_the_memory(world: ScriptedWorld, api: Any) -> None:
+    await _training(world)
+    await _seen(api, 3)
+    text = (await api.Cancel(REF)).text
+    assert "; 3 steps that only memory had are lost: with durable_dir in job.toml, muster flush 1 before" in text
+
+
+async def test_cancel_counts_the_steps_since_the_newest_durable_checkpoint(world: ScriptedWorld, api: Any) -> None:
+    await _training(world)
+    await _seen(api, 3)
+    assert world.coordinator
+    gang, seen = world.gang, world.coordinator.engine.core.observed.gang(world.gang.id)
+    durable = replace(gang, spec=replace(gang.spec, durable_dir="/shared/checkpoints"))
+    none, newest, all_saved = (
+        views.lost_at_end(replace(durable, checkpoint=replace(gang.checkpoint, durable_version=version)), seen)
+        for version in (None, events.Version(0, 2), events.Version(1, 3))
+    )
+    assert none.startswith("3 steps that only memory had are lost: there is no durable checkpoint. muster flush 1")
+    assert newest.startswith("1 step that only memory had is lost: the newest durable checkpoint is of step 2. muster")
+    assert all_saved == ""
+
+
+async def _both_keep(world: ScriptedWorld, step: int) -> None:
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(step)
+        await world.agents[name].report_shards(1, step, [rank])
+
+
+async def _seen(api: Any, step: int) -> None:
+    """The coordinator knows that this step is committed."""
+    async with asyncio.timeout(DEADLINE_S):
+        async for view in api.Watch(REF):
+            if (view.committed.step, view.step) == (step, step):
+                return
+
+
 async def _phase(api: Any, wanted: str) -> None:
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
@@ -792,14 +827,9 @@ async def test_flush_writes_the_committed_version(world: ScriptedWorld, api: Any
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.ABORTED
     assert "no version is committed in memory" in words
-    for rank, name in enumerate(["n1", "n2"]):
-        await world.agents[name].step(3)
-        await world.agents[name].report_shards(1, 3, [rank])
+    await _both_keep(world, 3)
     await world.wait_for_facts(facts.FirstStep)
-    async with asyncio.timeout(DEADLINE_S):
-        async for view in api.Watch(REF):
-            if view.committed.step == 3 and view.step == 3:
-                break
+    await _seen(api, 3)
     assert (await api.Flush(REF)).serial == 1
     flushed = (await world.wait_for_facts(facts.FlushEnded))[0]
     assert flushed.text.startswith("flush 1 is complete: ")
@@ -920,6 +950,21 @@ async def test_nodes_lists_the_roll_call(world: ScriptedWorld, api: Any) -> None
     assert reply.nodes[0].reason == "no musterd was ever heard; in service in Slurm (ALLOCATED)"
     assert (reply.nodes[0].heard_s_ago, reply.slurm_unknown) == (-1.0, "")
     assert world.cluster.nodes()["n2"].drained
+
+
+async def test_nodes_says_that_an_operator_has_drained_a_node_with_scontrol(world: ScriptedWorld, api: Any) -> None:
+    assert world.coordinator
+    await world.send_signal("n1", 13)  # its daemon is heard
+    for drain, down, words in (
+        (events.SlurmDrain("fan is loud", idle=False), False, "drained in Slurm: fan is loud"),
+        (events.SlurmDrain("", idle=True), False, "drained in Slurm"),
+        (None, True, "DOWN in Slurm"),
+        (None, False, ""),
+    ):
+        event = events.SlurmNodeChanged("n1", drain is None and not down, "", down=down, drain=drain)
+        world.coordinator.engine.post(event)
+        shown = {view.node: view for view in (await api.Nodes(api_pb2.ListRequest())).nodes}
+        assert (shown["n1"].verdict, shown["n1"].reason) == ("FIT", words)
 
 
 async def test_nodes_names_the_lemons_of_the_sites_policy(world: ScriptedWorld, tmp_path: Path) -> None:

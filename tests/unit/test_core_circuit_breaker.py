@@ -47,7 +47,7 @@ def test_at_the_limit_a_live_node_stays_in_service_whatever_its_hardware_reports
     world.run_for(5)
     assert world.gang.newest.generation == 2
     assert health(world, "n2") is NodeHealth.DEGRADED
-    assert "Xid 79; the node stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
+    assert "Xid 79; the node stays in service: 1 node was taken" in world.core.state.node("n2").reason
     assert ("drain", "n1") in verbs(world)
     assert ("drain", "n2") not in verbs(world)
 
@@ -379,7 +379,7 @@ def test_losses_count_for_an_hour() -> None:
     world = training()
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-    assert "has lost 1 nodes" in circuit_breaker.too_many_swaps(world.gang, world.now, 0)
+    assert "has lost 1 node" in circuit_breaker.too_many_swaps(world.gang, world.now, 0)
     assert circuit_breaker.too_many_swaps(world.gang, world.now + 3600.0, 0) == ""
 
 

@@ -156,7 +156,7 @@ def test_a_job_that_reports_node_after_node_is_believed_up_to_its_limit() -> Non
     has_unkillable_ranks(world, "n2")
     (withheld,) = world.facts(facts.ActionWithheld)
     assert withheld.node == "n2"
-    assert "1 nodes were drained within the hour for reports of this job's agents" in withheld.reason
+    assert "1 node was drained within the hour for reports of this job's agents" in withheld.reason
     assert world.core.state.node("n2").health is NodeHealth.FIT
 
 

@@ -47,7 +47,7 @@ def test_every_so_many_minutes_one_is_written() -> None:
     times = [at for at, _ in ordered(world)]
     assert len(times) == 3
     assert all(60.0 <= after - before < 62.0 for before, after in pairwise(times))
-    assert ordered(world)[0][1].reason == "durable_every = 1 minutes"
+    assert ordered(world)[0][1].reason == "durable_every = 1 minute"
 
 
 def test_while_storage_is_full_training_goes_on_and_the_policy_asks_again_later() -> None:

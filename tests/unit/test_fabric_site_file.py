@@ -124,7 +124,7 @@ def test_the_link_between_gpus_holds_for_every_node() -> None:
         ("[tiers.any]\noversubscription = 0.5", "tiers.any.oversubscription: must be 1 or more"),
         ("[tiers.leaf]\nspeed = 1\nrate = 2", r"tiers.leaf.speed: there is no such key \(1 other keys"),
         ('[[nodes]]\nnodes = "n0"\ngpus = 99999999999999999', r"nodes\[0\].gpus: must be 1024 or less"),
-        ('[[nodes]]\nnodes = "n0"\ngpus = 2\nsockets = [0]', "1 sockets for 2 GPUs"),
+        ('[[nodes]]\nnodes = "n0"\ngpus = 2\nsockets = [0]', "1 socket for 2 GPUs"),
         ('[[nodes]]\nnodes = "n0"\nnics = [{ name = "a", gpus = [3] }]', "a is near GPU 3, and the node has 0 GPUs"),
         ('[[nodes]]\nnodes = "n0"\n[[nodes]]\nnodes = "n[0-1]"', r"nodes\[1\]: node n0 is described twice"),
     ],

@@ -105,8 +105,8 @@ def test_nodes_that_only_one_of_topology_and_slurm_knows_are_told() -> None:
     read = read_fabric(switches(s1="abx", s2="cd"), "abcdz", TIERS)
     assert shape(read.fabric.root) == ["any", "z", ["leaf", "ab"], ["leaf", "cd"]]
     assert read.warnings == (
-        "the topology has 1 nodes that Slurm does not have: x",
-        "1 nodes are in no switch or block of the topology: z",
+        "the topology has 1 node that Slurm does not have: x",
+        "1 node is in no switch or block of the topology: z",
     )
 
 

@@ -148,7 +148,7 @@ def test_a_requirement_that_nothing_has_room_for(topology: SlurmTopology) -> Non
         plan(tensor(8, 64, "require leaf"), topology)
     with pytest.raises(WrongInput, match=r"nodes \+ spares = 16 \+ 1 = 17: Slurm's network has 16 nodes"):
         plan(tensor(16, 32, "require leaf", spares=1), topology)
-    with pytest.raises(WrongInput, match="can't be kept: 5 times 3 nodes and 1 spares don't fit into 4 "):
+    with pytest.raises(WrongInput, match="can't be kept: 5 times 3 nodes and 1 spare don't fit into 4 "):
         plan(tensor(15, 24, "require leaf", spares=1), topology)
 
 

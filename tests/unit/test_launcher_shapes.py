@@ -448,10 +448,10 @@ NODE = Node("n0", frozenset({NodeState.IDLE}), gres="gpu:2", partitions=("main",
         (job(2, '[slurm]\npartition = "gpu"'), ["Slurm has no partition 'gpu'; it has main"]),
         (
             job(2, '[slurm]\npartition = "main"'),
-            ["gpus_per_node = 4: the nodes in service of partition main have 2 GPUs at most"],
+            ["gpus_per_node = 4: nodes in service of partition main have 2 GPUs at most"],
         ),
         (job(17, "[slurm]", "partition = 'main'"), [
-            "gpus_per_node = 4: the nodes in service of partition main have 2 GPUs at most",
+            "gpus_per_node = 4: nodes in service of partition main have 2 GPUs at most",
             "muster submit refuses this job: nodes + spares = 17 + 0 = 17: Slurm's network has 16 nodes; choose 16 or "
             "less in all",
         ]),

@@ -109,7 +109,7 @@ def test_a_node_that_slurm_lacks_stays_on_the_map(controller: Controller, capsys
     out, err = capsys.readouterr()
     assert "   └─ n7  ABSENT" in out
     assert "├─ n8  IDLE\n└─ spine" in out
-    assert err == "muster: 1 nodes are in no switch or block of the topology: n8\n"
+    assert err == "muster: 1 node is in no switch or block of the topology: n8\n"
 
 
 def test_each_node_has_a_line_on_request(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_a_node_that_was_taken_out_of_a_topology_stays_on_its_map(
     assert topo(controller, "--topology", "tree") == 0
     out, err = capsys.readouterr()
     assert "├─ n3  IDLE\n" in out
-    assert "1 nodes are in no switch or block of the topology: n3" in err
+    assert "1 node is in no switch or block of the topology: n3" in err
 
 
 def test_an_unknown_topology_is_refused(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ async def test_a_new_uncorrectable_error_makes_the_node_degraded_and_ends_in_a_p
     host.put(f"{MEMORY_CONTROLLERS}/mc0/ue_count", "1")
     assert await watched.seconds(2) == ["host-memory 1 mc0"]
     assert _decision("host-memory 1") == ("degraded", Response.SWAP)
-    assert watched.signals[0].text == "memory controller mc0: 1 new uncorrectable errors, 1 since boot"
+    assert watched.signals[0].text == "memory controller mc0: 1 new uncorrectable error, 1 since boot"
     assert await watched.seconds(50) == []
 
 

@@ -221,7 +221,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang, by = await self._find_for_request(request)
         if gang.slurm.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.account.name or gang.id} is {gang.phase}")
-        was_final = gang.final
+        was_final, lost = gang.final, views.lost_at_end(gang, self._engine.core.observed.gang(gang.id))
         if was_final:
             self._check_may_request(gang, f"scancel {gang.slurm.job} does the same")
         self._post(events.CancelRequested(gang.id, by))
@@ -230,9 +230,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 f"{gang.account.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.slurm.job}"
             )
             return pb.CancelReply(text=text)
-        return pb.CancelReply(
-            text=f"{gang.account.name or gang.id} (job {gang.slurm.job}) is {gang.phase}: {gang.reason}"
-        )
+        words = f"{gang.account.name or gang.id} (job {gang.slurm.job}) is {gang.phase}: {gang.reason}"
+        return pb.CancelReply(text="; ".join(filter(None, (words, lost))))
 
     @unary_handler
     async def Flush(self, request: pb.GangRef, context: _Context) -> pb.FlushReply:

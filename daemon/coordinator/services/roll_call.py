@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, Gan
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import RESUMABLE, NodeHealth
-from muster.daemon.coordinator.services.views import jobs_of, node_view
+from muster.daemon.coordinator.services.views import ever_heard, jobs_of, node_view
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.slurm.client.types import GONE
@@ -56,16 +56,11 @@ def roll_call(
             view.reason = "; ".join(filter(None, (view.reason, resumes)))
         view.leaf = observed.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
-        if view.verdict == NodeHealth.FIT and not _ever_heard(state, observed, name):
+        if view.verdict == NodeHealth.FIT and not ever_heard(state.node(name), observed.nodes.get(name)):
             view.verdict = UNHEARD
             unheard = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
             view.reason = "; ".join(filter(None, (view.reason, unheard)))
         yield view
-
-
-def _ever_heard(state: DurableState, observed: ObservedState, name: str) -> bool:
-    node, seen = state.node(name), observed.nodes.get(name)
-    return bool(node.boot_id or node.probe_address or (seen and seen.incarnation))
 
 
 def _jobs_and_leaves(

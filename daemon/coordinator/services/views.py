@@ -21,8 +21,13 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Straggler,
 )
 from muster.daemon.coordinator.core.state.events import RankState
-from muster.daemon.coordinator.core.state.fact_text import call_words, listed
-from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
+from muster.daemon.coordinator.core.state.fact_text import call_words
+from muster.daemon.coordinator.core.state.observed_state import (
+    HEARTBEAT_TIMEOUT_S,
+    ObservedGang,
+    ObservedNode,
+    ObservedState,
+)
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import progress_of
 from muster.daemon.coordinator.services import conversion
@@ -135,6 +140,21 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
     return view
 
 
+def lost_at_end(gang: Gang, seen: ObservedGang) -> str:
+    """How many steps are in memory alone, and so are lost when the gang ends now, in words; empty: none are known."""
+    progress, version, job = _progress(gang, seen), gang.checkpoint.durable_version, gang.slurm.job
+    saved = version.step if version is not None else 0
+    if progress.step is None or progress.committed is None or progress.step.step <= saved:
+        return ""
+    lost = counted(progress.step.step - saved, "step that only memory had is", "steps that only memory had are")
+    if not gang.spec.durable_dir:
+        return f"{lost} lost: with durable_dir in job.toml, muster flush {job} before the cancel keeps them"
+    newest = "there is no durable checkpoint"
+    if version is not None:
+        newest = f"the newest durable checkpoint is of step {saved}"
+    return f"{lost} lost: {newest}. muster flush {job} before the cancel keeps them"
+
+
 def _restore_view(gang: Gang, seen: ObservedGang) -> api_pb2.RestoreView | None:
     """The restore of the running generation, until its first step; None: there is none."""
     if gang.phase not in ACTIVE or gang.newest.stepped_generation >= gang.newest.generation:
@@ -196,7 +216,7 @@ def node_view(
         node=name,
         verdict=node.health.value,
         role="absent",
-        reason=_fit_words(node, failures) if node.health is NodeHealth.FIT else node.reason,
+        reason=_fit_words(node, failures, seen) if node.health is NodeHealth.FIT else node.reason,
         musterd_attached=bool(
             seen and seen.attached and now - seen.heard_at < HEARTBEAT_TIMEOUT_S and node.health not in UNRESPONSIVE
         ),
@@ -211,10 +231,18 @@ def node_view(
     return view
 
 
-def _fit_words(node: Node, failures: int) -> str:
+def ever_heard(node: Node, seen: ObservedNode | None) -> bool:
+    """Whether the node's daemon was ever heard. What Slurm says of a node makes a record of it, too."""
+    return bool(node.boot_id or node.probe_address or (seen is not None and seen.incarnation))
+
+
+def _fit_words(node: Node, failures: int, seen: ObservedNode | None) -> str:
     """What is to be said of a node in service: that it is drained, or why it is back after a failure."""
     if node.drain is not None:
         return drain_words(node.name, node.drain)
+    if seen is not None and (seen.drain is not None or seen.down) and ever_heard(node, seen):
+        reason = seen.drain.reason if seen.drain is not None else ""
+        return f"{'DOWN' if seen.down else 'drained'} in Slurm" + (f": {reason}" if reason else "")
     return f"in service again: {node.reason}" if node.repaired_at and failures and node.reason else ""
 
 

@@ -14,12 +14,12 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import departure
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
-from muster.daemon.coordinator.core.state import fact_text, facts
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
-from muster.wording import counted
+from muster.wording import counted, listed
 
 EXCLUSION_S = 600.0
 """Seconds for which a requeued job may not start on a node that is in service but was bad for the job."""
@@ -67,7 +67,7 @@ def unlaunched_reason(gang_turn: GangTurn) -> str:
     nodes = unlaunched_nodes(gang_turn)
     if not nodes:
         return ""
-    names = fact_text.listed(sorted(nodes))
+    names = listed(sorted(nodes))
     if all(_daemon_is_silent(gang_turn, node) for node in nodes):
         return f"srun could start nothing on {names}, where the node daemon is silent, too"
     return f"srun could start nothing on {names}, where a Prolog may hang: slurmd's log there says more"
