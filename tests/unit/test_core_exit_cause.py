@@ -126,6 +126,7 @@ Usage: train.py [OPTIONS]
         ),
         (SYNTAX, "SyntaxError: invalid syntax (/home/alice/train.py, line 2)"),
         (GROUP, "ValueError: bad shard 2"),
+        ("".join(f"[rank3]: {line}" for line in GROUP.splitlines(keepends=True)), "ValueError: bad shard 2"),
         (PANEL, "Missing option '--lr'."),
         ("no more memory\n=======\n", "no more memory"),
         ("=======\n", "======="),

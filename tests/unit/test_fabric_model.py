@@ -118,7 +118,7 @@ def test_on_a_flat_network_no_leaf_is_shared_as_a_failure_domain() -> None:
         (lambda: Fabric(leaf("a")), "the root of a fabric is leaf"),
         (lambda: Fabric(whole(leaf("a")), (Node("b"),)), "not in the network"),
         (lambda: Fabric(whole(leaf("a")), (Node("a"), Node("a"))), "described twice"),
-        (lambda: Grid((2, 2), ("a", "b", "c")), "2x2 has 4 positions, and 3 nodes"),
+        (lambda: Grid((2, 2), ("a", "b", "c")), "2x2 has 4 positions, and 3 were given"),
         (lambda: Grid((), ()), "no dimension"),
         (lambda: Grid((2**40, 2**40), ()), "more than 1000000 positions"),
         (lambda: Grid((2,), ("a", "a")), "node a has two positions"),

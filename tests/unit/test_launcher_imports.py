@@ -32,7 +32,7 @@ def test_help_and_version_import_the_table_of_commands_alone() -> None:
     found = imported(code)
     assert not (LARGE | {"shutil"}) & found
     own = {name.removeprefix("muster.launcher.") for name in found if name.startswith("muster.launcher.")}
-    assert own == {"__main__", "command_table", "errors", "output", "output.terminal_width"}
+    assert own == {"__main__", "command_line", "command_table", "errors", "output", "output.terminal_width"}
 
 
 def test_submit_asks_the_coordinator_before_pydantic_is_imported() -> None:

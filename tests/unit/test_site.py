@@ -85,6 +85,7 @@ def test_a_program_without_a_coordinator_refuses_to_start(
     program: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MUSTER_COORDINATOR", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     SecretCredentials.create(tmp_path / "secret")
     config = _file(tmp_path, f'auth = "secret:{tmp_path}/secret"\n')
     assert program(str(config)) == 78

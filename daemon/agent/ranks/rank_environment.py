@@ -11,7 +11,8 @@ from muster.daemon.agent.ranks.place.slurm_environment import SlurmPosition
 
 # torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
-# Settings of the agent that ranks do not need, or that would harm them: gRPC in a user's script may need TLS 1.2.
+# Settings of the agent that ranks do not need, or that would harm them: gRPC in a user's script may need TLS 1.2, and
+# shall show its errors.
 _AGENT_VARIABLES = frozenset(
     {
         "MUSTER_SPEC",
@@ -24,6 +25,7 @@ _AGENT_VARIABLES = frozenset(
         "MUSTER_RUN_TOKEN",
         "MUSTER_USER_NAME",
         "GRPC_SSL_CIPHER_SUITES",
+        "GRPC_VERBOSITY",
     }
 )
 

@@ -163,7 +163,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto."""
         gang = self.find(pb.GangRef(gang_id=request.gang_id))
         if not gang.slurm.run_is_over(request.slurm_job_id, request.slurm_restart_count):
-            unlaunched = tuple(node for node in request.unlaunched_nodes if node in gang.slurm.job_nodes)
+            unlaunched = tuple(sorted(set(gang.slurm.job_nodes).intersection(request.unlaunched_nodes)))
             self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count, unlaunched))
         view = self._view(gang)
         view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
