@@ -25,6 +25,15 @@ def waits_for(world: Scenario) -> str:
     return waiting_for(world.core.state, world.core.observed, world.gang)
 
 
+def with_pool_node(**more: object) -> tuple[Scenario, int]:
+    """A gang that trains on n0 and on n2 of the shared pool, and the job of n2."""
+    world = Scenario(2, 0, idle_nodes=1, pool_nodes=1, **more)  # type: ignore[arg-type]
+    world.run_until(lambda: steps(world) >= 6)
+    world.crash("n1")
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    return world, world.gang.roster.members["n2"].job
+
+
 def test_a_suspended_job_keeps_its_nodes_and_its_memory_and_goes_on_when_it_is_resumed() -> None:
     world = Scenario(3, 1)
     world.run_until(lambda: steps(world) >= 6)
@@ -43,11 +52,8 @@ def test_a_suspended_job_keeps_its_nodes_and_its_memory_and_goes_on_when_it_is_r
 
 
 def test_a_node_of_the_pool_whose_job_is_suspended_stays_and_goes_on_when_it_is_resumed() -> None:
-    world = Scenario(2, 0, idle_nodes=1, pool_nodes=1)
-    world.run_until(lambda: steps(world) >= 6)
-    world.crash("n1")
-    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
-    job, before = world.gang.roster.members["n2"].job, len(world.slurm)
+    world, job = with_pool_node()
+    before = len(world.slurm)
     suspend(world, job)
     world.run_for(LONG_S)
     assert (world.gang.phase, world.gang.newest.generation, len(world.slurm)) == (Phase.RUNNING, 2, before)
@@ -57,6 +63,33 @@ def test_a_node_of_the_pool_whose_job_is_suspended_stays_and_goes_on_when_it_is_
     assert world.gang.recovery.recoveries[-1].action == "restart in place"
     assert world.gang.restore.restored_version is not None
     assert world.core.state.nodes["n2"].health is NodeHealth.FIT
+
+
+def test_a_suspended_node_without_ranks_keeps_no_gang_from_a_recovery() -> None:
+    """A repaired node came back as a spare, with a job of its own."""
+    world = Scenario(3, 2)
+    world.run_until(lambda: steps(world) >= 6)
+    world.crash("n1")
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    world.run_until(lambda: world.world.cluster.nodes()["n1"].drained)
+    world.repair("n1")
+    world.run_until(lambda: "n1" in {member.node for member in world.gang.roster.present()})
+    suspend(world, world.gang.roster.members["n1"].job)
+    world.run_for(1)
+    assert waits_for(world) == ""
+    world.crash("n2")
+    world.run_until(lambda: world.gang.newest.stepped_generation == 3)
+    assert {seat.node for seat in world.gang.roster.seats} == {"n0", "n3", "n4"}
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+
+
+def test_a_suspended_node_of_the_pool_keeps_no_gang_from_saving_before_its_time_limit() -> None:
+    world, job = with_pool_node(time_limit_s=400, stop_before_s=60.0, durable_dir="/durable")
+    suspend(world, job)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED or world.gang.final, 400)
+    assert world.gang.reason.startswith("stopped for the time limit of job 1, ")
+    assert world.gang.checkpoint.durable_version is not None
+    assert world.core.state.node("n2").health is NodeHealth.FIT
 
 
 def test_a_job_that_is_suspended_while_it_gathers_has_all_its_time_afterwards() -> None:

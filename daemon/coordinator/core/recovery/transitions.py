@@ -90,9 +90,12 @@ def _apply_rules(gang_turn: GangTurn) -> None:
     if gang.final:
         gang_end.complete_job(gang_turn)
         return
-    if gang_end.end_if_cancelled_or_ended(gang_turn) or _is_suspended(gang_turn):
+    suspended = gang_turn.observed.suspended_jobs
+    if gang_end.end_if_cancelled_or_ended(gang_turn) or gang.slurm.job in suspended:
         return
     planned_stop.plan_stop(gang_turn)
+    if suspended and gang.plans.stop is None and not suspended.isdisjoint(gang.jobs()):
+        return  # a node of the shared pool is waited for, but not while Slurm is about to end the gang's own job
     if _agents_failing(gang_turn):
         return
     if gang.phase in MONITORED | {Phase.GATHERING}:
@@ -122,12 +125,6 @@ def _apply_rules(gang_turn: GangTurn) -> None:
             completion.continue_drain(gang_turn)
         case _:
             pass
-
-
-def _is_suspended(gang_turn: GangTurn) -> bool:
-    """Slurm has stopped the processes of the gang's job, or of a pool job that a member has come with."""
-    suspended = gang_turn.observed.suspended_jobs
-    return bool(suspended) and not suspended.isdisjoint(gang_turn.gang.jobs())
 
 
 def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _apply_rules) -> None:

@@ -483,8 +483,9 @@ class Gang:
         return self.phase in FINAL
 
     def jobs(self) -> set[int]:
-        """The gang's job, and the pool jobs that its members have come with."""
-        return {self.slurm.job, *(member.job for member in self.roster.present())}
+        """The gang's job, and the pool jobs of the nodes that carry ranks."""
+        carriers = {seat.node for seat in self.roster.seats}
+        return {self.slurm.job, *(member.job for member in self.roster.present() if member.node in carriers)}
 
     def own_members(self) -> list[Member]:
         """Members that may carry ranks and are none of the shared pool, by name."""
