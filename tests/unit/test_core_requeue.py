@@ -414,6 +414,21 @@ def test_nodes_that_share_the_cause_of_a_failed_launch_are_not_excluded() -> Non
     assert "srun could start nothing on n1 n2 n3" in call.text
 
 
+def test_a_launch_that_failed_is_no_reason_for_a_requeue_after_the_start() -> None:
+    """The batch process names the node for as long as the job runs."""
+    world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world.run_for(60)
+    world.relaunch_agents("n0", "n1")
+    launch_fails(world, "n2")
+    steps(world, 1)
+    world.crash("n1")
+    while world.gang.phase is not Phase.REQUEUED:
+        launch_fails(world, "n2")
+        world.run_for(0.1)
+    assert world.gang.reason == "no spare is left for n1: requeue"
+    assert [call.exclude for call in calls(world, "requeue")] == [("n1",)]
+
+
 def test_a_job_that_srun_can_start_nowhere_is_not_requeued_for_ever() -> None:
     world = Scenario(2, 0, idle_nodes=9, gather_timeout_s=300.0)
     world.world.jobs.unstartable_nodes.update(f"n{at}" for at in range(1, 11))

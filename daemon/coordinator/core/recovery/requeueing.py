@@ -53,11 +53,12 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
 
 def unlaunched_nodes(gang_turn: GangTurn) -> set[str]:
     """The nodes of this run of the job on which srun could start nothing, although Slurm has them in service. A Prolog
-    hangs there, for example. On the node of srun itself, the fault is another one, and each node may share it."""
+    hangs there, for example. On the node of srun itself, the fault is another one, and each node may share it. Once the
+    gang has gathered without them, they explain nothing."""
     gang, seen = gang_turn.gang, gang_turn.observed
     if seen.batch is None or not seen.batch.is_of(gang.slurm.job, gang.slurm.restart_count):
         return set()
-    if seen.batch_host in seen.batch.unlaunched:
+    if gang.phase is not Phase.GATHERING or seen.batch_host in seen.batch.unlaunched:
         return set()
     return set(seen.batch.unlaunched) & set(gang.slurm.job_nodes)
 
