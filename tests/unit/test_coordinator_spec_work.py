@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -51,3 +52,22 @@ async def test_the_work_of_a_caller_who_has_left_keeps_its_turn_until_it_ends() 
     for call in calls:
         with pytest.raises(asyncio.CancelledError):
             await call
+
+
+async def test_who_waits_for_the_turn_keeps_nothing() -> None:
+    """The attack: 256 calls of 50 bytes each kept a registered spec of 1.5 MB while they waited."""
+    specs, go_on, read = SpecWork(), threading.Event(), list[int]()
+
+    def note(number: int) -> int:
+        read.append(number)
+        return number
+
+    waiting = [asyncio.create_task(specs.do(1, go_on.wait))]
+    waiting += [
+        asyncio.create_task(specs.do_with(1, partial(note, number), lambda record: record > 0)) for number in (1, 2, 3)
+    ]
+    await asyncio.sleep(0)
+    assert read == [], "the turn has come for none of them"
+    go_on.set()
+    assert all(await asyncio.gather(*waiting))
+    assert read == [1, 2, 3]

@@ -148,11 +148,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
         except conversion.InvalidMessage as error:
             raise invalid_argument(str(error)) from None
         gang = registration.newest_beside(gangs, like.name, like.durable_dir, uid)
-        found = self._registration(gang) if gang is not None else None
-        if gang is None or found is None:
+        if gang is None:
             raise self._no_such_job(ref)
         view = self._view(self.find(pb.GangRef(gang_id=gang.id)))
-        differs = await self._specs.do(uid, partial(_differences, found, like))
+        read = partial(self._registration, gang)
+        differs = await self._specs.do_with(uid, read, partial(_differences, like))
         if differs is None:
             raise self._no_such_job(ref)
         view.differs.extend(differs)
@@ -460,7 +460,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def registered_spec(self, gang: Gang) -> JobSpec | None:
         """The spec of a gang; None: there is none that this version can read. Raises RpcAbort: the journal can't be
         read."""
-        return await self._specs.do(current_caller().uid, partial(read_spec, self._registration(gang)))
+        return await self._specs.do_with(current_caller().uid, partial(self._registration, gang), read_spec)
 
     def _registration(self, gang: Gang) -> Record | None:
         try:
@@ -486,8 +486,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return all(call.gang != id for call in state.owed.values())
 
 
-def _differences(registered: Record, like: JobSpec) -> list[str] | None:
-    """What differs from a registered spec; None: this version can't read that."""
+def _differences(like: JobSpec, registered: Record | None) -> list[str] | None:
+    """What differs from a registered spec; None: there is none that this version can read."""
     spec = read_spec(registered)
     return None if spec is None else gang_ids.differences(spec, like)
 

@@ -19,6 +19,7 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.v1.common_pb2 import JobSpec
 
+_Read = TypeVar("_Read")
 _T = TypeVar("_T")
 
 _COMPARED = (
@@ -61,8 +62,13 @@ class SpecWork:
 
     async def do(self, uid: int, work: Callable[[], _T]) -> _T:
         """What `work` returns. It runs in a thread, so it may use only what is its own. `uid`: who waits for it."""
+        return await self.do_with(uid, lambda: None, lambda _: work())
+
+    async def do_with(self, uid: int, read: Callable[[], _Read], work: Callable[[_Read], _T]) -> _T:
+        """What `work` returns of what `read` has read. `read` is called here when the turn has come: callers who wait
+        keep nothing large."""
         async with self._turn.place(uid):
-            running = asyncio.ensure_future(asyncio.to_thread(work))
+            running = asyncio.ensure_future(asyncio.to_thread(work, read()))
             try:
                 return await asyncio.shield(running)
             finally:  # a thread goes on when its caller has left, and keeps its place as long

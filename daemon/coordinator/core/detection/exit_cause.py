@@ -17,8 +17,8 @@ _LIBRARY_LOG = re.compile(r"^(\[rank\d+\]:)?\[?[IW]\d{4} \d\d:\d\d:\d\d")
 _FRAME = re.compile(r"^(Traceback \(most recent call last\):$|\s+File \"(?P<file>.*)\", line (?P<line>\d+)(?:, in |$))")
 _NOT_PYTHON = ("SyntaxError: ", "IndentationError: ", "TabError: ")
 """Errors of which only the frame says where they are: no line of the script has run."""
-_DRAWN = re.compile(r"^(\[rank\d+\]: ?)?\s*[|│] |\s*│$")
-"""The sides of a drawn frame, after the prefix of the rank. Its other lines hold no word."""
+_LEFT_SIDE, _RIGHT_SIDE = re.compile(r"^(\[rank\d+\]: ?)?\s*[|│] "), "│"
+"""Of a drawn frame, after the prefix of the rank. Its other lines hold no word."""
 _FATAL = re.compile(r"^(?:Fatal Python error: |\s*what\(\):\s+)(?P<words>.*)")
 _LONG_MESSAGES = re.compile(r"CUDA|NCCL|cuDNN|HIP|Triton")
 """Errors of these libraries have messages of several lines, of which the first says what has happened."""
@@ -33,7 +33,7 @@ def cause_in(text: str) -> str:
     Returns:
         "": there is no line.
     """
-    written = [_DRAWN.sub(r"\1", line.rstrip()) for line in text.splitlines()]
+    written = [_LEFT_SIDE.sub(r"\1", line.rstrip().removesuffix(_RIGHT_SIDE).rstrip()) for line in text.splitlines()]
     written = [line for line in written if _RANK_PREFIX.sub("", line).strip()]
     lines = [line for line in written if re.search(r"\w", _RANK_PREFIX.sub("", line))] or written[-1:]
     lines = [line for line in lines if not _LIBRARY_LOG.match(line)] or lines[-1:]
