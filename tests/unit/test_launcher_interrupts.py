@@ -12,6 +12,7 @@ import pytest
 
 PRESS = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal: a shell's background job ignores ctrl-C
 def press(event, arguments):
     if PLACE in (event, arguments[0] if event == "import" else ""):
         os.kill(os.getpid(), signal.SIGINT)
