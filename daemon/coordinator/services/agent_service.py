@@ -53,7 +53,7 @@ from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_messages import write_message
-from muster.daemon.transport.calls.call_places import admitted_call
+from muster.daemon.transport.calls.call_places import admitted_call, current_place
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import Caller, current_caller, current_method
@@ -111,7 +111,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except RpcAbort as error:
             await error.end_call(context)
         try:
-            leaf, status = await self._admit(hello, request_iterator)
+            leaf = await self._admit(hello)
+            hello = _without_spec(hello)
+            status = await _read_status(request_iterator)
+            self._register(hello, current_caller(), None)
             await self._wait_for_earlier_agent(hello)
             self._limit_new_agents(hello)
             certificate = self._certificate(hello)
@@ -142,10 +145,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def _log(self, level: int, hello: pb.AgentHello, what: str) -> None:
         self._caller_log.log(level, current_caller().uid, f"{hello.gang_id}: the agent on {hello.node} {what}")
 
-    async def _admit(
-        self, hello: pb.AgentHello, messages: AsyncIterator[pb.AgentMessage]
-    ) -> tuple[str, pb.AgentStatus]:
-        """Check that the agent may attach, and register its gang. Returns the leaf switch of its node, and its status.
+    async def _admit(self, hello: pb.AgentHello) -> str:
+        """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
 
         Raises:
             RpcAbort: the agent has no right to attach, or Slurm doesn't answer.
@@ -174,10 +175,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
         if not member:
             await self._fabric.wait_until_known(FABRIC_VALID_S)
-        submitted = None if gang else await self._submitted(hello, caller.uid)
-        status = await _read_status(messages)
-        self._register(hello, caller, submitted)
-        return member.leaf if member else self._engine.core.observed.leaf(hello.node), status
+        if not gang:
+            self._register(hello, caller, await self._submitted(hello, caller.uid))
+        return member.leaf if member else self._engine.core.observed.leaf(hello.node)
 
     def _report(self, hello: pb.AgentHello) -> NodeReport:
         """What the agent's node has: the word of the node's daemon, which is root, counts for more."""
@@ -285,8 +285,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def _register(self, hello: pb.AgentHello, caller: Caller, event: events.GangSubmitted | None) -> None:
         """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang.
 
-        The checks before have waited for Slurm. Meanwhile another user, or another job, may have registered an id that
-        names no owner. Nothing waits between this check and the first event of the agent but agents of this gang.
+        The checks before have waited for Slurm, or for the status (`event` is None then). Meanwhile another user, or
+        another job, may have registered an id that names no owner. Nothing waits between the last check and the first
+        event of the agent but agents of this gang.
         """
         gangs, uid = self._engine.core.state.gangs, caller.uid
         if gang := gangs.get(hello.gang_id):
@@ -408,6 +409,17 @@ async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
     return hello
+
+
+def _without_spec(hello: pb.AgentHello) -> pb.AgentHello:
+    """Hello when its gang is registered. Agents whose hello waits for room would keep this one's status from being
+    read. A copy: a message keeps the memory of a field that is cleared."""
+    hello.ClearField("spec")
+    kept = pb.AgentHello()
+    kept.CopyFrom(hello)
+    if place := current_place():
+        place.hold_only(kept.ByteSize())
+    return kept
 
 
 async def _read_status(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentStatus:

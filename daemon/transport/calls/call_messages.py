@@ -171,6 +171,7 @@ async def _requests(context: _Context, place: CallPlace, reader: _Reader) -> Asy
             await place.hold(len(message))
         message = reader.parse(message)
         yield message
+        del message  # the service may have dropped it, to make room for others while it waits for the next one
     while (message := await context.read()) is not EOF:
         message = reader.parse(message)
         yield message

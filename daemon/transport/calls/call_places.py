@@ -83,7 +83,7 @@ class CallPlace:
         self._calls.take_admitted(who)
         self._user.calls -= 1
         self._admitted = who
-        self._let_go()
+        self.hold_only(0)
 
     def dismiss(self) -> None:
         """The call counts for its user again: the service is done with it. Its client may still keep it from ending."""
@@ -97,7 +97,7 @@ class CallPlace:
             self.dismiss()
         self._calls.leave_user(self.uid, self._user)
         self.give_back_unread()
-        self._let_go()
+        self.hold_only(0)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -132,9 +132,11 @@ class CallPlace:
         user.held_bytes += counted
         self._held += counted
 
-    def _let_go(self) -> None:
-        self._user.held_bytes -= self._held
-        self._held = 0
+    def hold_only(self, size: int) -> None:
+        """The service has dropped its messages but for `size` bytes: the rest is room for others of the user."""
+        held = min(self._held, max(0, size - FREE_BYTES))
+        self._user.held_bytes -= self._held - held
+        self._held = held
         self._user.freed.set()
         self._user.freed = asyncio.Event()
 
