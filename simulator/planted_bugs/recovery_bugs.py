@@ -17,7 +17,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "restore-without-a-shard": PlantedBug(
         "A version is restored although one rank's shard is lost.",
-        function="newest_complete_version",
+        function="_complete_versions",
         code="A.issuperset(range(B))",
         bug="A.issuperset(range(B - 1))",
     ),
@@ -29,7 +29,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "forget-the-replica": PlantedBug(
         "The state of a lost node counts as lost although its buddy holds the replica.",
-        function="newest_complete_version",
+        function="_complete_versions",
         code="ranks.setdefault(A, B).add(C)",
         bug="shard.primary and ranks.setdefault(A, B).add(C)",
     ),
@@ -53,9 +53,9 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "restore-what-replicas-disagree-on": PlantedBug(
         "A version on which replicas disagree is restored before a durable checkpoint, or without a warning.",
-        function="newest_restorable",
-        code="A if B is not None else ()",
-        bug="()",
+        function="newest_complete_version",
+        code="A <= compared_after or B",
+        bug="True",
     ),
     "mix-versions": PlantedBug(
         "Ranks restore their state from different steps.",

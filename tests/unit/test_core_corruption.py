@@ -11,6 +11,7 @@ from muster.daemon.coordinator.core.state.events import NotFinite, Shard, Versio
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.launcher.output.screen import Screen
@@ -222,6 +223,23 @@ def test_a_void_version_is_not_written_after_a_start_from_a_durable_checkpoint()
     world.kill_agent(next(node for node in carrying(world) if node != other))
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert (world.gang.restore.restored_version, world.gang.checkpoint.durable_version) == (None, saved)
+
+
+def test_a_group_that_never_agrees_makes_no_older_version_void() -> None:
+    """Group 7 differs at step 5, and the leader that found it is lost before others know that step 4 is committed.
+    Group 9 differs at each step, for a reason of the script."""
+    world = training(spares=0)
+    agent = world.core.observed.gang("g").agents["n1"]
+    claim = events.ReplicaDisagreement(Version(2, 5), (0, 1), False, 2)
+    status = replace(agent.status, disagreement=claim)
+    world.post_event(events.AgentReported("g", "n1", agent.incarnation, status))
+    turn = Turn(world.core.state, world.core.observed, world.core.index, world.now)
+    digests = {4: ((7, 40), (7, 40), (9, 41), (9, 42)), 5: ((7, 50), (7, 51), (9, 52), (9, 53))}
+    shards = {
+        f"n{rank}": tuple(Shard(rank, Version(2, step), True, "", *of[rank]) for step, of in digests.items())
+        for rank in range(4)
+    }
+    assert restore_plan.newest_left(GangTurn(turn, world.gang), lambda _: 4, shards) == (Version(2, 4), "")
 
 
 def test_without_any_other_version_the_disagreeing_one_is_restored_with_a_warning() -> None:

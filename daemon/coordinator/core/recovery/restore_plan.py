@@ -56,7 +56,8 @@ def newest_restorable(
     held = _without_unknown_replicas(held, void)
     # An earlier run may have ended comparing.
     agreed = gang.newest.agreed_groups if gang.restore.restored_version is not None else ()
-    return newest_complete_version(held, ranks_of, newest_committed, {*agreed, *_groups_that_differ(held, void)})
+    differing = _groups_that_differ(held, void, _complete_versions(held, ranks_of))
+    return newest_complete_version(held, ranks_of, newest_committed, {*agreed, *differing})
 
 
 def _without_unknown_replicas(held: Held, void: Sequence[Version]) -> Held:
@@ -68,10 +69,21 @@ def _without_unknown_replicas(held: Held, void: Sequence[Version]) -> Held:
     }
 
 
-def _groups_that_differ(held: Held, void: Sequence[Version]) -> set[int]:
-    """The replica groups of void versions. They have agreed before, although no version may be left that shows it."""
-    shards = (shard for of_node in held.values() for shard in of_node)
-    return {shard.replica_group for shard in shards if shard.replica_group and _is_void(shard.version, void)}
+def _groups_that_differ(held: Held, void: Sequence[Version], complete: Sequence[Version]) -> set[int]:
+    """The replica groups that differ at a void version. They have agreed before, although no version may be left that
+    shows it. A group that differs at each older complete version, too, has a reason of its own."""
+    if not void:
+        return set()
+    versions = {shard.version for shards in held.values() for shard in shards if _is_void(shard.version, void)}
+    found = {group for version in versions for group in _differing(held, version)}
+    older = [_differing(held, version) for version in complete if version < max(void) and version not in versions]
+    return found - older[0].intersection(*older) if older else found
+
+
+def _differing(held: Held, version: Version) -> set[int]:
+    """The replica groups whose ranks have written different states of a version."""
+    seen = {replica for replica in _digests(held, version).values() if replica.group}
+    return {group for group, count in Counter(replica.group for replica in seen).items() if count > 1}
 
 
 def _is_void(version: Version, void: Sequence[Version]) -> bool:
@@ -170,15 +182,19 @@ def newest_complete_version(
     `compared_after`: a later version does not count if its replicas disagree, and agreed before: at an older version
     that is whole, or because their group is in `agreed`. It does count if the ranks in the minority are not needed.
     """
-    ranks: dict[Version, set[int]] = {}
-    for shards in held.values():
-        for shard in shards:
-            ranks.setdefault(shard.version, set()).add(shard.rank)
-    complete = [v for v, have in ranks.items() if have.issuperset(range(ranks_of(v)))]
+    complete = _complete_versions(held, ranks_of)
     if compared_after is not None:
         first_wrong = _first_wrong_ranks(held, complete, agreed)
         complete = [v for v in complete if v <= compared_after or first_wrong.get(v, ranks_of(v)) >= ranks_of(v)]
     return max(complete, default=None)
+
+
+def _complete_versions(held: Held, ranks_of: Callable[[Version], int]) -> list[Version]:
+    ranks: dict[Version, set[int]] = {}
+    for shards in held.values():
+        for shard in shards:
+            ranks.setdefault(shard.version, set()).add(shard.rank)
+    return [version for version, have in ranks.items() if have.issuperset(range(ranks_of(version)))]
 
 
 def agreed_groups(held: Held, version: Version | None) -> tuple[int, ...]:
