@@ -25,10 +25,10 @@ from muster.daemon.transport import gang_ids
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.site_config import Site
 from muster.daemon.transport.testing.chosen_users import ChosenUser
-from muster.launcher.__main__ import parser
 from muster.launcher.commands.submit import prepare
 from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import NotAllowed
+from muster.launcher.main import parser
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.v1 import api_pb2, api_pb2_grpc, diagnosis_pb2, diagnosis_pb2_grpc
 from muster.v1.common_pb2 import JobSpec

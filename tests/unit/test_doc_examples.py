@@ -21,7 +21,7 @@ from muster.daemon.node.__main__ import _parser as daemon_parser
 from muster.daemon.transport.site_config import Site
 from muster.fabric.cost import accelerators
 from muster.fabric.sources import site_file
-from muster.launcher.__main__ import parser
+from muster.launcher.main import parser
 from muster.launcher.spec.spec import Job, parse
 from muster.slurm.client.parsing.hostlist import expand
 

@@ -13,7 +13,6 @@ from muster.daemon.transport.site_config import Site
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
-from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking, has_own_shape, topology_of
 from muster.launcher.allocation.choice import choose
 from muster.launcher.allocation.clusters import PackedPieces
@@ -24,6 +23,7 @@ from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_
 from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
+from muster.launcher.main import parser
 from muster.launcher.output.screen import time_with_zone
 from muster.launcher.spec.spec import Job, parse
 from muster.launcher.submission.script import render

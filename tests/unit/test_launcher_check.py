@@ -14,7 +14,7 @@ import pytest
 
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.daemon.preflight.pairing import PairRate
-from muster.launcher.__main__ import main, parser
+from muster.launcher.main import main, parser
 from muster.launcher.output.check_tables import check_table, pair_lines
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen

@@ -19,13 +19,13 @@ from muster.daemon.transport import server_limits
 from muster.daemon.transport.channel import IDENTITY_DEADLINE_S
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
-from muster.launcher.__main__ import COMMANDS, main, parser
 from muster.launcher.commands.flush import Outcome as Flushed
 from muster.launcher.commands.flush import outcome_of_flush
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CALL_TIMEOUT_S, CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
+from muster.launcher.main import COMMANDS, main, parser
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen
 from muster.launcher.submission import path_checks

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from muster.launcher.__main__ import parser
 from muster.launcher.errors import WrongInput
+from muster.launcher.main import parser
 from muster.launcher.spec.flags import flags
 from muster.launcher.spec.spec import parse
 

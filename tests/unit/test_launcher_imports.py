@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from muster.launcher.__main__ import main
+from muster.launcher.main import main
 
 LARGE = {"grpc", "google", "pydantic", "asyncio", "rich", "yaml", "cryptography", "torch"}
 IMPORTED = "print(*sorted(sys.modules))"
@@ -28,11 +28,11 @@ def imported(code: str) -> set[str]:
 
 
 def test_help_and_version_import_the_table_of_commands_alone() -> None:
-    code = "from muster.launcher.__main__ import parser\nparser(['--help']).format_help()"
+    code = "from muster.launcher.main import parser\nparser(['--help']).format_help()"
     found = imported(code)
     assert not (LARGE | {"shutil"}) & found
     own = {name.removeprefix("muster.launcher.") for name in found if name.startswith("muster.launcher.")}
-    assert own == {"__main__", "command_line", "command_table", "errors", "output", "output.terminal_width"}
+    assert own == {"main", "command_line", "command_table", "errors", "output", "output.terminal_width"}
 
 
 def test_submit_asks_the_coordinator_before_pydantic_is_imported() -> None:
@@ -43,7 +43,7 @@ def test_submit_asks_the_coordinator_before_pydantic_is_imported() -> None:
 def test_submit_imports_nothing_that_a_job_of_one_node_does_not_need(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     words = ["submit", "--dry-run", str(tmp_path / "job.toml")]
-    found = imported(f"from muster.launcher.__main__ import main\nassert main({words}) == 0")
+    found = imported(f"from muster.launcher.main import main\nassert main({words}) == 0")
     assert LARGE & found == {"grpc", "google", "asyncio", "pydantic"}
     needless = {
         "muster.daemon.transport.authorization",
@@ -62,7 +62,7 @@ def test_only_the_validator_of_the_whole_job_is_built(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(f"{JOB}\n[model]\nlayers = 2\n")
     words = ["submit", "--dry-run", str(tmp_path / "job.toml")]
     code = f"""
-from muster.launcher.__main__ import main
+from muster.launcher.main import main
 assert main({words}) == 0
 from muster.launcher.spec.table import Table
 built = [table.__name__ for table in Table.__subclasses__() if table.__pydantic_complete__]

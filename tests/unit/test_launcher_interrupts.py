@@ -17,7 +17,7 @@ def press(event, arguments):
     if PLACE in (event, arguments[0] if event == "import" else ""):
         os.kill(os.getpid(), signal.SIGINT)
 sys.addaudithook(press)
-from muster.launcher.program import program
+from muster.launcher.__main__ import program
 program()
 """
 

@@ -16,9 +16,9 @@ from muster.checkpoint.format.folder_names import JOB_IS_DONE
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport.gang_ids import differences, job_identity
 from muster.daemon.transport.site_config import Site
-from muster.launcher.__main__ import parser
 from muster.launcher.commands.submit import prepare, prepared, submit
 from muster.launcher.errors import LauncherError, Unavailable, WrongInput
+from muster.launcher.main import parser
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
 from muster.launcher.submission.notes import notes

@@ -10,7 +10,7 @@ import pytest
 from muster.daemon.transport import authority
 from muster.daemon.transport.site_config import PLAIN_TEXT, Site, SiteError
 from muster.daemon.transport.tls import CertificateFiles
-from muster.launcher.__main__ import main
+from muster.launcher.main import main
 
 
 def _init(folder: Path, *hosts: str) -> int:

@@ -28,8 +28,8 @@ from muster.fabric.placement.weights import usual_weights
 from muster.fabric.sources.node_reports import NodeReport
 from muster.fabric.sources.tiers import Tiers
 from muster.fabric.testing.generators import fat_tree, torus
-from muster.launcher.__main__ import main
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
+from muster.launcher.main import main
 from muster.launcher.output.screen import Screen
 from muster.launcher.plan.as_json import to_dict
 from muster.launcher.plan.hardware import load_table

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.launcher.__main__ import main
+from muster.launcher.main import main
 from muster.launcher.policy.explanation import explain
 from muster.launcher.policy.log_lines import MAX_LINE_BYTES, read_line
 from muster.launcher.policy.replay import Replay, bounded_lines

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from tests.unit.screens import EXITED, LOST, NOW, SCREENS, UNCORRECTABLE, events, gang, jobs, roll_call
 
-from muster.launcher.__main__ import COMMANDS, main, parser
 from muster.launcher.command import print_note
+from muster.launcher.main import COMMANDS, main, parser
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen, open_screen, time_with_zone
 from muster.launcher.output.table import table

@@ -15,7 +15,6 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import FailureDomain
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
-from muster.launcher.__main__ import parser
 from muster.launcher.allocation.ask import allocate, asking
 from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.plan import RequestOptions, check_spread, doubts
@@ -24,6 +23,7 @@ from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, l
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
 from muster.launcher.fabric import ReportedDomains
+from muster.launcher.main import parser
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.spec.spec import Job, parse
 from muster.launcher.submission.refusals import hint_for

@@ -11,8 +11,8 @@ import pytest
 
 from muster.fabric.model.level import Level
 from muster.fabric.sources.node_reports import NodeReport
-from muster.launcher.__main__ import main
 from muster.launcher.commands.topo import load
+from muster.launcher.main import main
 from muster.launcher.output.fabric_tree import tree_lines
 from muster.launcher.output.screen import Screen
 from muster.slurm.client.backends.commands import CliSlurm

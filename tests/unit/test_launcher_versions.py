@@ -18,9 +18,9 @@ from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport.channel import bind, make_server, open_channel
 from muster.daemon.transport.server_limits import COORDINATOR
 from muster.daemon.transport.site_config import Site
-from muster.launcher.__main__ import parser
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import SiteFault
+from muster.launcher.main import parser
 from muster.launcher.submission.registration import Registration
 from muster.launcher.version_check import VersionCheck
 from muster.v1 import api_pb2, api_pb2_grpc, diagnosis_pb2

@@ -35,7 +35,7 @@ ALLOWED = {
     "daemon/agent/startup.py": NAMED,
     "daemon/host/addresses.py": KERNEL,
     "daemon/host/process_tree.py": KERNEL,
-    "launcher/__main__.py": "/dev/null",
+    "launcher/main.py": "/dev/null",
     "launcher/certificates/certificate_files.py": "a folder with mode 0700 that the administrator names",
     "launcher/commands/run.py": "a folder of `muster run --local`, made with mkdtemp",
     "launcher/commands/submit.py": "makes run_dir, which the user names, and removes its own script",

@@ -15,9 +15,9 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import private_file
 from muster.daemon.transport.channel import open_channel
-from muster.launcher.__main__ import parser
 from muster.launcher.command import load_site
 from muster.launcher.commands.submit import prepare, submit
+from muster.launcher.main import parser
 from muster.launcher.submission.registration import Registration
 from muster.slurm.client.batch_script import PoolJob
 from muster.slurm.client.fake.fake_cluster import FakeCluster

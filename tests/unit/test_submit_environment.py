@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.transport.site_config import Site
-from muster.launcher.__main__ import parser
 from muster.launcher.commands.check_steps import CheckOptions, _srun
 from muster.launcher.commands.submit import prepare
 from muster.launcher.errors import WrongInput
+from muster.launcher.main import parser
 from muster.launcher.submission.script import render
 from muster.slurm.client.batch_script import SRUN
 from muster.slurm.client.sbatch_options import read_script, read_words, value_of
