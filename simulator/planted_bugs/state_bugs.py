@@ -37,7 +37,7 @@ STATE_BUGS: dict[str, PlantedBug] = {
         "Ranks, buddies and witnesses follow the network as it was when the gang first started.",
         function="_fabric_of_switches",
         code="(A := _topology_of(gang, B)) is not None",
-        bug="(A := _topology_of(gang, B)) is not None and gang.fabric is None",
+        bug="(A := _topology_of(gang, B)) is not None and gang.roster.fabric is None",
     ),
     "detached-counts-as-fenced": PlantedBug(
         "Ranks count as ended when their agent is detached.",
