@@ -43,6 +43,8 @@ _SCATTERED = {
 
 
 _LABEL = len("misplaced")
+_MOST_VIRTUAL_STAGES = 1024
+"""More are never proposed: a pipeline with so many sends all the time."""
 
 
 def lines(prepared: PreparedPlan, screen: Screen) -> Iterator[str]:
@@ -253,7 +255,8 @@ def _other_schedule(prepared: PreparedPlan) -> str:
     stages, micro_batches, layers = plan.axes.pipeline, plan.schedule.micro_batches, plan.model.layers
     if plan.schedule.virtual_stages > 1:
         return f"; plain: {percent(bubble_share(stages, micro_batches))}"
-    virtual = next((v for v in range(2, layers // stages + 1) if layers % (stages * v) == 0), 0)
+    most = min(layers // stages, _MOST_VIRTUAL_STAGES)
+    virtual = next((v for v in range(2, most + 1) if layers % (stages * v) == 0), 0)
     if not virtual:
         return ""
     share = bubble_share(stages, micro_batches, virtual)

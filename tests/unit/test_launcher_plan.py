@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -370,6 +370,7 @@ _LARGE = st.sampled_from([64, 2**20, 2**36, 2**59])
     st.sampled_from(["none", "optimizer", "gradients", "parameters"]),
     st.sampled_from(["none", "selective", "full"]),
 )
+@example({"pipeline": 2}, {"parameters": 2**59}, {"hidden_size": 64, "heads": 64}, "none", "none")  # 10^13 layers
 def test_every_valid_job_gets_finite_numbers_or_one_error(
     split: dict[str, int], large: dict[str, int], small: dict[str, int], sharding: str, kept: str
 ) -> None:
