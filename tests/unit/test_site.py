@@ -15,7 +15,7 @@ from muster.daemon.node import __main__ as musterd_command
 from muster.daemon.transport import site_config
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site, SiteError, node_name, split_address, split_addresses
-from muster.launcher import __main__ as muster_command
+from muster.launcher import main as muster_command
 
 NO_RANGE = 'must be "FIRST-LAST", at least two ports from 1024 to 65535, for example "61000-61999"'
 WRONG_PORTS = {
