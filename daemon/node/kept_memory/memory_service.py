@@ -16,6 +16,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def stop(self) -> None:
         """Accept no more calls. Running calls end by themselves, or with the process."""
         self._stopped = True
-        self.socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # the thread has ended a call just now, seen that it shall stop, and closed the socket
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def _take_calls(self) -> None:
         while not self._stopped:
