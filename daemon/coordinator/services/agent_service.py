@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -33,7 +32,7 @@ from muster.daemon.coordinator.services.attaches import FactRate
 from muster.daemon.coordinator.services.caller_log import CallerLog
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
 from muster.daemon.coordinator.services.peer_address import check_peer_address
-from muster.daemon.coordinator.services.registered_spec import SpecWork
+from muster.daemon.coordinator.services.registered_spec import SpecWork, submitted
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -176,7 +175,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if not member:
             await self._fabric.wait_until_known(FABRIC_VALID_S)
         if not gang:
-            self._register(hello, caller, await self._submitted(hello, caller.uid))
+            self._register(hello, caller, await submitted(self._specs, hello, caller.uid))
         return member.leaf if member else self._engine.core.observed.leaf(hello.node)
 
     def _report(self, hello: pb.AgentHello) -> NodeReport:
@@ -273,14 +272,6 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         ):
             return None
         return stream
-
-    async def _submitted(self, hello: pb.AgentHello, uid: int) -> events.GangSubmitted:
-        try:
-            return await self._specs.do(
-                uid, partial(conversion.submitted, hello.gang_id, hello.slurm_job_id, uid, hello.spec)
-            )
-        except conversion.InvalidMessage as error:
-            raise invalid_argument(str(error)) from None
 
     def _register(self, hello: pb.AgentHello, caller: Caller, event: events.GangSubmitted | None) -> None:
         """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang.

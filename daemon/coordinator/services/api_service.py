@@ -24,7 +24,7 @@ from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import conversion, registration, views
 from muster.daemon.coordinator.services.api_handlers import stream_handler, unary_handler
 from muster.daemon.coordinator.services.login_names import LoginNames
-from muster.daemon.coordinator.services.registered_spec import SpecWork, read_spec, registration_of
+from muster.daemon.coordinator.services.registered_spec import SpecWork, read_spec, registration_of, submitted
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
@@ -104,16 +104,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._is_registered(request, caller):
             registration.check_id_is_for(request.gang_id, caller.uid)
             await self._check_may_register(request.slurm_job_id, caller)
-            self._register(request, caller, await self._submitted(request, caller.uid))
+            self._register(request, caller, await submitted(self._specs, request, caller.uid))
         return pb.RegisterReply()
-
-    async def _submitted(self, request: pb.RegisterRequest, uid: int) -> events.GangSubmitted:
-        try:
-            return await self._specs.do(
-                uid, partial(conversion.submitted, request.gang_id, request.slurm_job_id, uid, request.spec)
-            )
-        except conversion.InvalidMessage as error:
-            raise invalid_argument(str(error)) from None
 
     def _register(self, request: pb.RegisterRequest, caller: Caller, event: events.GangSubmitted) -> None:
         """Register the gang. Nothing else runs between the checks and the event."""

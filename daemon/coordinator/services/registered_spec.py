@@ -9,14 +9,19 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict, Parse, ParseError
 
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services.rpc_errors import invalid_argument
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
+from muster.v1.agent_pb2 import AgentHello
+from muster.v1.api_pb2 import RegisterRequest
 from muster.v1.common_pb2 import JobSpec
 
 _Read = TypeVar("_Read")
@@ -73,6 +78,19 @@ class SpecWork:
                 return await asyncio.shield(running)
             finally:  # a thread goes on when its caller has left, and keeps its place as long
                 await asyncio.gather(running, return_exceptions=True)
+
+
+async def submitted(specs: SpecWork, request: RegisterRequest | AgentHello, uid: int) -> events.GangSubmitted:
+    """The event with which user `uid` registers a gang.
+
+    Raises:
+        RpcAbort: the spec is not valid.
+    """
+    work = partial(conversion.submitted, request.gang_id, request.slurm_job_id, uid, request.spec)
+    try:
+        return await specs.do(uid, work)
+    except conversion.InvalidMessage as error:
+        raise invalid_argument(str(error)) from None
 
 
 def registered_spec(journal: Journal, gang: str) -> JobSpec | None:
