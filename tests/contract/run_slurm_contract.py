@@ -69,6 +69,9 @@ class RealWorld:
     def silence(self, silent: bool) -> None:
         for pid in controllers():
             os.kill(pid, signal.SIGSTOP if silent else signal.SIGCONT)
+            # Its other threads answer on until the thread that got the signal has run and stopped them.
+            while silent and not all_threads_stopped(pid):
+                time.sleep(0.001)
 
     async def clean(self) -> None:
         """Ends all jobs, and waits until every node is idle."""
@@ -116,6 +119,12 @@ def controllers() -> list[int]:
             found.append(int(words.parent.name))
     assert found, "no slurmctld on this machine: run this on the controller"
     return found
+
+
+def all_threads_stopped(pid: int) -> bool:
+    """True if every thread of the process is stopped (state T in /proc)."""
+    stats = [thread.read_text() for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(") ")[2].startswith("T") for stat in stats)
 
 
 class Stalls:
