@@ -60,7 +60,7 @@ fuzz: setup ## ten minutes of hostile input for each parser and server; one: mak
 	@$(if $(INPUT),,$(FUZZ) --seconds 120 --planted)
 	@$(FUZZ) --seconds $(SECONDS) $(if $(INPUT),--input $(INPUT))
 
-CLUSTER := $(BIN)/python -m muster.slurm.cluster
+CLUSTER := $(BIN)/python -m muster.slurm.testcluster
 
 image: setup ## build the cluster's container image for the tests (three minutes from nothing, a second after a change)
 	@sh slurm/image/host-setup.sh
@@ -124,7 +124,7 @@ demo: ## a training job outlives a dead node, on one screen
 	    trap 'kill $$image 2>/dev/null' INT TERM; \
 	    $(MAKE) --no-print-directory setup; setup=$$?; \
 	    wait $$image && exit $$setup
-	@$(BIN)/python -m muster.slurm.cluster.demo
+	@$(BIN)/python -m muster.slurm.testcluster.demo
 
 # The image is built beside the unit tests: it mostly waits for packages. The cluster tests mostly wait for Slurm, so the
 # simulated worlds and the PyTorch tests run beside them, with the time that they leave. What failed is printed last.
@@ -153,11 +153,11 @@ test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit test
 	@$(MAKE) --no-print-directory deepspeed-test
 	@$(MAKE) --no-print-directory object-store-test
 	@$(SIMULATOR) --seconds 600
-	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
+	@$(BIN)/python -m muster.slurm.testcluster.chaos --minutes 10
 
 MINUTES ?= 10
 chaos: image ## random faults against two training jobs on a real Slurm: make chaos MINUTES=10
-	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m muster.slurm.testcluster.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_recovery --json build/recovery.json

@@ -24,11 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from muster.slurm.cluster.cluster import LOGIN, Cluster
-from muster.slurm.cluster.leftovers import find_leftovers, queued_jobs
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import Training, TrainingSpec
-from muster.slurm.cluster.waiting import WaitTimeout
+from muster.slurm.testcluster.cluster import LOGIN, Cluster
+from muster.slurm.testcluster.leftovers import find_leftovers, queued_jobs
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.training import Training, TrainingSpec
+from muster.slurm.testcluster.waiting import WaitTimeout
 
 TARGET_S = 5.0
 """Seconds: Muster's promise for the worst case."""

@@ -15,9 +15,9 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import LOGIN, ClusterSpec
-from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import LOGIN, ClusterSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
 
 FOLDER = "/shared/cli"
 JOB = f"""

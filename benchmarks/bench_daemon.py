@@ -211,8 +211,8 @@ def planned_swap(cluster_name: str | None, runs: int) -> Figures:
     """The median of bench_recovery's precursor."""
     from benchmarks.bench_recovery import PLANNED
     from benchmarks.bench_recovery import measure as measure_recovery
-    from muster.slurm.cluster.cluster import Cluster
-    from muster.slurm.cluster.spec import ClusterSpec
+    from muster.slurm.testcluster.cluster import Cluster
+    from muster.slurm.testcluster.spec import ClusterSpec
 
     cluster = Cluster.attach(cluster_name) if cluster_name else Cluster.up(ClusterSpec(nodes=10))
     try:

@@ -30,9 +30,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, Training, TrainingSpec
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, Training, TrainingSpec
 
 PHASES = ("detect", "fence", "start", "first_step")
 

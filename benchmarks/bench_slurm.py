@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from muster.slurm.cluster.cluster import CONTROLLER, Cluster
-from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
 
 CONTRACT = Path(__file__).resolve().parents[1] / "tests" / "contract"
 USER = "alice"

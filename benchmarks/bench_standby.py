@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from muster.slurm.cluster.cluster import COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import COORDINATOR, LOGIN, Cluster
+from muster.slurm.testcluster.spec import STANDBY, ClusterSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=SLOW_STEPS)
 TIMEOUT_S = 60.0

@@ -40,9 +40,9 @@ from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.stream_sockets import StreamSecurity
 from muster.checkpoint.store.streams.transport import Holder, PieceAccess
 from muster.daemon.transport.tls import pinned_context
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import Training, TrainingSpec
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.training import Training, TrainingSpec
 from muster.v1.agent_pb2 import TIER_OWN
 
 OUTPUT = Path("build/tls_overhead.json")

@@ -8,8 +8,8 @@ import sys
 
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.measure import FAULTS, TIME_LIMIT_S, measure_peers
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
 
 
 def main() -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks.peers import steplog
 from benchmarks.peers.peer import Peer
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.training import EXAMPLE
-from muster.slurm.cluster.waiting import WaitTimeout, wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.training import EXAMPLE
+from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 USER = "alice"
 HERE = Path(__file__).resolve().parent

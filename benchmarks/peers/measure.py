@@ -20,10 +20,10 @@ from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.job import Job
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.steplog import Recovery
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.waiting import WaitTimeout
 
 Say = Callable[[object], None]
 

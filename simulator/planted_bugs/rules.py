@@ -49,7 +49,7 @@ def _of_planted_bugs() -> Iterator[Rule]:
 
 
 def _of_scenarios() -> Iterator[Rule]:
-    for path in sorted([*_ROOT.glob("docs/ladder/*.txt"), *_ROOT.glob("tests/unit/scenarios/*.txt")]):
+    for path in sorted([*_ROOT.glob("docs/scenarios/*.txt"), *_ROOT.glob("tests/unit/scenarios/*.txt")]):
         title = path.read_text().partition("\n>")[0]
         yield Rule(" ".join(title.replace("#", " ").split()), str(path.relative_to(_ROOT)))
 

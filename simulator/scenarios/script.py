@@ -8,7 +8,7 @@
     > until generation 2
 
 `play` takes such a text and returns it with what happens now, line by line as the log has it, or as the kinds of facts
-that were decided. The former are documents (docs/ladder), the latter tests that no change of wording breaks.
+that were decided. The former are documents (docs/scenarios), the latter tests that no change of wording breaks.
 """
 
 from __future__ import annotations

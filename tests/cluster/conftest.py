@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.diagnostics import diagnostics
-from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.diagnostics import diagnostics
+from muster.slurm.testcluster.spec import ClusterSpec
 
 _CLUSTER = pytest.StashKey[Cluster]()
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

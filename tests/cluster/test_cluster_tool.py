@@ -11,13 +11,13 @@ import sys
 
 import pytest
 
-from muster.slurm.cluster import registry
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.diagnostics import diagnostics
-from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster import registry
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.diagnostics import diagnostics
+from muster.slurm.testcluster.leftovers import find_leftovers, wait_nothing_left
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -363,7 +363,7 @@ def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
 
 def test_only_the_leftovers_of_a_dead_run_are_removed(cluster: Cluster) -> None:
     name = f"{cluster.name}-dead"
-    code = f"from muster.slurm.cluster.cluster import *; from muster.slurm.cluster.spec import *; import time; \
+    code = f"from muster.slurm.testcluster.cluster import *; from muster.slurm.testcluster.spec import *; import time; \
 Cluster.up(ClusterSpec(nodes=1, daemons=False), {name!r}); print('up', flush=True); time.sleep(60)"
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
@@ -379,7 +379,7 @@ Cluster.up(ClusterSpec(nodes=1, daemons=False), {name!r}); print('up', flush=Tru
 def _tool(*args: str) -> subprocess.Popen[bytes]:
     # A shell that runs the tests in the background ignores SIGINT, and all its children inherit this.
     heeds = ["env", "--default-signal=INT"]
-    return subprocess.Popen([*heeds, sys.executable, "-m", "muster.slurm.cluster", *args])
+    return subprocess.Popen([*heeds, sys.executable, "-m", "muster.slurm.testcluster", *args])
 
 
 def _traces(cluster: Cluster, name: str) -> str:

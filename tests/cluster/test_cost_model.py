@@ -26,9 +26,9 @@ from muster.fabric.placement.step_time import step_seconds
 from muster.fabric.placement.weights import ring_all_reduce
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

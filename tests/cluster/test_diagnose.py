@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import LOGIN
-from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import LOGIN
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
-from muster.slurm.cluster.training import SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.leftovers import find_leftovers, wait_nothing_left
+from muster.slurm.testcluster.training import SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from muster.slurm.cluster.cluster import COORDINATOR, Cluster
-from muster.slurm.cluster.spec import CONTROLLER
-from muster.slurm.cluster.training import SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
+from muster.slurm.testcluster.spec import CONTROLLER
+from muster.slurm.testcluster.training import SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.cluster.test_submit import lay_out, muster, slurm_state, submit
 
-from muster.slurm.cluster.cluster import LOGIN, Cluster
+from muster.slurm.testcluster.cluster import LOGIN, Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

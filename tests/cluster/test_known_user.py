@@ -8,9 +8,9 @@ import re
 import pytest
 
 from muster.daemon.transport.call_binding import name_of_agent
-from muster.slurm.cluster.cluster import LOGIN, Cluster
-from muster.slurm.cluster.training import SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import LOGIN, Cluster
+from muster.slurm.testcluster.training import SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 SECONDS = 40

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import CONTROLLER, LOGIN, POLICY
-from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, POLICY
+from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec
-from muster.slurm.cluster.sysfs.pci_tree import CROSSED
-from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, ClusterSpec
+from muster.slurm.testcluster.sysfs.pci_tree import CROSSED
+from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

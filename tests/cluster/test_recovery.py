@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

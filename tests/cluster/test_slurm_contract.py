@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from muster.slurm.client.parsing.hostlist import expand
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.testcluster.spec import STANDBY, ClusterSpec
+from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

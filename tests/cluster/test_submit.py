@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
-from muster.slurm.cluster.spec import LOGIN
-from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Outcome
+from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, Cluster
+from muster.slurm.testcluster.spec import LOGIN
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -13,11 +13,11 @@ from itertools import chain
 import pytest
 
 from muster.slurm.client.parsing import hostlist, start_text
-from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.virtual import nodes as virtual
-from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Outcome
+from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.virtual import nodes as virtual
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

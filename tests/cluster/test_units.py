@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from muster.slurm.cluster.systemd.systemd_node import SERVICES, SystemdNode, systemd_node
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.systemd.systemd_node import SERVICES, SystemdNode, systemd_node
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.cluster.versions.side_by_side import (
+from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.testcluster.spec import STANDBY, ClusterSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.versions.side_by_side import (
     BROKEN,
     OLD,
     OWN,
@@ -23,7 +23,7 @@ from muster.slurm.cluster.versions.side_by_side import (
     upgrade_coordinator,
     upgrade_daemons,
 )
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")

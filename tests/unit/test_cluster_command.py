@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.slurm.cluster.__main__ import main
-from muster.slurm.cluster.chaos import ChaosRun
-from muster.slurm.cluster.registry import clusters_dir
-from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.testcluster.__main__ import main
+from muster.slurm.testcluster.chaos import ChaosRun
+from muster.slurm.testcluster.registry import clusters_dir
+from muster.slurm.testcluster.spec import ClusterSpec
 
 FAULTS = ("crash", "hardware", "kmsg", "throttle", "gpu-ecc", "slow-rank", "link-down", "ecc")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.slurm.cluster.gpus import NVML_CONTROL, THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
-from muster.slurm.cluster.spec import POLICY
 from muster.slurm.image.engine import EngineError, Outcome
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
+from muster.slurm.testcluster.gpus import NVML_CONTROL, THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
+from muster.slurm.testcluster.spec import POLICY
 
 
 class OneHost:
@@ -79,5 +79,5 @@ def test_the_policy_of_the_test_cluster_waits_for_seconds(tmp_path: Path) -> Non
 
 
 def test_musterd_looks_for_the_driver_where_the_library_has_its_control_file() -> None:
-    script = (Path(__file__).resolve().parents[2] / "slurm" / "cluster" / "init.sh").read_text()
+    script = (Path(__file__).resolve().parents[2] / "slurm" / "testcluster" / "init.sh").read_text()
     assert f"--nvidia-driver {NVML_CONTROL} " in script

@@ -9,12 +9,12 @@ import pytest
 
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.node.sysfs.infiniband_ports import ACTIVE, COUNTERS, DOWN, PortReading, read_ports
-from muster.slurm.cluster import __main__ as tool
-from muster.slurm.cluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
-from muster.slurm.cluster.spec import POLICY
 from muster.slurm.image.engine import Outcome
+from muster.slurm.testcluster import __main__ as tool
+from muster.slurm.testcluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
+from muster.slurm.testcluster.spec import POLICY
 
-CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "cluster"
+CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "testcluster"
 
 
 class OneHost:

@@ -17,10 +17,10 @@ def names(source: Source) -> set[str]:
 
 def test_the_source_archive_holds_the_package_with_its_linked_folders_once() -> None:
     inside = names(read_source())
-    assert {"pyproject.toml", "install.py", "muster/__init__.py", "muster/slurm/cluster/spec.py"} <= inside
+    assert {"pyproject.toml", "install.py", "muster/__init__.py", "muster/slurm/testcluster/spec.py"} <= inside
     assert not [name for name in inside if "__pycache__" in name or name.startswith("slurm/")]
-    on_disk = sum(1 for path in (ROOT / "slurm" / "cluster").glob("*.py"))
-    assert len([name for name in inside if name.startswith("muster/slurm/cluster/")]) >= on_disk
+    on_disk = sum(1 for path in (ROOT / "slurm" / "testcluster").glob("*.py"))
+    assert len([name for name in inside if name.startswith("muster/slurm/testcluster/")]) >= on_disk
 
 
 def test_the_stand_in_for_nvidias_library_is_installed_where_there_is_a_compiler() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.slurm.cluster.registry import BY_HAND, check_name, owner_has_exited, owner_of_this_process
-from muster.slurm.cluster.spec import ClusterSpec, SpecError
-from muster.slurm.cluster.topologies import torus_of
-from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.registry import BY_HAND, check_name, owner_has_exited, owner_of_this_process
+from muster.slurm.testcluster.spec import ClusterSpec, SpecError
+from muster.slurm.testcluster.topologies import torus_of
+from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 
 def settings(spec: ClusterSpec) -> dict[str, str]:

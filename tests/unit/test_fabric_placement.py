@@ -22,11 +22,11 @@ from muster.fabric.model.natural_order import natural_order
 from muster.fabric.model.node import Nic, Node
 from muster.fabric.placement.local_order import gpu_order, nearest_nics
 from muster.fabric.placement.maps.assignment import Assignment
-from muster.fabric.placement.maps.clusters import nested
 from muster.fabric.placement.maps.node_classes import NodeClasses
 from muster.fabric.placement.maps.packing import winding
 from muster.fabric.placement.maps.rank_map import RankMap, place
 from muster.fabric.placement.maps.refill import MovePrice, Refill, refill
+from muster.fabric.placement.maps.seat_nests import nested
 from muster.fabric.placement.node_groups import NodeGroup, node_groups, without_preferences
 from muster.fabric.placement.preferences import BROKEN_REQUIREMENT_S
 from muster.fabric.placement.step_time import step_seconds

@@ -55,7 +55,7 @@ BOUNDARIES = {
         ),
         {
             "slurm/client/backends/run_command.py": "Slurm's commands",
-            "slurm/cluster/": "the test cluster drives a container engine; no daemon imports it",
+            "slurm/testcluster/": "the test cluster drives a container engine; no daemon imports it",
             "slurm/image/engine.py": "podman and docker, for the test image and the test cluster",
             "slurm/image/nvml_stand_in.py": "gcc, for the test image and for tests",
             "slurm/image/install.py": "ldconfig, inside the test image",
@@ -80,7 +80,7 @@ BOUNDARIES = {
         ("time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today"),
         {
             "daemon/host/clock.py": "the clock of all daemons",
-            "slurm/cluster/": "the test cluster says when a fault took effect; no daemon imports it",
+            "slurm/testcluster/": "the test cluster says when a fault took effect; no daemon imports it",
         },
     ),
     "database": Boundary(

@@ -74,7 +74,7 @@ def test_runs_that_there_was_no_time_for_are_told(peers: ModuleType) -> None:
 
 
 def test_every_peer_has_a_name_of_its_own_and_settings_that_a_cluster_takes(peers: ModuleType) -> None:
-    from muster.slurm.cluster.spec import ClusterSpec
+    from muster.slurm.testcluster.spec import ClusterSpec
 
     names = [peer.name for peer in peers.catalogue.PEERS]
     assert len(set(names)) == len(names) == 5

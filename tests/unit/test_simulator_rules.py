@@ -20,7 +20,7 @@ def test_every_planted_bug_is_listed_with_its_module() -> None:
 
 
 def test_scenarios_are_listed() -> None:
-    assert [rule.where for rule in rules(["docs/ladder/fatal-xid.txt"])]
+    assert [rule.where for rule in rules(["docs/scenarios/fatal-xid.txt"])]
 
 
 def test_words_that_no_rule_has_find_none() -> None:

@@ -23,7 +23,7 @@ command.build_lib = sys.argv[1]
 command.ensure_finalized()
 print("FILES", *command.get_outputs(include_bytecode=False), sep="\\n")
 """
-_OF_TESTS = r"muster/(.+/)?testing/|muster/slurm/(cluster|image)/"
+_OF_TESTS = r"muster/(.+/)?testing/|muster/slurm/(testcluster|image)/"
 
 
 @pytest.fixture(scope="module")

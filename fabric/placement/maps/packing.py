@@ -1,7 +1,7 @@
-"""Packs clusters of seats into the domains of the fabric: each into the tightest one that still has room.
+"""Packs nests of seats into the domains of the fabric: each into the tightest one that still has room.
 
-Best fit, from the largest cluster inwards: a cluster goes into the child domain with the least free room that holds it.
-A cluster that fits in none is taken apart, and its parts fill the child with the most room first. Pure.
+Best fit, from the largest nest inwards: a nest goes into the child domain with the least free room that holds it.
+A nest that fits in none is taken apart, and its parts fill the child with the most room first. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
-from muster.fabric.placement.maps.clusters import Cluster
 from muster.fabric.placement.maps.node_classes import NodeClasses
+from muster.fabric.placement.maps.seat_nests import SeatNest
 
 
 @dataclass(slots=True, eq=False)
@@ -42,10 +42,10 @@ class Rooms:
             if own := attached.get(id(domain)):
                 own.sort(key=_winding_order(domain.grid, classes) if domain.grid else lambda n: (n not in slow, -n))
 
-    def pack(self, cluster: Cluster) -> list[int]:
+    def pack(self, nest: SeatNest) -> list[int]:
         """The class of each seat's node. There must be as many nodes as seats, or more."""
-        taken = [0] * len(cluster.seats)
-        _pack(cluster, self._room(self._fabric.root), taken)
+        taken = [0] * len(nest.seats)
+        _pack(nest, self._room(self._fabric.root), taken)
         return taken
 
     def _room(self, domain: Domain) -> _Room:
@@ -70,29 +70,29 @@ def winding(grid: Grid) -> list[str]:
     return [grid.places[place] for place in order if grid.places[place]]
 
 
-def _pack(cluster: Cluster, room: _Room, taken: list[int]) -> None:
-    """Takes nodes of `room`, which has enough, for all seats of `cluster`."""
-    size = len(cluster.seats)
+def _pack(nest: SeatNest, room: _Room, taken: list[int]) -> None:
+    """Takes nodes of `room`, which has enough, for all seats of `nest`."""
+    size = len(nest.seats)
     room.free -= size
     if not room.inside:
-        for seat in cluster.seats:
+        for seat in nest.seats:
             taken[seat] = room.own.pop()
         return
     fitting = [inside for inside in room.inside if inside.free >= size]
     if fitting and not (size == 1 and room.own):
-        _pack(cluster, min(fitting, key=lambda inside: inside.free), taken)
+        _pack(nest, min(fitting, key=lambda inside: inside.free), taken)
         return
     if size == 1:
-        taken[cluster.seats[0]] = room.own.pop()
+        taken[nest.seats[0]] = room.own.pop()
         return
     room.free += size
-    _take_apart(cluster, room, taken)
+    _take_apart(nest, room, taken)
 
 
-def _take_apart(cluster: Cluster, room: _Room, taken: list[int]) -> None:
-    """Packs the parts of `cluster` into as few rooms inside `room` as possible."""
+def _take_apart(nest: SeatNest, room: _Room, taken: list[int]) -> None:
+    """Packs the parts of `nest` into as few rooms inside `room` as possible."""
     current: _Room | None = None
-    for part in cluster.parts:
+    for part in nest.parts:
         size = len(part.seats)
         if current is None or current.free < size:
             current = max(room.inside, key=lambda inside: inside.free)

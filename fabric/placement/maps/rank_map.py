@@ -18,10 +18,10 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.model.natural_order import natural_order
 from muster.fabric.placement.maps.assignment import Assignment
-from muster.fabric.placement.maps.clusters import nested
 from muster.fabric.placement.maps.node_classes import NodeClasses
 from muster.fabric.placement.maps.packing import Rooms
 from muster.fabric.placement.maps.search import SMALL, search
+from muster.fabric.placement.maps.seat_nests import nested
 from muster.fabric.placement.node_groups import NodeGroup
 from muster.fabric.placement.step_time import step_seconds
 

@@ -2,9 +2,9 @@
 
 import subprocess
 
-from muster.slurm.cluster.cluster import COORDINATOR, Cluster
-from muster.slurm.cluster.spec import CONTROLLER
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
+from muster.slurm.testcluster.spec import CONTROLLER
 
 
 def diagnostics(cluster: Cluster, *, lines: int, jobs: int) -> str:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import LOGIN
-from muster.slurm.cluster.waiting import allowed, wait_until
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import LOGIN
+from muster.slurm.testcluster.waiting import allowed, wait_until
 
 SMALL_MODEL = ("--width", "64", "--layers", "2")
 """Arguments of train.py for a small model: a step takes some hundredths of a second."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from muster.slurm.client.parsing.hostlist import collapse
-from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.testcluster.spec import ClusterSpec
 
 CPUS = 8
 Lines = Iterator[str]

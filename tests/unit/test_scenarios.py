@@ -1,5 +1,5 @@
-"""Scenarios without chance. Those of docs/ladder are documents, and must match word for word. Those of `scenarios` hold
-which facts are decided, in which order and about which node, and how the scenario ends.
+"""Scenarios without chance. Those of docs/scenarios are documents, and must match word for word. Those of `scenarios`
+hold which facts are decided, in which order and about which node, and how the scenario ends.
 
 MUSTER_GOLDEN=write writes what happens now; read the diff.
 """
@@ -11,7 +11,7 @@ import pytest
 
 from muster.simulator.scenarios.script import InvalidScript, play
 
-DOCUMENTS = Path(__file__).parents[2] / "docs" / "ladder"
+DOCUMENTS = Path(__file__).parents[2] / "docs" / "scenarios"
 SCENARIOS = Path(__file__).parent / "scenarios"
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.slurm.cluster.cluster import CONTROLLER, Cluster
-from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
+from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 # For each argument NODE=PROC_PATH it prints: "NODE seen" if the first process exists; "NODE process PID NAME of UID"
 # for each process of an ordinary user (uid 2001 and above); "NODE memory PID FILE" for each memory file with an open

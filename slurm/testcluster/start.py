@@ -15,9 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.interrupts import deferred_interrupts
-from muster.slurm.cluster.registry import (
+from muster.slurm.image.build import ensure_cluster_image
+from muster.slurm.image.engine import Engine, EngineError, find_engine
+from muster.slurm.image.recipe import Recipe
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.interrupts import deferred_interrupts
+from muster.slurm.testcluster.registry import (
     BY_HAND,
     LABEL,
     OWNER_LABEL,
@@ -28,11 +31,8 @@ from muster.slurm.cluster.registry import (
     owner_of_this_process,
     remove_cluster,
 )
-from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, STANDBY, USERS, ClusterSpec
-from muster.slurm.cluster.waiting import WaitTimeout, wait_until
-from muster.slurm.image.build import ensure_cluster_image
-from muster.slurm.image.engine import Engine, EngineError, find_engine
-from muster.slurm.image.recipe import Recipe
+from muster.slurm.testcluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, STANDBY, USERS, ClusterSpec
+from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 _HERE = Path(__file__).resolve().parent
 _TLS_FOLDER = "/run/cluster/tls"

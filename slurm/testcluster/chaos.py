@@ -28,14 +28,14 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.diagnostics import diagnostics
-from muster.slurm.cluster.leftovers import wait_nothing_left
-from muster.slurm.cluster.recent_faults import RecentFaults
-from muster.slurm.cluster.spec import USERS, ClusterSpec
-from muster.slurm.cluster.training import FATAL_XID_LINE, SMALL_MODEL, Training, TrainingSpec
-from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.testcluster.diagnostics import diagnostics
+from muster.slurm.testcluster.leftovers import wait_nothing_left
+from muster.slurm.testcluster.recent_faults import RecentFaults
+from muster.slurm.testcluster.spec import USERS, ClusterSpec
+from muster.slurm.testcluster.training import FATAL_XID_LINE, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 MODEL = (*SMALL_MODEL, "--bucket-cap-mb", "0.05", "--dropout", "0.1")
 PAUSE_S = 0.1
@@ -507,7 +507,7 @@ def _check_end(chaos: ChaosRun, sequence: JobSequence, expected: str) -> None:
 def main() -> int:
     """Exit status: 0 all promises were kept; 1 a promise was broken, or the cluster did not start; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="python -m muster.slurm.cluster.chaos", description=__doc__
+        allow_abbrev=False, prog="python -m muster.slurm.testcluster.chaos", description=__doc__
     )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None, help="determines which faults are drawn; default: random")

@@ -12,7 +12,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from muster.slurm.cluster import topologies
+from muster.slurm.testcluster import topologies
 
 CONTROLLER = "ctl"
 LOGIN = "login"

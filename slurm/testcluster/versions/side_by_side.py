@@ -13,9 +13,9 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
 from muster.slurm.image.engine import EngineError
 from muster.slurm.image.recipe import ROOT
+from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
 
 EARLIER = "e3971d2f1692b1f24886dcb59e863fbe886bbfa2"
 """The commit before processes said their versions. Every version since works beside it."""

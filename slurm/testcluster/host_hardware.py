@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from muster.slurm.cluster.gpus import Hosts
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.testcluster.gpus import Hosts
+from muster.slurm.testcluster.waiting import wait_until
 
 HOST_ROOT = "/run/cluster/host"
 _PORT = f"{HOST_ROOT}/sys/class/infiniband/mlx5_0/ports/1"

@@ -21,16 +21,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
-from muster.slurm.cluster.host import Process
-from muster.slurm.cluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
-from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
-from muster.slurm.cluster.slow_rank import slow_rank, speed_up_ranks
-from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
-from muster.slurm.cluster.sysfs.pci_tree import PretendedHost, tar_of
-from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 from muster.slurm.image.nvml_stand_in import healthy_gpu
+from muster.slurm.testcluster.gpus import THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
+from muster.slurm.testcluster.host import Process
+from muster.slurm.testcluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
+from muster.slurm.testcluster.registry import clusters_dir, container_name, remove_cluster
+from muster.slurm.testcluster.slow_rank import slow_rank, speed_up_ranks
+from muster.slurm.testcluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
+from muster.slurm.testcluster.sysfs.pci_tree import PretendedHost, tar_of
+from muster.slurm.testcluster.waiting import wait_until
 
 COORDINATOR = "muster-coordinator"
 _PAUSE_TIMEOUT_S = 20.0
@@ -56,8 +56,8 @@ class Cluster:
 
     @staticmethod
     def up(spec: ClusterSpec | None = None, name: str | None = None, by_hand: bool = False) -> Cluster:
-        """Starts a cluster and waits until every node is IDLE; see `muster.slurm.cluster.start.start`."""
-        from muster.slurm.cluster.start import start
+        """Starts a cluster and waits until every node is IDLE; see `muster.slurm.testcluster.start.start`."""
+        from muster.slurm.testcluster.start import start
 
         return start(spec or ClusterSpec(), name, by_hand=by_hand)
 

@@ -1,4 +1,4 @@
 """An earlier version of Muster on a test cluster, beside this one: its wheel, and the replacement of files.
 
-May import: `slurm.cluster`, `slurm.image`.
+May import: `slurm.testcluster`, `slurm.image`.
 """

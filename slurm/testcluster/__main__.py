@@ -1,4 +1,4 @@
-"""The cluster tool: ``python -m muster.slurm.cluster VERB``. Exit status: 0 success, 1 failure, 2 wrong usage."""
+"""The cluster tool: ``python -m muster.slurm.testcluster VERB``. Exit status: 0 success, 1 failure, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 import time
 from dataclasses import replace
 
-from muster.slurm.cluster import registry
-from muster.slurm.cluster.cluster import COORDINATOR, Cluster
-from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
-from muster.slurm.cluster.sysfs.pci_tree import HOSTS
-from muster.slurm.cluster.topologies import TOPOLOGIES
-from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError, find_engine
 from muster.slurm.image.nvml_stand_in import MAX_GPUS
+from muster.slurm.testcluster import registry
+from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
+from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
+from muster.slurm.testcluster.sysfs.pci_tree import HOSTS
+from muster.slurm.testcluster.topologies import TOPOLOGIES
+from muster.slurm.testcluster.waiting import WaitTimeout
 
 DEFAULT_NAME = "dev"
 
@@ -43,7 +43,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m muster.slurm.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m muster.slurm.testcluster", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     def verb(name: str, run: object, about: str) -> argparse.ArgumentParser:

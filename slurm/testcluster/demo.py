@@ -21,11 +21,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import FATAL_XID_LINE, Training, TrainingSpec, View
-from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError
+from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.spec import ClusterSpec
+from muster.slurm.testcluster.training import FATAL_XID_LINE, Training, TrainingSpec, View
+from muster.slurm.testcluster.waiting import WaitTimeout
 
 FIRST_FAULT, SECOND_FAULT, STEPS = 20, 32, 44
 COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from muster.slurm.cluster.registry import LABEL, OWNER_LABEL, owner_of_this_process
-from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, ClusterSpec
-from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.build import ensure_cluster_image
 from muster.slurm.image.engine import Engine, Outcome, find_engine
 from muster.slurm.image.recipe import ROOT, Recipe
+from muster.slurm.testcluster.registry import LABEL, OWNER_LABEL, owner_of_this_process
+from muster.slurm.testcluster.spec import CONTROLLER, COORDINATOR_PORT, ClusterSpec
+from muster.slurm.testcluster.waiting import wait_until
 
 NODE = "n0"
 SERVICES = ("munge", "slurmctld", "muster-coordinator", "musterd")
