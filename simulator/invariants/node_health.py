@@ -1,4 +1,4 @@
-"""Invariant 3: no healthy node is evicted on the word of one witness.
+"""Invariant 3: no healthy node is evicted on the word of one witness, but only by a quorum.
 
 No node is called LOST while its gang makes progress, and none is called HUNG within 3 s.
 """

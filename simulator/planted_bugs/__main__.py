@@ -45,6 +45,8 @@ def _print_rules(words: list[str]) -> int:
     found = list(rules(words))
     for rule in found:
         print(f"{rule.words}\n    {rule.where}")
+    if not found:
+        print(f"no rule has the words {' '.join(words)}: try fewer, or the beginning of a word", file=sys.stderr)
     return 0 if found else 1
 
 

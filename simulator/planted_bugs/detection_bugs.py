@@ -40,7 +40,7 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         bug="moved_at > A + 1000.0",
     ),
     "trust-the-coordinator-alone": PlantedBug(
-        "A node is called lost or hung although no other agent could be asked about it.",
+        "A node is called lost or hung without a quorum: no other agent could be asked about it.",
         function="_witnessed",
         code="asked >= min(2, A) > 0",
         bug="asked >= 0",

@@ -259,6 +259,7 @@ def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
 
 
 def test_one_accuser_evicts_no_node() -> None:
+    """One witness is no quorum."""
     world = training()
     world.post_event(events.PeerAccused("g", "n2", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").step_number > 20)
@@ -563,6 +564,7 @@ def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() ->
 
 
 def test_a_coordinator_that_is_cut_off_evicts_no_node() -> None:
+    """The coordinator's word alone is no quorum."""
     world = training(nodes=2, spares=0)
     cut = [pair for n in ("n0", "n1") for pair in (("coordinator", n), (n, "coordinator"))]
     world.cut(*cut)

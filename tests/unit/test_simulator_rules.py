@@ -6,9 +6,9 @@ from muster.simulator.planted_bugs.rules import rules
 
 def test_a_rule_is_found_by_its_words_with_all_that_checks_it() -> None:
     """No node is evicted on the coordinator's word."""
-    places = [rule.where for rule in rules(["witness"])]
+    places = [rule.where for rule in rules(["quorum"])]
     assert "simulator/invariants/node_health.py" in places
-    assert any(place.endswith("planted_bugs trust-one-witness") for place in places)
+    assert any(place.endswith("planted_bugs trust-the-coordinator-alone") for place in places)
     assert any(place.startswith("tests/unit/test_core_") for place in places)
     assert len(places) < 60
 
