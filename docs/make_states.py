@@ -7,21 +7,15 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from muster.daemon.coordinator.core.state.state_tables import (
-    EARLY_ENDS,
-    FINAL,
-    GANG_TRANSITIONS,
-    NODE_TRANSITIONS,
-    NodeHealth,
-    Phase,
-)
+from muster.daemon.coordinator.core.state.state_tables import EARLY_ENDS, FINAL, GANG_TRANSITIONS, Phase
+from muster.node_health import NODE_TRANSITIONS, NodeHealth
 
 _MEMBER = re.compile(r'^ +(\w+) = "\w+"(?:  # (.*))?$', re.MULTILINE)
 
 HEAD = """# States
 
-`docs/make_states.py` makes this page from `daemon/coordinator/core/state/state_tables.py`. A transition that is not
-listed here is a bug: the coordinator refuses it.
+`docs/make_states.py` makes this page from `daemon/coordinator/core/state/state_tables.py` and
+`src/muster/node_health.py`. A transition that is not listed here is a bug: the coordinator refuses it.
 """
 
 

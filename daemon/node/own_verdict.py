@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.daemon.node.sensors.sensor import Observation
+from muster.node_health import OUT_OF_SERVICE, NodeHealth
 from muster.v1 import memory_pb2, node_pb2
 
-FIT, UNFIT = "FIT", "UNFIT"
-_MAY_RUN_JOBS = frozenset({FIT, "SUSPECT", "DEGRADED"})
+_MAY_RUN_JOBS = frozenset(NodeHealth) - OUT_OF_SERVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Verdict:
     """`name`: FIT, UNFIT or another health of a node. `reason`: why, in words; can be empty. `own_word`: the
     coordinator has not judged it."""
 
-    name: str = FIT
+    name: str = NodeHealth.FIT
     reason: str = ""
     own_word: bool = False
 
@@ -42,7 +42,7 @@ class OwnVerdict:
 
     def __init__(self) -> None:
         self._unfit: tuple[node_pb2.UnfitSignals, ...] = ()
-        self._coordinators = Verdict(FIT, "the coordinator has not answered yet")
+        self._coordinators = Verdict(NodeHealth.FIT, "the coordinator has not answered yet")
         self._waiting: Observation | None = None
         """The signal that the policy calls unfit, and of which the coordinator's decision is not known."""
         self._confirmed = False
@@ -53,7 +53,8 @@ class OwnVerdict:
         if waiting is None:
             return self._coordinators
         where = f" on {waiting.device}" if waiting.device else ""
-        return Verdict(UNFIT, f"{waiting.kind} {waiting.code}{where}; the coordinator has not answered yet", True)
+        reason = f"{waiting.kind} {waiting.code}{where}; the coordinator has not answered yet"
+        return Verdict(NodeHealth.UNFIT, reason, own_word=True)
 
     def observe(self, observation: Observation) -> None:
         """A sensor has seen a signal."""
@@ -67,7 +68,7 @@ class OwnVerdict:
         if answered is not None:
             self._confirmed = self._confirmed or answered == self._waiting
             return
-        self._coordinators = Verdict(order.verdict or FIT, order.verdict_reason)
+        self._coordinators = Verdict(order.verdict or NodeHealth.FIT, order.verdict_reason)
         if self._confirmed:
             self._waiting, self._confirmed = None, False
 

@@ -7,18 +7,15 @@ from collections.abc import Iterator, Sequence
 from muster.launcher.output.check_tables import CHECK_TITLES, check_cells
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Coloured, Row, table
+from muster.node_health import OUT_OF_SERVICE, NodeHealth
 from muster.v1.api_pb2 import NodeView
 from muster.wording import counted
 
-COLOURS = {
-    "FIT": "green",
-    "SUSPECT": "yellow",
+COLOURS: dict[str, str] = {
+    **{health: "red" if health in OUT_OF_SERVICE else "yellow" for health in NodeHealth},
+    NodeHealth.FIT: "green",
+    NodeHealth.RETURNING: "cyan",
     "UNHEARD": "yellow",
-    "DEGRADED": "yellow",
-    "RETURNING": "cyan",
-    "UNFIT": "red",
-    "HUNG": "red",
-    "LOST": "red",
     "RUNNING": "green",
     "DONE": "green",
     "RECOVERING": "yellow",

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.state_tables import GANG_TRANSITIONS, NODE_TRANSITIONS
+from muster.daemon.coordinator.core.state.state_tables import GANG_TRANSITIONS
+from muster.node_health import NODE_TRANSITIONS
 
 RECOVERIES = (
     "restart in place",

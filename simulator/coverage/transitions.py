@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.counts import Coverage
 

@@ -12,7 +12,8 @@ from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.invariants.violation import require
 from muster.slurm.client.states import JobState
 

@@ -11,7 +11,8 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.attribution import EXIT_BY_SIGKILL
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.state_tables import MONITORED, UNRESPONSIVE, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import MONITORED, Phase
+from muster.node_health import UNRESPONSIVE, NodeHealth
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.environment.machine import Machine

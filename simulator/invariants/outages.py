@@ -12,7 +12,8 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.outage import STUCK_AFTER_S, is_daemon_heard
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE
+from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED
+from muster.node_health import UNRESPONSIVE
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.ground_truth.reachability import Reachability

@@ -10,7 +10,7 @@ from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.journal_use import counted_bytes
-from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
+from muster.node_health import OUT_OF_SERVICE
 from muster.simulator.invariants.violation import require
 
 FADED = 1.1

@@ -22,7 +22,8 @@ from typing import Any
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.environment.site_network import network_of
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS

@@ -21,6 +21,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from muster.node_health import OUT_OF_SERVICE, NodeHealth
 from muster.slurm.image.engine import EngineError
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
@@ -28,7 +29,7 @@ from muster.slurm.testcluster.training import FATAL_XID_LINE, Training, Training
 from muster.slurm.testcluster.waiting import WaitTimeout
 
 FIRST_FAULT, SECOND_FAULT, STEPS = 20, 32, 44
-COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}
+IN_DOUBT = frozenset(NodeHealth) - OUT_OF_SERVICE | {NodeHealth.RETURNING}
 
 
 @dataclass
@@ -72,11 +73,15 @@ def _nodes(view: View) -> Table:
         cells = []
         for node in nodes:
             verdict = node.get("verdict", "FIT")
-            cells.append(
-                Text(f"{node['node']:>2} {_role(view, node):<7} {verdict}", style=COLOURS.get(verdict, "bold red"))
-            )
+            cells.append(Text(f"{node['node']:>2} {_role(view, node):<7} {verdict}", style=_colour(verdict)))
         table.add_row(Text(f"{leaf} ─"), *cells)
     return table
+
+
+def _colour(verdict: str) -> str:
+    if verdict == NodeHealth.FIT:
+        return "green"
+    return "yellow" if verdict in IN_DOUBT else "bold red"
 
 
 def _by_leaf(view: View) -> dict[str, list[View]]:

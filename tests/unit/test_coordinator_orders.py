@@ -11,12 +11,13 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, Mem
 from muster.daemon.coordinator.core.state.events import AgentStatus, GangSpec, RankState, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedState, Stall
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
+from muster.node_health import NodeHealth
 from muster.v1 import agent_pb2 as pb
 
 NODES = ("n1", "n2", "n3")

@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
@@ -32,6 +31,7 @@ from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.node_health import NodeHealth
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import JobAnswers, Unknown

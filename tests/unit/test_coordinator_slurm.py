@@ -12,12 +12,13 @@ import pytest
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Member
 from muster.daemon.coordinator.core.state.events import GangSpec
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.owed_calls import BUG_ATTEMPTS, OwedCalls, make_call
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch, job_seen
+from muster.node_health import NodeHealth
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm

@@ -10,12 +10,13 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import NotFinite, Shard, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.agent import Rank
 from muster.v1 import api_pb2

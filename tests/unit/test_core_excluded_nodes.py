@@ -4,10 +4,11 @@ import re
 
 from muster.daemon.coordinator.core.recovery.requeueing import EXCLUSION_S
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 

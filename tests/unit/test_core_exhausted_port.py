@@ -1,7 +1,7 @@
 """Strangers hold all connections that a node daemon's port allows: no probe reaches the daemon, and it lives."""
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 

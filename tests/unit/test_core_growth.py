@@ -14,8 +14,9 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Pool
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 

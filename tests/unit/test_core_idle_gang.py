@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 

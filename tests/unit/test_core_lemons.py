@@ -9,11 +9,11 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.state_updates import FAILURES_KEPT
 from muster.daemon.coordinator.core.state.turn import Turn
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen
+from muster.node_health import NodeHealth
 from muster.v1.api_pb2 import NodeView
 
 DAY_S = 86400.0

@@ -8,7 +8,8 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 

@@ -5,8 +5,9 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
 from muster.daemon.coordinator.core.state.observed_state import MUSTERD
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 NODES = 5

@@ -2,7 +2,8 @@
 
 from muster.daemon.coordinator.core.detection.precursors import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
+from muster.daemon.coordinator.core.state.state_tables import Phase, Response
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 

@@ -5,7 +5,8 @@ import pytest
 from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 REASON = "its fan is loud"

@@ -10,7 +10,8 @@ from muster.daemon.coordinator.core.recovery.shared_pool import refusal
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, PoolRequest
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, POOL

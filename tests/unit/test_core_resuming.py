@@ -11,11 +11,11 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck, SlurmDrain
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.slurm.owed_calls import make_call
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
+from muster.node_health import NodeHealth
 from muster.slurm.client.errors import SlurmRefused
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm

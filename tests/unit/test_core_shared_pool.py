@@ -8,7 +8,8 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS, POOL
 

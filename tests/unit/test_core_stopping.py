@@ -3,7 +3,8 @@
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState

@@ -1,7 +1,8 @@
 """Jobs that Slurm suspends: an operator with `scontrol suspend`, or Slurm itself for a job of a higher priority."""
 
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import waiting_for
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 LONG_S = 600.0

@@ -23,6 +23,7 @@ from muster.daemon.coordinator.policy.policy import Over, SignalAction
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 SOURCES = [path for path in sorted(ROOT.glob("[a-z]*/**/*.py")) if not {"src", "tests"} & set(path.parts)]
+SOURCES += sorted((ROOT / "src/muster").glob("*.py"))  # its folders are links to those above
 NAMED = re.compile(r"(?<!`)`([A-Za-z_]\w*)`(?!`)")
 """A name in backticks."""
 

@@ -1,7 +1,8 @@
 """slurmctld is down for an hour of virtual time: recoveries go on inside the job, and Slurm is told afterwards."""
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 HOUR_S = 3600.0

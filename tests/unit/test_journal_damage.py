@@ -16,11 +16,11 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
+from muster.node_health import NodeHealth
 
 EVENTS = 16
 

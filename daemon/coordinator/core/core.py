@@ -18,8 +18,9 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, Gan
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT, Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
 from muster.daemon.coordinator.core.state.state_index import StateIndex
-from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, RESUMABLE, UNRESPONSIVE, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Outcome, Turn
+from muster.node_health import OUT_OF_SERVICE, RESUMABLE, UNRESPONSIVE, NodeHealth
 
 CANCELLED = "Job is cancelled"
 """The words of the Slurm client (refusals.CANCELLED) for a requeue that came after a user's scancel."""

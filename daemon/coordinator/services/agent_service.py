@@ -26,7 +26,6 @@ from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import shared_pool
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
-from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.attaches import FactRate
 from muster.daemon.coordinator.services.caller_log import CallerLog
@@ -58,6 +57,7 @@ from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
 from muster.fabric.sources.node_reports import NodeReport
+from muster.node_health import OUT_OF_SERVICE
 from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb

@@ -20,7 +20,6 @@ from muster import compatibility
 from muster.daemon.coordinator.core.detection.precursors import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.policy.policy import OVER, Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attaches import AttachQueue, FactRate
@@ -46,6 +45,7 @@ from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits
+from muster.node_health import NodeHealth
 from muster.slurm.client.types import Gone, Node, Unknown
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc

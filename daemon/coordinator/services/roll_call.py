@@ -12,10 +12,10 @@ from muster.daemon.coordinator.core.recovery import resuming
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
-from muster.daemon.coordinator.core.state.state_tables import RESUMABLE, NodeHealth
 from muster.daemon.coordinator.services.views import ever_heard, jobs_of, node_view
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
+from muster.node_health import RESUMABLE, NodeHealth
 from muster.slurm.client.types import GONE
 from muster.v1 import api_pb2
 

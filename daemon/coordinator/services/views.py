@@ -28,19 +28,19 @@ from muster.daemon.coordinator.core.state.observed_state import (
     ObservedNode,
     ObservedState,
 )
-from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.state.turn import progress_of
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
 from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
+from muster.node_health import OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth
 from muster.v1 import api_pb2, common_pb2
 from muster.wording import counted, listed
 
 _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
-_MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
 
 
 def gang_view(
@@ -420,7 +420,7 @@ def _member_view(
     if agent and agent.heard_at:
         ago = now - agent.heard_at
         view.heard_s_ago = ago if view.heard_s_ago < 0 else min(ago, view.heard_s_ago)
-    if name in seen.suspected_since and gang.phase in ACTIVE and state.node(name).health in _MAY_BE_SUSPECT:
+    if name in seen.suspected_since and gang.phase in ACTIVE and state.node(name).health not in OUT_OF_SERVICE:
         view.verdict, view.reason = (
             NodeHealth.SUSPECT.value,
             f"silent or accused for {now - seen.suspected_since[name]:.1f} s",

@@ -19,8 +19,9 @@ from muster.daemon.coordinator.core.detection import drain_reason
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.fact_text import call_words
-from muster.daemon.coordinator.core.state.state_tables import RESUMABLE, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.node_health import RESUMABLE
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown

@@ -16,8 +16,8 @@ from typing import NoReturn, Protocol
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
-from muster.daemon.coordinator.core.state.state_tables import RESUMABLE
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.node_health import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
 

@@ -245,8 +245,8 @@ class NodeView(_message.Message):
     ADAPTER_BANDWIDTH_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
-    """The node's health: FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST or RETURNING. In a NodesReply also UNHEARD: Slurm has
-    the node, but no musterd has ever reported from it.
+    """The node's health: FIT, LOST, ... as in docs/STATES.md. In a NodesReply also UNHEARD: Slurm has the node, but no
+    musterd has ever reported from it.
     """
     role: _builtins.str
     """"rank", "spare", "out" (in the job without ranks, or removed from it) or "absent"."""

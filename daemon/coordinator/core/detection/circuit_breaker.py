@@ -18,9 +18,10 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, OUT_OF_SERVICE, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.node_health import NODE_TRANSITIONS, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth
 from muster.wording import counted
 
 MIB = 1024 * 1024
@@ -87,7 +88,7 @@ def take_out_of_service(
         failure = lemons.failures(turn.state, node, turn.now) + 1 if counts else 0
         lemon = lemons.is_lemon(failure, turn.limits.lemon_after)
         turn.record(facts.NodeJudged(node, health, reason, failure=failure, lemon=lemon))
-    verb: facts.SlurmVerb = "drain" if health is NodeHealth.UNFIT else "down"
+    verb: facts.SlurmVerb = "down" if health in UNRESPONSIVE else "drain"
     id, job = (gang.id, gang.slurm.job) if gang else ("", 0)
     if held:
         turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))

@@ -9,8 +9,9 @@ from muster.daemon.coordinator.core.detection.progress_timeouts import CAUSE_WAI
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import CorrelatedFault, DurableState, Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
-from muster.daemon.coordinator.core.state.state_tables import MONITORED, UNRESPONSIVE
+from muster.daemon.coordinator.core.state.state_tables import MONITORED
 from muster.daemon.coordinator.core.state.turn import Turn
+from muster.node_health import UNRESPONSIVE
 
 PEER_LOSS_AFTER_S = 2.5
 """Seconds after the signal within which the loss of a peer is detected, if that loss is the cause."""

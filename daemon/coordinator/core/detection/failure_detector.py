@@ -23,8 +23,9 @@ from muster.daemon.coordinator.core.state.observed_state import (
     clear_suspicion,
     stop_suspecting,
 )
-from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
+from muster.node_health import NodeHealth
 
 PROBE_TIMEOUT_S = 0.75
 """Seconds that a probe waits for an answer. A busy but healthy node answers in time. The wait is part of every

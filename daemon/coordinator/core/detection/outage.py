@@ -6,8 +6,9 @@ another job: a node whose daemon is heard is not silent.
 """
 
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedNode
-from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE
+from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.node_health import UNRESPONSIVE
 
 SIMULTANEOUS_S = 10.0
 """Seconds within which nodes that fall silent count as silent at once: about two heartbeat timeouts of a node."""

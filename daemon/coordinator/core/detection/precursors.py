@@ -6,8 +6,8 @@ resumes the drained node (`core._decide_on_node`).
 """
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.turn import Turn
+from muster.node_health import NodeHealth
 
 PRECURSORS_KEPT = 16
 """Number of a node's precursors that are told apart. Further ones count only if more follows from them."""

@@ -1,8 +1,9 @@
 """A DEGRADED node that no gang has is drained at once, if the policy's response is a swap: nobody has to leave it."""
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Response
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.turn import Turn
+from muster.node_health import NodeHealth
 
 
 def drain_degraded(turn: Turn) -> None:

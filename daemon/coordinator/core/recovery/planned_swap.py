@@ -25,8 +25,9 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DrainRequest, Straggler
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
+from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.node_health import NodeHealth
 
 
 class _Cause(Enum):

@@ -17,8 +17,9 @@ from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_p
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.node_health import NodeHealth
 from muster.wording import counted, listed
 
 EXCLUSION_S = 600.0

@@ -17,8 +17,9 @@ from muster.daemon.coordinator.core.detection import circuit_breaker, lemons, pr
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.node_health import NodeHealth
 
 RETRY_S = 300.0
 """Seconds between two requests of a gang that trains. Training goes on meanwhile, so a later node costs little."""

@@ -11,9 +11,10 @@ from pydantic import AfterValidator, GetCoreSchemaHandler, PlainSerializer, Type
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
-from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase, Response
+from muster.daemon.coordinator.core.state.state_tables import FINAL, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import NUMBERS_AS_WRITTEN, keeps_stored_names, stored_field
 from muster.fabric.model.record import FabricRecord
+from muster.node_health import NodeHealth
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state.events import CorruptCopy, GangSpec, NodeCheck, Version
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
+from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 from muster.fabric.model.record import FabricRecord
+from muster.node_health import NodeHealth
 
 
 @keeps_stored_names

@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
-from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, NodeHealth
+from muster.node_health import OUT_OF_SERVICE, NodeHealth
 
 
 class StateIndex:

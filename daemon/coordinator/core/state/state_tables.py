@@ -1,4 +1,4 @@
-"""The two state machines, of gangs and of nodes, as literal tables.
+"""The state machine of gangs as a literal table. That of nodes is `muster.node_health.HEALTHS`.
 
 A gang goes SUBMITTED → GATHERING → PREFLIGHT → STARTING → RUNNING. Every fault leads through RECOVERING back to
 STARTING, or through DRAINING to a requeue or an end. A node is FIT until evidence says otherwise.
@@ -8,6 +8,8 @@ IllegalTransition, and nothing has changed.
 """
 
 from enum import StrEnum
+
+from muster.node_health import NODE_TRANSITIONS, NodeHealth
 
 
 class Phase(StrEnum):
@@ -51,18 +53,6 @@ GANG_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class NodeHealth(StrEnum):
-    """The health of a node. Users and the wire call it the verdict on the node."""
-
-    FIT = "FIT"
-    SUSPECT = "SUSPECT"  # silent or accused, being probed; shown to users, never journaled, because it proves nothing
-    DEGRADED = "DEGRADED"  # works on; a sign of a coming failure was seen
-    UNFIT = "UNFIT"  # alive, and out of service: a fatal fault, ranks that failed there, or a precursor
-    HUNG = "HUNG"  # its kernel answers, its processes do not
-    LOST = "LOST"  # nothing answers: power, kernel or network
-    RETURNING = "RETURNING"  # was LOST or HUNG, and answers again; drained until it is resumed
-
-
 class Response(StrEnum):
     """What follows when a node becomes DEGRADED. Each response includes those before it."""
 
@@ -74,23 +64,6 @@ class Response(StrEnum):
     def strength(self) -> int:
         """The place in the order of responses."""
         return list(Response).index(self)
-
-
-OUT_OF_SERVICE = frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST, NodeHealth.RETURNING})
-UNRESPONSIVE = frozenset({NodeHealth.LOST, NodeHealth.HUNG})
-"""Such a node sends nothing, though its streams may stay open on this side for a while."""
-RESUMABLE = frozenset({NodeHealth.UNFIT, NodeHealth.RETURNING})
-"""Such a node is FIT again once Slurm has it in service: an operator has resumed it, or Muster (`resuming`)."""
-
-NODE_TRANSITIONS: dict[NodeHealth, frozenset[NodeHealth]] = {
-    NodeHealth.FIT: frozenset({NodeHealth.DEGRADED, NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
-    NodeHealth.SUSPECT: frozenset(),
-    NodeHealth.DEGRADED: frozenset({NodeHealth.FIT, NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
-    NodeHealth.UNFIT: frozenset({NodeHealth.FIT, NodeHealth.HUNG, NodeHealth.LOST}),
-    NodeHealth.HUNG: frozenset({NodeHealth.RETURNING}),
-    NodeHealth.LOST: frozenset({NodeHealth.RETURNING}),
-    NodeHealth.RETURNING: frozenset({NodeHealth.FIT}),
-}
 
 
 class IllegalTransition(Exception):

@@ -32,14 +32,9 @@ from muster.daemon.coordinator.core.state.durable_state import (
 )
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.journal_use import FORGOTTEN_BYTES, JournalUse, counted_bytes
-from muster.daemon.coordinator.core.state.state_tables import (
-    OUT_OF_SERVICE,
-    NodeHealth,
-    Phase,
-    check_gang_transition,
-    check_node_transition,
-)
+from muster.daemon.coordinator.core.state.state_tables import Phase, check_gang_transition, check_node_transition
 from muster.fabric.model.record import FabricRecord
+from muster.node_health import OUT_OF_SERVICE, NodeHealth
 
 LIMIT_WINDOW_S = 3600.0
 """Seconds over which the hourly limits count."""

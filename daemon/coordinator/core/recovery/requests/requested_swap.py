@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from muster.daemon.coordinator.core.detection import circuit_breaker, progress_timeouts
 from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.node_health import NodeHealth
 
 
 @dataclass(frozen=True, slots=True)
