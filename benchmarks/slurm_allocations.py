@@ -1,6 +1,6 @@
 """Nodes that a real Slurm hands out on a fragmented site, in its own order. For `bench_placement`.
 
-One controller with virtual nodes (`muster.slurm.testcluster.virtual`) has the tree of a site as topology/tree. Other
+One controller with virtual nodes (`slurm/testcluster/virtual_nodes.py`) has the tree of a site as topology/tree. Other
 jobs hold most nodes: whole leaves and parts of others ("leaves"), or nodes everywhere ("scattered"). Slurm chooses the
 nodes of each job. Their order is that of the job's node list, by which Slurm numbers nodes and tasks
 (SLURM_JOB_NODELIST, SLURM_NODEID, SLURM_PROCID).
@@ -20,9 +20,9 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.parsing.hostlist import collapse, expand
+from muster.slurm.testcluster import virtual_nodes as virtual
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import LOGIN
-from muster.slurm.testcluster.virtual import nodes as virtual
 from muster.slurm.testcluster.waiting import wait_until
 
 NAMINGS = ("along", "across")

@@ -12,9 +12,11 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,7 +147,7 @@ class Engine:
 def _finish(argv: Sequence[str], stdin: bytes | None, timeout: float) -> Outcome:
     try:
         # Without `stdin` the command reads an empty input, not the caller's terminal. The command has its own process
-        # group, so Ctrl-C reaches only the caller. The caller defers the interrupt (interrupts.deferred_interrupts)
+        # group, so Ctrl-C reaches only the caller. The caller defers the interrupt (deferred_interrupts)
         # during a command that must not be cut short.
         done = subprocess.run(argv, capture_output=True, timeout=timeout, input=stdin or b"", process_group=0)
     except subprocess.TimeoutExpired as error:
@@ -215,3 +217,25 @@ def _containers_conf() -> Path:
         aside.write_text(text)
         aside.rename(path)
     return path
+
+
+@contextlib.contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """SIGINT and SIGTERM that arrive in the `with` block take effect after the block.
+
+    An interrupt between a command's fork and the return of its pid would lose the pid. The command would continue, and
+    nobody would wait for it before its work is undone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts only the main thread
+        return
+    received: list[int] = []
+    which = (signal.SIGTERM, signal.SIGINT)  # restored in this order, so that no Ctrl-C arrives between the two
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in which}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])

@@ -13,8 +13,8 @@ from muster.slurm.image.engine import EngineError, find_engine
 from muster.slurm.image.nvml_stand_in import MAX_GPUS
 from muster.slurm.testcluster import registry
 from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
+from muster.slurm.testcluster.hardware.pretended_host import HOSTS
 from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
-from muster.slurm.testcluster.sysfs.pci_tree import HOSTS
 from muster.slurm.testcluster.topologies import TOPOLOGIES
 from muster.slurm.testcluster.waiting import WaitTimeout
 

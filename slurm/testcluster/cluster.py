@@ -19,17 +19,27 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 from muster.slurm.image.nvml_stand_in import healthy_gpu
-from muster.slurm.testcluster.gpus import THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
+from muster.slurm.testcluster.hardware.faults import (
+    HOST_ROOT,
+    THROTTLING,
+    mend_adapter_and_memory,
+    mend_gpus,
+    read_gpus,
+    set_link,
+    set_memory_error,
+    with_memory_error,
+    write_gpus,
+)
+from muster.slurm.testcluster.hardware.pretended_host import PretendedHost, tar_of
+from muster.slurm.testcluster.hardware.slow_rank import slow_rank, speed_up_ranks
 from muster.slurm.testcluster.host import Process
-from muster.slurm.testcluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
 from muster.slurm.testcluster.registry import clusters_dir, container_name, remove_cluster
-from muster.slurm.testcluster.slow_rank import slow_rank, speed_up_ranks
 from muster.slurm.testcluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
-from muster.slurm.testcluster.sysfs.pci_tree import PretendedHost, tar_of
 from muster.slurm.testcluster.waiting import wait_until
 
 COORDINATOR = "muster-coordinator"
@@ -340,7 +350,8 @@ class Cluster:
             self.heal(node)
             self.exec(node, "sh", "-c", "rm -f /run/cluster/*.hold")
             mend_gpus(self, node)
-            mend_hardware(self, node)
+            what = f"{node} has the files of a healthy host"
+            wait_until(partial(mend_adapter_and_memory, self, node), 10, what)
             speed_up_ranks(self, node)
         for node in nodes:
             self._resume(node)

@@ -20,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.slurm.image.engine import Engine, EngineError, cache_dir
-from muster.slurm.testcluster.interrupts import deferred_interrupts
+from muster.slurm.image.engine import Engine, EngineError, cache_dir, deferred_interrupts
 
 LABEL = "muster.cluster"
 OWNER_LABEL = "muster.owner"

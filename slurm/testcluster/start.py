@@ -16,10 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from muster.slurm.image.build import ensure_cluster_image
-from muster.slurm.image.engine import Engine, EngineError, find_engine
+from muster.slurm.image.engine import Engine, EngineError, deferred_interrupts, find_engine
 from muster.slurm.image.recipe import Recipe
 from muster.slurm.testcluster.cluster import Cluster
-from muster.slurm.testcluster.interrupts import deferred_interrupts
 from muster.slurm.testcluster.registry import (
     BY_HAND,
     LABEL,

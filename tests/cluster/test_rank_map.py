@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from muster.slurm.testcluster.cluster import Cluster
+from muster.slurm.testcluster.hardware.pretended_host import CROSSED
 from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, ClusterSpec
-from muster.slurm.testcluster.sysfs.pci_tree import CROSSED
 from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 

@@ -14,9 +14,9 @@ import pytest
 
 from muster.slurm.client.parsing import hostlist, start_text
 from muster.slurm.image.engine import Outcome
+from muster.slurm.testcluster import virtual_nodes as virtual
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.testcluster.spec import ClusterSpec
-from muster.slurm.testcluster.virtual import nodes as virtual
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

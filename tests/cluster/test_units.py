@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from muster.slurm.testcluster.systemd.systemd_node import SERVICES, SystemdNode, systemd_node
+from muster.slurm.testcluster.systemd_node import SERVICES, SystemdNode, systemd_node
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

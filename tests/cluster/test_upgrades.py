@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.testcluster.spec import STANDBY, ClusterSpec
-from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
-from muster.slurm.testcluster.versions.side_by_side import (
+from muster.slurm.testcluster.side_by_side import (
     BROKEN,
     OLD,
     OWN,
@@ -23,6 +21,8 @@ from muster.slurm.testcluster.versions.side_by_side import (
     upgrade_coordinator,
     upgrade_daemons,
 )
+from muster.slurm.testcluster.spec import STANDBY, ClusterSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

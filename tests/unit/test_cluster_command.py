@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.slurm.testcluster.__main__ import main
-from muster.slurm.testcluster.chaos import ChaosRun
+from muster.slurm.testcluster.chaos.faults import FaultInjector
 from muster.slurm.testcluster.registry import clusters_dir
 from muster.slurm.testcluster.spec import ClusterSpec
 
@@ -64,7 +64,9 @@ def test_a_fault_of_a_host_that_is_no_node_names_the_nodes(
 
 
 def test_chaos_draws_from_every_fault_of_hardware() -> None:
-    drawn = {action.__name__.strip("_") for action, weight, _ in ChaosRun.__new__(ChaosRun)._actions() if weight}
+    drawn = {
+        action.__name__.strip("_") for action, weight, _ in FaultInjector.__new__(FaultInjector)._actions() if weight
+    }
     assert drawn >= {"throttle", "gpu_ecc", "memory_error", "link_down", "slow_rank", "xid"}
 
 

@@ -10,7 +10,14 @@ import pytest
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.slurm.image.engine import EngineError, Outcome
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
-from muster.slurm.testcluster.gpus import NVML_CONTROL, THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
+from muster.slurm.testcluster.hardware.faults import (
+    NVML_CONTROL,
+    THROTTLING,
+    mend_gpus,
+    read_gpus,
+    with_memory_error,
+    write_gpus,
+)
 from muster.slurm.testcluster.spec import POLICY
 
 

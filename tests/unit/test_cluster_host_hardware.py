@@ -11,7 +11,7 @@ from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.node.sysfs.infiniband_ports import ACTIVE, COUNTERS, DOWN, PortReading, read_ports
 from muster.slurm.image.engine import Outcome
 from muster.slurm.testcluster import __main__ as tool
-from muster.slurm.testcluster.host_hardware import HOST_ROOT, mend_hardware, set_link, set_memory_error
+from muster.slurm.testcluster.hardware.faults import HOST_ROOT, mend_adapter_and_memory, set_link, set_memory_error
 from muster.slurm.testcluster.spec import POLICY
 
 CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "testcluster"
@@ -22,7 +22,7 @@ class OneHost:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        mend_hardware(self, "n0")
+        mend_adapter_and_memory(self, "n0")
 
     def exec(self, host: str, *command: str, stdin: bytes | None = None, check: bool = True) -> Outcome:
         here = [word.replace(HOST_ROOT, str(self.root)).replace("/cluster/", f"{CLUSTER}/") for word in command]
@@ -83,7 +83,7 @@ def test_a_repair_undoes_every_fault(host: OneHost) -> None:
     healthy = host.port
     set_link(host, "n0", up=False)
     set_memory_error(host, "n0", clear=False)
-    mend_hardware(host, "n0")
+    mend_adapter_and_memory(host, "n0")
     assert (host.port, host.memory_errors) == (healthy, "0\n")
 
 

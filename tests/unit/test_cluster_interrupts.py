@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.testcluster.interrupts import deferred_interrupts
+from muster.slurm.image.engine import deferred_interrupts
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Which nodes `make chaos` lets Muster drain, and for how long."""
 
-from muster.slurm.testcluster.recent_faults import FAULT_EXPIRY_S, RecentFaults
+from muster.slurm.testcluster.chaos.faulted_nodes import FAULT_EXPIRY_S, RecentFaults
 
 ALL_HEALTHY: set[str] = {"n0", "n1"}
 

@@ -35,7 +35,7 @@ from muster.daemon.transport.server_limits import COORDINATOR
 from muster.slurm.hooks import healthcheck
 from muster.slurm.hooks.node_verdict import Hook
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
-from muster.slurm.testcluster.sysfs.pci_tree import EIGHT_GPUS, tar_of
+from muster.slurm.testcluster.hardware.pretended_host import EIGHT_GPUS, tar_of
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
 from muster.v1.common_pb2 import CheckOutcome, Hardware, PingRequest

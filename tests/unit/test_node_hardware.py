@@ -19,7 +19,7 @@ from muster.daemon.node.sysfs.network_adapters import read_adapters, read_numa_n
 from muster.daemon.node.sysfs.pci_devices import Nearness, PciPlace, distance, place_of
 from muster.fabric.model.node import Nic
 from muster.fabric.placement.local_order import gpu_order
-from muster.slurm.testcluster.sysfs.pci_tree import CROSSED, EIGHT_GPUS, PretendedHost, gpu_address, tar_of
+from muster.slurm.testcluster.hardware.pretended_host import CROSSED, EIGHT_GPUS, PretendedHost, gpu_address, tar_of
 from muster.v1.common_pb2 import NEARNESS_NODE, NEARNESS_SWITCH, Adapter, Gpu, Hardware
 
 CLUSTER = "4a1c000000000000000000000000000f"

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from muster.slurm.image.engine import EngineError
-from muster.slurm.testcluster.versions.side_by_side import wheel_of
+from muster.slurm.testcluster.side_by_side import wheel_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ["requirements.lock", "tools.lock"]

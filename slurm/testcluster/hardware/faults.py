@@ -1,6 +1,8 @@
-"""The GPUs that a node pretends to have, and their faults: the control file of the stand-in for NVIDIA's library.
+"""Faults of the hardware that a node pretends to have: its GPUs, its network adapter and its memory.
 
-A node has no GPU until a fault gives it some. `nvml_stand_in.c` describes the file.
+GPUs are in the control file of the stand-in for NVIDIA's library, which `nvml_stand_in.c` describes. A node has none
+until a fault gives it some. Adapter and memory are files in the place of /sys. `healthy-host.sh` makes them when the
+node boots, and musterd reads them (`--host-root`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,14 @@ from muster.slurm.image.engine import EngineError, Outcome
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, LIBRARY, ControlFile, healthy_gpu
 
 NVML_CONTROL = f"/usr/local/lib/{LIBRARY}{CONTROL_SUFFIX}"
+HOST_ROOT = "/run/cluster/host"
+_PORT = f"{HOST_ROOT}/sys/class/infiniband/mlx5_0/ports/1"
+_MEMORY = f"{HOST_ROOT}/sys/devices/system/edac/mc/mc0"
+_PUT = 'put() { printf "%s\\n" "$2" >"$1.$$" && mv "$1.$$" "$1"; }; add() { put "$1" $(($(cat "$1") + 1)); };'
+_LINK_DOWN = f'{_PUT} add "$1/counters/link_downed"; put "$1/phys_state" "2: Polling"; put "$1/state" "1: DOWN"'
+_LINK_UP = f'{_PUT} put "$1/phys_state" "5: LinkUp"; put "$1/state" "4: ACTIVE"'
+_MEMORY_ERROR = f'{_PUT} add "$1/ue_count"'
+_NO_MEMORY_ERROR = f'{_PUT} put "$1/ue_count" 0'
 THROTTLING = {
     "reasons": "0x48",  # hardware slowdown, for heat
     "violation 1": "0 1.0",
@@ -61,3 +71,25 @@ def mend_gpus(hosts: Hosts, node: str) -> None:
     text = hosts.exec(node, "cat", NVML_CONTROL, check=False).stdout
     if text:
         write_gpus(hosts, node, ControlFile.of_healthy_gpus(len(ControlFile.parse(text).gpus)))
+
+
+def set_link(hosts: Hosts, node: str, *, up: bool) -> float:
+    """Lets the node's InfiniBand port go down, or come up again. Returns the wall-clock time of it."""
+    return _run_in(hosts, node, _LINK_UP if up else _LINK_DOWN, _PORT)
+
+
+def set_memory_error(hosts: Hosts, node: str, *, clear: bool) -> float:
+    """Counts one more uncorrectable error of the node's memory, or sets the count to 0. Returns the wall-clock time."""
+    return _run_in(hosts, node, _NO_MEMORY_ERROR if clear else _MEMORY_ERROR, _MEMORY)
+
+
+def mend_adapter_and_memory(hosts: Hosts, node: str) -> bool:
+    """Undoes all faults of the node's network adapter and memory.
+
+    False: the node boots at this moment, and has removed the folder before it makes the files itself. Try again.
+    """
+    return hosts.exec(node, "bash", "/cluster/healthy-host.sh", HOST_ROOT, check=False).rc == 0
+
+
+def _run_in(hosts: Hosts, node: str, script: str, folder: str) -> float:
+    return float(hosts.exec(node, "sh", "-c", f"{script} && date +%s.%N", "fault", folder).stdout)

@@ -7,7 +7,7 @@ and Slurm makes none there.
 
 from __future__ import annotations
 
-from muster.slurm.testcluster.gpus import Hosts
+from muster.slurm.testcluster.hardware.faults import Hosts
 
 RUNS_S, STOPS_S = 0.012, 0.028
 """Seconds of each pulse: the rank has 30 % of the time. Shorter pulses would cost the host more than the rank."""
