@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
+from muster.daemon.agent.pool_jobs import PoolRequestDefaults
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport.identity import Credentials
@@ -20,6 +21,7 @@ class AgentSettings:
     listen: "host:port".
     host: the address at which other processes reach this agent.
     notice_s: seconds for which the agent waits for an order after SIGTERM.
+    pool: for the jobs with which the agent asks for nodes of the shared pool.
     """
 
     identity: AgentIdentity
@@ -30,6 +32,7 @@ class AgentSettings:
     listen: str
     host: str
     notice_s: float
+    pool: PoolRequestDefaults
     slurm_job_id: int = 0
     slurm_restart_count: int = 0
     batch_host: bool = False

@@ -87,13 +87,14 @@ class StreamHandlers:
     certificate_due: Callable[[], bool]
     certificate: Callable[[Certificate], None]
     order: Callable[[Order], None]
-    probe: Callable[[ProbeOrder], None]
-    measure: Callable[[MeasureOrder], None]
+    probe: Callable[[ProbeOrder], object]
+    measure: Callable[[MeasureOrder], object]
     dismissed: Callable[[str], None]
 
 
 class CoordinatorStream:
-    """The agent's side of AgentService.Attach.
+    """The agent's side of AgentService.Attach. Before `run`, nothing is sent, and what is to be sent is forgotten: the
+    first status says it.
 
     last_contact: monotonic seconds at which the newest answered ping was sent; minus infinity: no ping was answered.
     """
@@ -102,7 +103,6 @@ class CoordinatorStream:
         self,
         address: str,
         credentials: Credentials,
-        handlers: StreamHandlers,
         trust: Trust | None = None,
         answer_timeout_s: float | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class CoordinatorStream:
         )
         self._credentials = credentials
         self._trust = trust
-        self._handlers = handlers
+        self._handlers: StreamHandlers  # from `run` on
         self._outbox: deque[AgentMessage] = deque()
         # When to send the status; infinity: the status has not changed.
         self._status_due = float("-inf")
@@ -147,8 +147,9 @@ class CoordinatorStream:
         self._period = silence_rules.SUSPICION_PING_S if suspicion else _IDLE_PING_S
         self._wake.set()
 
-    async def run(self) -> None:
+    async def run(self, handlers: StreamHandlers) -> None:
         """Stay attached: reopen the stream whenever it ends."""
+        self._handlers = handlers
         while True:
             wait = await self._run_stream()
             raise_if_cancelled()

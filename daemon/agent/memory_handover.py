@@ -52,22 +52,25 @@ class MemoryHandover:
     Args:
         gang, node, job: the gang, this node, and the Slurm job.
         path: musterd's socket; empty: deposit and reclaim nothing.
+        store: has this node's shards.
     """
 
-    def __init__(self, gang: str, node: str, job: int, path: str) -> None:
+    def __init__(self, gang: str, node: str, job: int, path: str, store: CheckpointService) -> None:
         self._gang, self._node, self._job = gang, node, job
         self._path = path
+        self._store = store
+        self._newest_generation = 0
         self._loan: socket.socket | None = None
         self._deposited = False
         self._call_lock = Lock()
 
-    async def deposit(self, store: CheckpointService, generation: int) -> None:
+    async def deposit(self) -> None:
         """Deposit this node's shards with musterd, in place of an earlier deposit. If musterd is absent or refuses, log
-        it. `generation`: the gang's newest."""
-        shards = newest_first(store.slot_shards())[:MAX_SHARDS]
+        it."""
+        shards = newest_first(self._store.slot_shards())[:MAX_SHARDS]
         if not self._path or not shards:
             return
-        newest = max(generation, *(shard.version.generation for shard in shards))
+        newest = max(self._newest_generation, *(shard.version.generation for shard in shards))
         request = {"keep": {"gang_id": self._gang, "slurm_job_id": self._job, "generation": newest}}
         self._deposited = True
         with ExitStack() as held:
@@ -81,7 +84,7 @@ class MemoryHandover:
         if refused := answer.get("refused"):
             log.info("musterd refused to keep memory for the next run: %s", refused)
             return
-        self.confirm()
+        self._end_loan()
         log.info("deposited with musterd for the next run: %s", _describe_shards(shards))
 
     async def withdraw(self) -> None:
@@ -130,38 +133,39 @@ class MemoryHandover:
         fcntl.fcntl(index, fcntl.F_ADD_SEALS, MEMFD_SEALS | fcntl.F_SEAL_WRITE)
         return index
 
-    async def reclaim(self, store: CheckpointService) -> int:
-        """Reclaim what the previous run has deposited on this node. Damaged shards are dropped. Until `confirm`,
-        musterd takes everything back if this agent ends.
-
-        Returns:
-            The gang's newest generation at the time of the deposit; 0 if there was none.
-        """
+    async def reclaim(self) -> None:
+        """Reclaim what the previous run has deposited on this node. Damaged shards are dropped. Until the first order,
+        musterd takes everything back if this agent ends."""
         if not self._path:
-            return 0
+            return
         try:
             self._loan, answer, fds = await asyncio.to_thread(self._open_request, {"take": {"gang_id": self._gang}})
         except (OSError, ValueError) as error:
             log.info("no memory of an earlier run: %s: %s", self._path, error)
-            return 0
+            return
         if not fds:
-            return 0
+            return
         index, *memfds = fds
         offers = _read_descriptions(index)
         if len(offers) != len(memfds):
             log.error("the deposit describes %d shards but holds %d memfds: none is used", len(offers), len(memfds))
             _close_all(memfds)
-            return 0
+            return
         limit_s = _verification_timeout_s(memfds)
         try:
             async with asyncio.timeout(limit_s):
-                await _verify_all(store, offers, memfds)
+                await _verify_all(self._store, offers, memfds)
         except TimeoutError:
             log.warning("not all memory of the previous run was verified within %.0f s", limit_s)
-        return int(answer.get("generation", 0))
+        self._newest_generation = int(answer.get("generation", 0))
 
-    def confirm(self) -> None:
-        """The coordinator has received a status with the reclaimed shards: musterd may forget them."""
+    def meet_order(self, generation: int) -> None:
+        """An order of this generation has come. So the coordinator has received a status with the reclaimed shards:
+        musterd may forget them."""
+        self._newest_generation = max(self._newest_generation, generation)
+        self._end_loan()
+
+    def _end_loan(self) -> None:
         connection, self._loan = self._loan, None
         if connection is not None:
             with connection, suppress(OSError):

@@ -9,31 +9,24 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 
 from google.protobuf import json_format
 
-from muster.checkpoint.durable.locations import is_url
-from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.checkpoint.store.streams.socket_transport import SocketTransport
-from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, StreamSecurity
-from muster.daemon.agent import agent_log, listening
+from muster.daemon.agent import agent_log
 from muster.daemon.agent.agent import Agent
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.srun import Allocation
-from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels
-from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests, job_end_time
+from muster.daemon.agent.failure_detector.peers import AgentIdentity
+from muster.daemon.agent.pool_jobs import PoolRequestDefaults, job_end_time
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec, modules_to_import
 from muster.daemon.agent.start_checks import node_problems
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
-from muster.daemon.transport.tls import pinned_context
 from muster.slurm.client import names
-from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.batch_script import PoolJob
 from muster.v1.api_pb2 import BatchRef
 from muster.v1.common_pb2 import JobSpec
@@ -129,6 +122,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         rank_environment.shared_environment(os.environ, spec.env),
         int(os.environ.get("MUSTER_POOL") or 0),
     )
+    pool_job = PoolJob(own.gang, spec, _restart_count(), os.environ.get("MUSTER_COORDINATOR", ""), sys.argv[0])
     zygote_spec = ZygoteSpec(tuple(spec.command), modules_to_import(spec.preload), environment, spec.work_dir)
     return AgentSettings(
         identity=own,
@@ -142,6 +136,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         ports=site.agent_ports,
         host=options.advertise or _address_towards(split_addresses(site.coordinator)[0]),
         notice_s=options.notice,
+        pool=PoolRequestDefaults(pool_job, job_end_time(), dict(os.environ)),
         slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),
         slurm_restart_count=_restart_count(),
         batch_host=os.environ.get("SLURM_NODEID") == "0" and not pool_serial,
@@ -152,15 +147,6 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )
-
-
-def _piece_transport(settings: AgentSettings) -> SocketTransport:
-    """Listens for the streams of pieces. Raises ListenError: no port is free."""
-    security = None
-    if settings.trust and settings.encrypt_checkpoints:
-        security = StreamSecurity(*pinned_context())
-    host = split_address(settings.listen)[0]
-    return SocketTransport(listening.listen_for_streams(host, settings.ports, STREAM_BACKLOG), security)
 
 
 def _restart_count() -> int:
@@ -185,26 +171,8 @@ def _address_towards(towards: str) -> str:
 
 
 async def _serve(settings: AgentSettings) -> int:
-    def make_checkpoint_service(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
-        refused = "" if settings.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
-        identity = settings.identity
-        return CheckpointService(
-            identity.gang,
-            identity.node,
-            channels.stub_for,
-            _piece_transport(settings),
-            changed,
-            refused,
-            uploads=is_url(settings.spec.durable_dir),
-        )
-
-    def make_pool(changed: Callable[[], None]) -> PoolRequests:
-        restarts, coordinator_setting = settings.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
-        job = PoolJob(settings.identity.gang, settings.spec, restarts, coordinator_setting, sys.argv[0])
-        return PoolRequests(PoolRequestDefaults(job, job_end_time(), dict(os.environ)), CliSlurm(), changed)
-
-    agent = Agent(settings, make_checkpoint_service, make_pool)
+    agent = Agent(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.terminate)
+        loop.add_signal_handler(number, agent.wind_down.on_sigterm)
     return await agent.run()

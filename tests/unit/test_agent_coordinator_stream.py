@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
-from muster.daemon.agent.status_limits import limit_stderr
+from muster.daemon.agent.own_status import limit_stderr
 from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentHello, AgentStatus, CoordinatorMessage, RankStatus
@@ -45,7 +45,7 @@ def _attachment(
     credentials: SecretCredentials,
     status: Callable[[], AgentStatus] = AgentStatus,
     answer_timeout_s: float | None = None,
-) -> CoordinatorStream:
+) -> Coroutine[Any, Any, None]:
     def nothing(*_: object) -> None:
         pass
 
@@ -62,7 +62,7 @@ def _attachment(
         measure=nothing,
         dismissed=nothing,
     )
-    return CoordinatorStream(address, credentials, handlers, answer_timeout_s=answer_timeout_s)
+    return CoordinatorStream(address, credentials, answer_timeout_s=answer_timeout_s).run(handlers)
 
 
 async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
@@ -70,7 +70,7 @@ async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
 ) -> None:
     credentials = SecretCredentials.create(tmp_path / "secret")
     coordinator = ScriptedCoordinator(credentials)
-    attaching = asyncio.create_task(_attachment(await coordinator.start(), credentials, Statuses(faults=2)).run())
+    attaching = asyncio.create_task(_attachment(await coordinator.start(), credentials, Statuses(faults=2)))
     await coordinator.until(lambda: coordinator.status("n0").fenced_generation == 7)
     told = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
     bug = "ZeroDivisionError('nobody has thought of it')"
@@ -86,8 +86,9 @@ async def test_a_coordinator_that_reads_nothing_is_left_though_a_write_waits_for
     coordinator = Suspended(credentials)
     address = await coordinator.start()
     larger_than_a_window = AgentStatus(failure="x" * 2**21)
-    stream = _attachment(address, credentials, lambda: larger_than_a_window, answer_timeout_s=0.5)
-    attaching = asyncio.create_task(stream.run())
+    attaching = asyncio.create_task(
+        _attachment(address, credentials, lambda: larger_than_a_window, answer_timeout_s=0.5)
+    )
     await coordinator.until(lambda: coordinator.attached == 2)
     attaching.cancel()
     await asyncio.wait({attaching}, timeout=5)
@@ -103,7 +104,7 @@ def test_a_status_of_very_many_failed_ranks_keeps_the_stderr_of_the_first() -> N
 @pytest.mark.parametrize("turns", range(40))
 async def test_it_ends_in_whichever_turn_it_is_told_to(tmp_path: Path, turns: int) -> None:
     credentials = SecretCredentials.create(tmp_path / "secret")
-    attaching = asyncio.create_task(_attachment("127.0.0.1:1", credentials).run())
+    attaching = asyncio.create_task(_attachment("127.0.0.1:1", credentials))
     for _ in range(turns):
         await asyncio.sleep(0)
     attaching.cancel()

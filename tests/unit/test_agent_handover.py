@@ -60,22 +60,24 @@ class Run(InProcessGang):
         self.ranks: dict[int, TorchlessRank] = {}
 
     def handover(self, name: str) -> MemoryHandover:
-        return MemoryHandover(GANG, name, JOB, str(self.folder / name))
+        return MemoryHandover(GANG, name, JOB, str(self.folder / name), self.nodes[name].checkpoint_service)
 
     async def __aenter__(self) -> Run:
         await self.add(*PLACES.values())
-        for name, node in self.nodes.items():
+        for name in self.nodes:
             handover = self.handover(name)
-            await handover.reclaim(node.checkpoint_service)
-            handover.confirm()
+            await handover.reclaim()
+            handover.meet_order(self.generation)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def deposit(self) -> None:
-        for name, node in self.nodes.items():
-            await self.handover(name).deposit(node.checkpoint_service, self.generation)
+        for name in self.nodes:
+            handover = self.handover(name)
+            handover.meet_order(self.generation)
+            await handover.deposit()
 
     async def train(self, *steps: int) -> None:
         """Run a generation that commits these steps."""

@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from muster.daemon.agent import interface_speed
-from muster.daemon.agent.link_meter import ENDING_S, LinkMeter
+from muster.daemon.agent.link_meter import ENDING_S, LinkMeter, interface_of, rated_bytes_per_s
 from muster.v1.agent_pb2 import MeasureOrder
 from muster.v1.peer_pb2 import SinkReply, SinkRequest
 
@@ -91,22 +90,22 @@ async def test_an_agent_that_can_not_be_called_is_named() -> None:
 
 
 def test_the_speed_of_an_adapter_is_known_and_that_of_a_virtual_interface_is_not(tmp_path: Path) -> None:
-    assert interface_speed.interface_of("127.0.0.1") == "lo"
-    assert interface_speed.interface_of("192.0.2.77") == interface_speed.interface_of("no address") == ""
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") == interface_of("no address") == ""
     folder = tmp_path / "sys/class/net/lo"
     folder.mkdir(parents=True)
     (folder / "speed").write_text("100000\n")
-    assert interface_speed.rated_bytes_per_s("127.0.0.1", tmp_path) == 0.0
+    assert rated_bytes_per_s("127.0.0.1", tmp_path) == 0.0
     (folder / "device").mkdir()
-    assert interface_speed.rated_bytes_per_s("127.0.0.1", tmp_path) == 12.5e9
-    assert interface_speed.rated_bytes_per_s("::ffff:127.0.0.1", tmp_path) == 12.5e9
+    assert rated_bytes_per_s("127.0.0.1", tmp_path) == 12.5e9
+    assert rated_bytes_per_s("::ffff:127.0.0.1", tmp_path) == 12.5e9
     for text in ("-1", "", "fast"):
         (folder / "speed").write_text(text)
-        assert interface_speed.rated_bytes_per_s("127.0.0.1", tmp_path) == 0.0
+        assert rated_bytes_per_s("127.0.0.1", tmp_path) == 0.0
 
 
 def test_the_interface_of_an_address_of_ipv6(tmp_path: Path) -> None:
     (tmp_path / "if_inet6").write_text("20010db8000000000000000000000005 02 40 00 80     ib0\n")
-    assert interface_speed.interface_of("2001:db8::5", tmp_path) == "ib0"
-    assert interface_speed.interface_of("2001:db8::6", tmp_path) == ""
-    assert interface_speed.interface_of("2001:db8::5", tmp_path / "none") == ""
+    assert interface_of("2001:db8::5", tmp_path) == "ib0"
+    assert interface_of("2001:db8::6", tmp_path) == ""
+    assert interface_of("2001:db8::5", tmp_path / "none") == ""

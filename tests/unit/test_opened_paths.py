@@ -24,7 +24,7 @@ ALLOWED = {
     "checkpoint/store/memory/sealed_memory.py": "a memory file of this process",
     "daemon/agent/start_checks/durable_dir_check.py": "makes durable_dir, which the user names",
     "daemon/agent/start_checks/shared_folder.py": "makes what the user names; believes only this user's file",
-    "daemon/agent/interface_speed.py": KERNEL,
+    "daemon/agent/link_meter.py": KERNEL,
     "daemon/agent/memory_handover.py": "memory files",
     "daemon/agent/ranks/place/host_file.py": "a memory file of this process",
     "daemon/agent/ranks/place/node_inventory.py": "NCCL's settings, of the user's home and of the site",

@@ -109,6 +109,10 @@ class RankSupervisor:
                 status.gpu = gpu
             yield status
 
+    def any_alive(self) -> bool:
+        """Whether a rank runs, or will start."""
+        return any(rank.alive for rank in self._ranks.values())
+
     def pids(self, generation: int) -> dict[int, int]:
         """The pid of each running rank of this generation."""
         ranks = [rank for rank in self._ranks.values() if rank.running and rank.id.generation == generation]
@@ -136,8 +140,7 @@ class RankSupervisor:
 
     def start_zygotes(self) -> None:
         """Start missing zygotes: one at a time while ranks run, otherwise one per processor."""
-        busy = any(rank.alive for rank in self._ranks.values())
-        at_once = 1 if busy else (os.cpu_count() or 1)
+        at_once = 1 if self.any_alive() else (os.cpu_count() or 1)
         starting = sum(zygote.started and not zygote.ready.is_set() for zygote in self._zygotes)
         for zygote in self._zygotes:
             if not zygote.started and not zygote.start_error and starting < at_once and not self._stopping:
