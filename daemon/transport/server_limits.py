@@ -2,7 +2,7 @@
 
 Every limit is larger than what Muster's own processes need, and small enough that callers without a credential cost
 little, and that one user takes no place of others. `channel.make_server` applies the limits. docs/operations/limits.md
-lists them for operators, docs/SECURITY.md says what one user can hold at most.
+lists those that operators meet, docs/SECURITY.md says what one user can hold at most.
 """
 
 from __future__ import annotations
