@@ -31,8 +31,8 @@ from rich.table import Table
 from benchmarks.fleet import Fleet, TrainingGang
 from benchmarks.restart import wait_serving
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_updates import apply
-from muster.daemon.coordinator.core.state.turn import Outcome
+from muster.daemon.coordinator.core.turn.state_updates import apply
+from muster.daemon.coordinator.core.turn.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, RankState, Shard, Silence, Version
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import Outcome, ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import Outcome, ProbeRequest
 
 RANKS_PER_NODE = 8
 LEAF_NODES = 32

@@ -37,7 +37,7 @@ A rank whose agent or node is stopped can do nothing that counts; it must have e
 resumes.
 
 May import: `checkpoint.store.parity`, `daemon.coordinator.core`, `daemon.coordinator.core.detection`,
-`daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`,
-`daemon.coordinator.services`, `daemon.node.kept_memory`, `fabric.model`, `simulator.coverage`,
-`simulator.environment`, `simulator.ground_truth`, `simulator.world`, `slurm.client`.
+`daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
+`daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.node.kept_memory`, `fabric.model`,
+`simulator.coverage`, `simulator.environment`, `simulator.ground_truth`, `simulator.world`, `slurm.client`.
 """

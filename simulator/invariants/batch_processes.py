@@ -16,8 +16,8 @@ from muster.daemon.coordinator.core.recovery.gathering import (
 )
 from muster.daemon.coordinator.core.recovery.requeueing import most_silent
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.invariants.violation import require
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.ground_truth.progress import Progress
 from muster.simulator.ground_truth.reachability import WITNESS_WINDOW_S, Reachability

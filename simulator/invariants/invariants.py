@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Version
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry

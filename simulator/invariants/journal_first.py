@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services.views import gang_view

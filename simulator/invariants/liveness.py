@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
 from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth

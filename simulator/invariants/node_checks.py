@@ -13,8 +13,8 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection import drain_reason
 from muster.daemon.coordinator.core.detection.drain_reason import DrainSource
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import CheckOutcome
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.invariants.violation import require
 

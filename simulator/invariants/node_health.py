@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.attribution import EXIT_BY_SIGKILL
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import MONITORED, Phase
 from muster.node_health import UNRESPONSIVE, NodeHealth
 from muster.simulator.coverage import reason_phrases

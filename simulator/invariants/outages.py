@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.outage import STUCK_AFTER_S, is_daemon_heard
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED
 from muster.node_health import UNRESPONSIVE
 from muster.simulator.coverage import reason_phrases

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
 from muster.simulator.invariants.violation import require

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.fabric.model.fabric import Fabric
 from muster.simulator.invariants.violation import require
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.journal_use import counted_bytes
+from muster.daemon.coordinator.core.state.account import counted_bytes
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.node_health import OUT_OF_SERVICE
 from muster.simulator.invariants.violation import require
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from muster.checkpoint.store.parity.parity_places import ParityPlaces
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.ground_truth.reachability import Reachability
 from muster.simulator.invariants.violation import require

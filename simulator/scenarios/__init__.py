@@ -3,6 +3,6 @@ transcripts.
 
 Unit tests of the core and the transcripts of docs/scenarios use it.
 
-May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `simulator.environment`,
-`simulator.invariants`, `simulator.world`.
+May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
+`simulator.environment`, `simulator.invariants`, `simulator.world`.
 """

@@ -13,7 +13,7 @@ from muster.checkpoint.store.rank_silences import COUNT_INTERVAL_S, RankSilences
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence, Version
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.simulator.environment.machine import Backoff, Machine, Process
 from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
 from muster.simulator.world import step_times

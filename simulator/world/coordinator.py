@@ -18,7 +18,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.shell.engine import SUSPENDED_S

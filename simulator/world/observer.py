@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Version
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery import shared_pool
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.node_health import OUT_OF_SERVICE
 from muster.simulator.environment.machine import Machine
 from muster.simulator.environment.network import COORDINATOR

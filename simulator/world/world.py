@@ -9,9 +9,9 @@ from pathlib import Path
 
 from muster.daemon.agent.ranks.rank_idleness import QUARTERS
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Silence, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.simulator.coverage.counts import Coverage

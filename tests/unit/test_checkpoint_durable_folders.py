@@ -15,8 +15,10 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_version
 from muster.daemon.coordinator.core.recovery.flushing import durable_path
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.durable_state import Account, Gang, SlurmJob
+from muster.daemon.coordinator.core.state.account import Account
 from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 
 
 def whole(folder: Path, name: str, completed: int, **manifest: object) -> Path:

@@ -16,7 +16,7 @@ from muster.daemon.agent.ranks.hang_place import MAX_WORDS
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits

@@ -10,10 +10,13 @@ from typing import Any
 import grpc.aio
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state.communication import fabric_of_gang
-from muster.daemon.coordinator.core.state.durable_state import Account, Gang, Member, SlurmJob
+from muster.daemon.coordinator.core.state.account import Account
 from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
+from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld

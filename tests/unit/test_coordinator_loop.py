@@ -12,7 +12,7 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.turn import Outcome
+from muster.daemon.coordinator.core.turn.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.server import Coordinator, Settings

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.registration import BUDGET_WINDOW_S, check_budget, check_job_is_free
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Member
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.owed_calls import BUG_ATTEMPTS, OwedCalls, make_call
 from muster.daemon.coordinator.slurm.roster import SlurmRoster

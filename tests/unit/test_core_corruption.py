@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state.events import NotFinite, Shard, Versio
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.launcher.output.screen import Screen

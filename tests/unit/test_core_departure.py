@@ -6,10 +6,10 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
-from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.state_updates import apply
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.state_index import StateIndex
+from muster.daemon.coordinator.core.turn.state_updates import apply
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 

@@ -7,7 +7,7 @@ from muster.daemon.coordinator.core.detection import drain_reason
 from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, DrainSource
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 

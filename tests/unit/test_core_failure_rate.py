@@ -7,7 +7,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.fabric.estimate.failures import HOUR, NODE_MTBF
 from muster.node_health import NodeHealth
 

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.state_updates import RECOVERIES_KEPT, apply
+from muster.daemon.coordinator.core.turn.state_updates import RECOVERIES_KEPT, apply
 
 SPEC = events.GangSpec(1, 0)
 

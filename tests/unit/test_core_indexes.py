@@ -14,13 +14,13 @@ import pytest
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection import time_fencing
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.communication import fabric_of_gang
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.gang_index import GangIndex
-from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
+from muster.daemon.coordinator.core.turn.state_index import StateIndex
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.simulator.scenarios.scenario import Scenario
 
 HOW_FAR = (

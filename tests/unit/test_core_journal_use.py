@@ -7,12 +7,13 @@ import pytest
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Member
+from muster.daemon.coordinator.core.state.account import FADES_S, JournalUse, counted_bytes
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec, Shard, Version
-from muster.daemon.coordinator.core.state.journal_use import FADES_S, JournalUse, counted_bytes
 from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.simulator.scenarios.scenario import Scenario
 
 KIB, MIB = 1024, 1024 * 1024

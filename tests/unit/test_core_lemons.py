@@ -9,8 +9,8 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_updates import FAILURES_KEPT
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.state_updates import FAILURES_KEPT
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen
 from muster.node_health import NodeHealth

@@ -6,7 +6,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
 from muster.daemon.coordinator.core.state.observed_state import MUSTERD
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 

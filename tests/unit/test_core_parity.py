@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.recovery.parity.rebuildable import rebuildable
-from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Parity, Shard, Version
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders, source_messages
 from muster.fabric.sources.nesting import fabric_of_leaves

@@ -9,8 +9,8 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.state_updates import apply
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.state_updates import apply
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState

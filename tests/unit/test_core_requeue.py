@@ -8,8 +8,9 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.requeueing import EXCLUSION_S
 from muster.daemon.coordinator.core.recovery.shared_pool import refusal
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, PoolRequest
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.slurm_jobs import PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario

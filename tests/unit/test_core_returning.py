@@ -7,7 +7,7 @@ import pytest
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.node_health import NodeHealth
 
 HELLO = events.NodeAttached("n1", "boot", "incarnation", "10.0.0.1:7071")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.coordinator.core.state import placement
-from muster.daemon.coordinator.core.state.communication import axes_of, communicating_seats
 from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.communication import axes_of, communicating_seats
 from muster.daemon.coordinator.services import conversion
 from muster.fabric.groups.axes import Axis
 from muster.fabric.model.fabric import Fabric

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from muster.daemon.coordinator.core.recovery import second_moves
-from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import communicating_seats
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import AgentStatus, GangSpec, Shard, Version
-from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.communication import communicating_seats
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.daemon.coordinator.services import conversion
 from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 from muster.simulator.environment.site_network import network_of

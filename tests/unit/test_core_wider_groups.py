@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.communication import wider_than_asked
 from muster.daemon.coordinator.core.state.events import GangSpec, GroupTraffic
 from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.core.turn.communication import wider_than_asked
 from muster.daemon.coordinator.services.views import gang_view
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.sources.nesting import NodeSet, fabric_of

@@ -14,7 +14,7 @@ from tests.unit.test_checkpoint_service import running_gang, small
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.versions import Version
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import Flush
+from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.shell.orders import _flush_message
 from muster.launcher.spec.spec import parse

@@ -13,7 +13,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.daemon.coordinator.journal import timed_journal
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal

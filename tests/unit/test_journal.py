@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import CheckOutcome, CorruptCopy, GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.fabric.model.record import record_of

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.journal_use import counted_bytes
+from muster.daemon.coordinator.core.state.account import counted_bytes
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent

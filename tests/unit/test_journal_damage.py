@@ -16,7 +16,7 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
@@ -170,7 +170,7 @@ import sys
 from pathlib import Path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal
 
 journal, number = Journal(Path(sys.argv[1]), snapshot_every=10), 0

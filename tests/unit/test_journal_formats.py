@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.state import durable_state, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT
 

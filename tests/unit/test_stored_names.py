@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from muster.daemon.coordinator.core.state import durable_state, events, facts
+from muster.daemon.coordinator.core.state import durable_state, events, facts, gang, generations, roster, slurm_jobs
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.stored_names import STORED_CLASSES, STORED_FIELDS, stored_class, stored_field
 
@@ -22,7 +22,7 @@ LINES = (Path(__file__).parent / "golden" / "stored_names.txt").read_text().spli
 EVENTS: dict[str, type[events.Event]] = {stored_class(kind): kind for kind in events.Event.__args__}
 CLASSES = {
     name: kind
-    for module in (events, facts, durable_state)
+    for module in (events, facts, durable_state, gang, generations, roster, slurm_jobs)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and is_dataclass(kind)
 }
@@ -62,7 +62,7 @@ def test_every_row_of_the_table_is_of_use() -> None:
 
 def test_a_gang_has_records_of_a_bearable_size_that_share_no_stored_name() -> None:
     """A snapshot holds the fields of all records side by side."""
-    kinds = [durable_state.Gang, *durable_state.RECORDS.values()]
+    kinds = [gang.Gang, *durable_state.RECORDS.values()]
     assert max(len(fields(kind)) for kind in kinds) <= 25
     stored = [stored_field(kind, one.name) for kind in kinds for one in fields(kind)]
     assert sorted(stored) == sorted(set(stored))

@@ -13,13 +13,14 @@ from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_
 from muster.daemon.coordinator.core.recovery.requests import requested_drain, requested_swap
 from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.communication import note_change
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT, Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
-from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn, Outcome, Turn
+from muster.daemon.coordinator.core.turn.communication import note_change
+from muster.daemon.coordinator.core.turn.state_index import StateIndex
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Outcome, Turn
 from muster.node_health import OUT_OF_SERVICE, RESUMABLE, UNRESPONSIVE, NodeHealth
 
 CANCELLED = "Job is cancelled"

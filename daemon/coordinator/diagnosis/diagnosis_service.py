@@ -8,7 +8,7 @@ from __future__ import annotations
 import grpc.aio
 
 from muster.compatibility import Side
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_steps import RankStep, measured_steps

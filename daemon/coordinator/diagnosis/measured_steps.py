@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 
 FEWEST_STEPS = 8

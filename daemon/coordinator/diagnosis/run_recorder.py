@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_steps import FEWEST_STEPS, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration, PastGenerations, PastGenerationsError

@@ -2,5 +2,5 @@
 
 `shell`, `services` and `leadership` import it.
 
-May import: `daemon.coordinator.core.state`, `daemon.host`.
+May import: `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`, `daemon.host`.
 """

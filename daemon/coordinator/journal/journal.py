@@ -27,7 +27,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.state_tables import IllegalTransition
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal import history
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.history import Record

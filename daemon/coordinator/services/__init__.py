@@ -3,8 +3,8 @@
 `server` imports it.
 
 May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.recovery`,
-`daemon.coordinator.core.recovery.requests`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`,
-`daemon.coordinator.policy`, `daemon.coordinator.shell`, `daemon.coordinator.slurm`, `daemon.hardware`, `daemon.host`,
-`daemon.transport`, `daemon.transport.calls`, `fabric.groups`, `fabric.model`, `fabric.placement`, `fabric.sources`,
-`slurm.client`.
+`daemon.coordinator.core.recovery.requests`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
+`daemon.coordinator.journal`, `daemon.coordinator.policy`, `daemon.coordinator.shell`, `daemon.coordinator.slurm`,
+`daemon.hardware`, `daemon.host`, `daemon.transport`, `daemon.transport.calls`, `fabric.groups`, `fabric.model`,
+`fabric.placement`, `fabric.sources`, `slurm.client`.
 """

@@ -25,7 +25,8 @@ from muster import compatibility
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import shared_pool
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.durable_state import Gang, Node
+from muster.daemon.coordinator.core.state.durable_state import Node
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.attaches import FactRate
 from muster.daemon.coordinator.services.caller_log import CallerLog

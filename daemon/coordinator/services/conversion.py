@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from google.protobuf.json_format import MessageToJson
 
-from muster.daemon.coordinator.core.state import communication, events
+from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.turn import communication
 from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
 from muster.daemon.hardware.node_hardware import InvalidHardware, report_of
 from muster.daemon.host.plain_text import cut, plain

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.services.rpc_errors import already_exists, permission_denied, resource_exhausted
 from muster.daemon.transport import gang_ids

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.recovery import resuming
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.services.views import ever_heard, jobs_of, node_view

@@ -10,26 +10,22 @@ from muster.daemon.coordinator.core.recovery import flushing, requeueing, restor
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import (
-    DurableState,
-    Exclusion,
-    Flush,
-    Gang,
-    Member,
-    Node,
-    Recovery,
-    Straggler,
-)
+from muster.daemon.coordinator.core.state.checkpoint import Flush
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Node
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Recovery, Straggler
 from muster.daemon.coordinator.core.state.observed_state import (
     HEARTBEAT_TIMEOUT_S,
     ObservedGang,
     ObservedNode,
     ObservedState,
 )
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.slurm_jobs import Exclusion
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
-from muster.daemon.coordinator.core.state.turn import progress_of
+from muster.daemon.coordinator.core.turn.turn import progress_of
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
 from muster.daemon.transport import job_limits

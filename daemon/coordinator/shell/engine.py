@@ -20,7 +20,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.journal.timed_journal import TimedJournal

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.v1 import agent_pb2 as pb

@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.communication import pods_of
-from muster.daemon.coordinator.core.state.durable_state import Flush, Gang, Member, PoolRequest
+from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.slurm_jobs import PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.turn.communication import pods_of
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import common_pb2
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
-from muster.daemon.coordinator.core.state.turn import ProbeRequest
+from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.host.name_resolution import NameResolver, NameUnresolved

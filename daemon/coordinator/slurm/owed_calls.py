@@ -17,8 +17,9 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from muster.daemon.coordinator.core.detection import drain_reason
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import call_words
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.node_health import RESUMABLE

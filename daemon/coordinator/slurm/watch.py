@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.node_health import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState

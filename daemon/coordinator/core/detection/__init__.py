@@ -2,5 +2,6 @@
 
 `core.recovery` imports it.
 
-May import: `daemon.coordinator.core.state`, `daemon.transport`, `fabric.cost`, `fabric.estimate`.
+May import: `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`, `daemon.transport`, `fabric.cost`,
+`fabric.estimate`.
 """

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.detection.progress_timeouts import has_finished_step
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState
-from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 CRASHES_UNTIL_SWAP = 2
 """Crashes in a row on one node, none further than the one before, after which a spare takes the node's place."""

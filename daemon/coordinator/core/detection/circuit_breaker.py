@@ -15,12 +15,14 @@ from math import ceil
 from muster.daemon.coordinator.core.detection import drain_reason, lemons
 from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, DrainSource
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
-from muster.daemon.coordinator.core.state.journal_use import JournalUse
+from muster.daemon.coordinator.core.state.account import JournalUse
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
-from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.turn.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import NODE_TRANSITIONS, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth
 from muster.wording import counted
 

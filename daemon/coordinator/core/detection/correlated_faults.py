@@ -7,10 +7,11 @@ daemon has had its answer and does not repeat the signal, so the durable state h
 from muster.daemon.coordinator.core.detection.failure_detector import REATTACH_S
 from muster.daemon.coordinator.core.detection.progress_timeouts import CAUSE_WAIT_S
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import CorrelatedFault, DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import CorrelatedFault, DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.state_tables import MONITORED
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import UNRESPONSIVE
 
 PEER_LOSS_AFTER_S = 2.5

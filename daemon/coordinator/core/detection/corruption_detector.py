@@ -19,8 +19,8 @@ A loss that is NaN or infinite is recorded, once a generation. It accuses nobody
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import NotFinite, ReplicaDisagreement
-from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.wording import listed
 
 MOST_DISAGREEMENTS = 8

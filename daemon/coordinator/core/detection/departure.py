@@ -10,8 +10,8 @@ trains on, so the failure detector decides about that node.
 
 from muster.daemon.coordinator.core.detection.failure_detector import remove_member
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 
 def remove_departed(gang_turn: GangTurn) -> None:

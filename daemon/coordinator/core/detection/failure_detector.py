@@ -11,9 +11,7 @@ from math import inf
 from muster.daemon.coordinator.core.detection import circuit_breaker, outage, progress_timeouts
 from muster.daemon.coordinator.core.detection.probe_result import ProbeResult, evaluate
 from muster.daemon.coordinator.core.detection.progress_timeouts import CAUSE_WAIT_S, OUT_OF_TOUCH_S
-from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.gang_index import silent_watched_peers
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.observed_state import (
     AGENT,
     HEARTBEAT_TIMEOUT_S,
@@ -23,8 +21,11 @@ from muster.daemon.coordinator.core.state.observed_state import (
     clear_suspicion,
     stop_suspecting,
 )
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
+from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.gang_index import silent_watched_peers
+from muster.daemon.coordinator.core.turn.turn import GangTurn, ProbeRequest
 from muster.node_health import NodeHealth
 
 PROBE_TIMEOUT_S = 0.75

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Node
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_updates import FAILURES_KEPT_S
+from muster.daemon.coordinator.core.turn.state_updates import FAILURES_KEPT_S
 from muster.fabric.cost.reliability import fleet_mtbf, observed_mtbf
 from muster.fabric.estimate.failures import HOUR, node_mtbf
 

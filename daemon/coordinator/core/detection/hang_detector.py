@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from muster.daemon.coordinator.core.detection import failure_detector, progress_timeouts
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import RankState
-from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.observed_state import AGENT, Stall
-from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
+from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.turn.turn import GangTurn, ProbeRequest
 
 REPORT_DELAY_S = 1.0
 """Seconds after its answer within which an agent that stood still reports the steps made meanwhile."""

@@ -9,7 +9,7 @@ only the agents of one job have reported it: the owner of a job can make agents 
 """
 
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.state_updates import FAILURES_KEPT_S
+from muster.daemon.coordinator.core.turn.state_updates import FAILURES_KEPT_S
 
 
 def failures(state: DurableState, node: str, now: float) -> int:

@@ -12,10 +12,10 @@ from statistics import median
 
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 ALL_CHECKS_WAIT_S = 20.0
 """Seconds that the first start waits for the checks of all nodes. Seats follow the network fabric, so the order in

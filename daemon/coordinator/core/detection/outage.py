@@ -7,7 +7,7 @@ another job: a node whose daemon is heard is not silent.
 
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedNode
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED
-from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import UNRESPONSIVE
 
 SIMULTANEOUS_S = 10.0

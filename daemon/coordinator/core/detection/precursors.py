@@ -6,7 +6,7 @@ resumes the drained node (`core._decide_on_node`).
 """
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import NodeHealth
 
 PRECURSORS_KEPT = 16

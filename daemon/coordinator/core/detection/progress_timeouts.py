@@ -6,9 +6,9 @@ of another gang.
 
 from math import inf
 
-from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 CAUSE_WAIT_S = 60.0
 """Seconds to wait, at most, for the cause of a silence to show: if many nodes fall silent at once, or if the next step

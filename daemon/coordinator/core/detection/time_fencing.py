@@ -8,8 +8,8 @@ computes the moment at which the last such rank is gone, and never names a momen
 from collections.abc import Iterable
 
 from muster.daemon.coordinator.core.detection.probe_result import process_ended
-from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.daemon.transport.fencing_timeouts import SELF_FENCE_AFTER_S
 
 KILL_MARGIN_S = 0.4

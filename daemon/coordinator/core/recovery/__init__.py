@@ -5,5 +5,5 @@ requeue.
 
 May import: `checkpoint.format`, `daemon.coordinator.core.detection`, `daemon.coordinator.core.detection.stragglers`,
 `daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.recovery.parity`, `daemon.coordinator.core.state`,
-`fabric.cost`, `fabric.placement.maps`.
+`daemon.coordinator.core.turn`, `fabric.cost`, `fabric.placement.maps`.
 """

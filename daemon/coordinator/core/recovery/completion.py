@@ -4,7 +4,7 @@ first."""
 from muster.checkpoint.format.folder_names import JOB_IS_DONE
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, requeueing, restore_plan
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 
 def complete(gang_turn: GangTurn) -> None:

@@ -6,11 +6,12 @@ from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.recovery.parity import rebuildable
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Flush, Gang
+from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.fabric.cost.reliability import daly_interval
 from muster.wording import counted
 

@@ -2,9 +2,9 @@
 
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 EXIT_OF_SLURM = 1
 """Exit code: Slurm has ended the job, and nobody has cancelled it."""

@@ -11,12 +11,13 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import completion, gang_end, requeueing
-from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import communicating_seats
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.communication import communicating_seats
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.wording import counted, listed
 
 SPARE_WAIT_S = 30.0

@@ -2,7 +2,7 @@
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state.state_tables import Response
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import NodeHealth
 
 

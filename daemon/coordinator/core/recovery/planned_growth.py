@@ -20,11 +20,12 @@ from muster.daemon.coordinator.core.recovery import flushing, planned_swap, want
 from muster.daemon.coordinator.core.recovery.growth import surplus_nodes
 from muster.daemon.coordinator.core.recovery.growth.undone_growth import GIVES_WAY, GROWTH, next_at
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.communication import wider_than_asked
-from muster.daemon.coordinator.core.state.durable_state import Gang, Swap
 from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Swap
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.communication import wider_than_asked
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 TOGETHER_S = 30.0
 """Seconds that a first node waits for others that are lacking, too: nodes are often repaired together."""

@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import flushing, shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 STOP_TIMEOUT_S = 15.0
 """Seconds that the ranks have to stop. What they kept must be written within KillWait, too, so this is half of it."""

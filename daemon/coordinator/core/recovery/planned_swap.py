@@ -22,11 +22,12 @@ from enum import Enum, auto
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
 from muster.daemon.coordinator.core.recovery import restore_plan, shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DrainRequest, Straggler
+from muster.daemon.coordinator.core.state.durable_state import DrainRequest
 from muster.daemon.coordinator.core.state.events import Version
-from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.state.generations import Straggler
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 
 

@@ -15,10 +15,10 @@ from collections.abc import Collection
 from muster.daemon.coordinator.core.detection import departure
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 from muster.wording import counted, listed
 

@@ -21,10 +21,10 @@ from muster.checkpoint.format.replica_agreement import ReplicaAgreement, Replica
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery.parity import rebuildable
 from muster.daemon.coordinator.core.recovery.parity.rebuildable import Held, Rebuildable
-from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.facts import ShardSource, StateRestored
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 MOST_NAMED = 8
 """Nodes that the record of a restore names."""

@@ -13,8 +13,8 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, Nod
 from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
-from muster.daemon.coordinator.core.state.state_updates import LIMIT_WINDOW_S
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.state_updates import LIMIT_WINDOW_S
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import RESUMABLE
 
 

@@ -8,7 +8,7 @@ has left. Otherwise the ranks restart where they are.
 
 from muster.daemon.coordinator.core.detection import circuit_breaker, corruption_detector, failure_detector
 from muster.daemon.coordinator.core.recovery import planned_swap
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 
 def fence_if_replicas_disagree(gang_turn: GangTurn) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from muster.daemon.coordinator.core.detection import failure_rate
 from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state.events import Shard
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 
 

@@ -11,9 +11,11 @@ recovery ladder follows.
 """
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member, PoolRequest
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.slurm_jobs import PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import FENCING, Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 
 def await_nodes(gang_turn: GangTurn) -> bool:

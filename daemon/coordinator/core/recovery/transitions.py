@@ -44,19 +44,20 @@ from muster.daemon.coordinator.core.recovery import (
 )
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.recovery.parity import rebuildable
-from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import (
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.events import RankState, Version
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, MONITORED, Phase
+from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.communication import (
     closer_than_required,
     communicating_seats,
     communication_times,
     note_fabric,
     wider_than_asked,
 )
-from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.events import RankState, Version
-from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.state_tables import ACTIVE, MONITORED, Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.wording import counted, listed
 
 STORE_TIMEOUT_S = 45.0

@@ -16,9 +16,9 @@ has come since is reason enough to ask at once.
 from muster.daemon.coordinator.core.detection import circuit_breaker, lemons, progress_timeouts
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
-from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 
 RETRY_S = 300.0

@@ -17,15 +17,12 @@ from dataclasses import replace
 
 from muster.daemon.coordinator.core.detection import node_checks
 from muster.daemon.coordinator.core.recovery import gang_end, requeueing
-from muster.daemon.coordinator.core.state import facts, placement
-from muster.daemon.coordinator.core.state.communication import (
-    communicating_seats,
-    communication_times,
-    wider_than_asked,
-)
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, IfWorse
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.communication import communicating_seats, communication_times, wider_than_asked
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 
 def respond(gang_turn: GangTurn) -> bool:

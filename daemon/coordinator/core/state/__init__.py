@@ -1,7 +1,6 @@
-"""What the core knows: events in, facts out, durable state, observed state, and the indexes of both.
+"""What the core knows: events in, facts out, the durable state with the records of each gang, and the observed state.
 
-`detection` and `recovery` read and change state through `turn` alone.
+`core.turn` changes it.
 
-May import: `checkpoint.format`, `daemon.transport`, `fabric.groups`, `fabric.model`, `fabric.placement`,
-`fabric.placement.maps`, `fabric.sources`.
+May import: `checkpoint.format`, `fabric.model`, `fabric.sources`.
 """

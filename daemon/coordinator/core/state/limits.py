@@ -50,7 +50,7 @@ class Limits:
     spec_mib_per_user: int = 64
     """MiB of the specs of those gangs, as JSON."""
     journal_mib_per_job: float = 64.0
-    """MiB of records of one gang that count at the same time (see journal_use). Larger gangs have more."""
+    """MiB of records of one gang that count at the same time (see account). Larger gangs have more."""
     journal_mib_per_user: float = 512.0
     """The same for all gangs of one user."""
     lemon_after: int = 3

@@ -3,7 +3,7 @@
 The journal stores each fact by its class name and its field names, the durable state by its field names, and the cause
 of a decision by the event's class name and field names. A class or field that is renamed keeps its stored name: a row
 of this table says which. So a journal reads the same in every version, and every version writes the same names. The
-fields of a gang's records are stored as fields of the gang (`durable_state.Gang`).
+fields of a gang's records are stored as fields of the gang (`durable_state.RECORDS`).
 
 Rename a class: add it to STORED_CLASSES. Rename a field: add it to STORED_FIELDS under the class's present name, and
 mark the class with `keeps_stored_names`. A row is never removed.

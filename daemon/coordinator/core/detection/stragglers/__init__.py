@@ -2,5 +2,5 @@
 
 `core.recovery` imports it.
 
-May import: `daemon.coordinator.core.state`.
+May import: `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`.
 """

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.block_times import RankPace
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 FINDINGS_PER_GENERATION = 8
 """Nodes with stragglers that are recorded of a generation: a job that has more is uneven, and the journal is finite."""

@@ -2,5 +2,5 @@
 
 The rules of `core.recovery` import it.
 
-May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`.
+May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`.
 """

@@ -7,9 +7,10 @@ time: other jobs want it. Nothing is held against it.
 
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 KEPT_S = 120.0
 """Seconds for which a node without ranks is kept: what it was requested for may need it at any moment, and a request

@@ -14,9 +14,10 @@ from typing import Literal
 
 from muster.daemon.coordinator.core.detection import attribution
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang, Recovery
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Recovery
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 GROWTH, GIVES_WAY = "more replicas", "pool node gives way"
 """What a recovery calls itself that is no recovery from a fault."""

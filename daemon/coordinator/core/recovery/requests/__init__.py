@@ -3,5 +3,6 @@
 A request is carried out by the rules of `core.recovery`, which this folder imports. `core.core` and the services import
 it.
 
-May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`.
+May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`,
+`daemon.coordinator.core.turn`.
 """

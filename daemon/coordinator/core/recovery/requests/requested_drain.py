@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, D
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import OUT_OF_SERVICE
 
 

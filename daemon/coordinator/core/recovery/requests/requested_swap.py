@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.detection import circuit_breaker, progress_t
 from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.events import AgentStatus, CheckOutcome, RankState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
+from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import FENCING
 from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S
 from muster.fabric.model.fabric import Fabric

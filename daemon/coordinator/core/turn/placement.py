@@ -8,8 +8,8 @@ witnesses cross the fabric: a buddy, and the peers that watch a node, share as f
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from muster.daemon.coordinator.core.state.communication import failure_domains_of, least_communication
 from muster.daemon.coordinator.core.state.facts import Seat
+from muster.daemon.coordinator.core.turn.communication import failure_domains_of, least_communication
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.failure_domains import FailureDomains
 from muster.fabric.placement.maps.refill import MovePrice, refill

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 
-from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import GangSpec, TopologySeen
 from muster.daemon.coordinator.core.state.facts import FabricNoted, Seat
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind

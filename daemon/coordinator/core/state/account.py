@@ -1,4 +1,4 @@
-"""How much of the journal a gang, or all gangs of a user, have used lately. Pure.
+"""Who has submitted a gang, and how much of the journal a gang, or all gangs of a user, have used lately.
 
 The journal keeps every record for good, and the owner of a job can cause as many as they like: flush after flush,
 ranks that crash after each step, agents that are started anew. So each record of a gang counts in bytes, for the gang
@@ -9,7 +9,7 @@ and 64 MiB in each further day. The records of a large gang name each of its nod
 the gang is larger (`counted_bytes`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log
 
 from muster.daemon.coordinator.core.state import facts
@@ -47,6 +47,21 @@ class JournalUse:
         """Seconds from now until no more than `most` bytes count."""
         counted = self.counted_at(now)
         return FADES_S * log(counted / most) if counted > most > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Account:
+    """Who has submitted the gang, as what, and what the journal holds of it."""
+
+    owner_uid: int
+    name: str
+    shown_spec: str
+    """What views show of the job's spec, as JSON. The whole spec is in the fact GangRegistered."""
+    registered_at: float
+    spec_chars: int = 0
+    """Characters of the whole spec as JSON."""
+    journal_use: JournalUse = field(default_factory=JournalUse)
+    """The records of the gang, without its registration."""
 
 
 def counted_bytes(fact: facts.Fact, nodes: int) -> float:

@@ -9,29 +9,21 @@ from pydantic import TypeAdapter
 
 from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.account import FORGOTTEN_BYTES, Account, JournalUse, counted_bytes
+from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.durable_state import (
-    Account,
     CorrelatedFault,
-    Disagreement,
     DrainRequest,
     DurableState,
-    Exclusion,
-    Flush,
-    Gang,
-    Hang,
-    Member,
     Node,
-    PoolRequest,
     Precursor,
-    Recovery,
     ReportedDrain,
-    SlurmJob,
-    Stop,
-    Straggler,
-    Swap,
 )
 from muster.daemon.coordinator.core.state.events import Version
-from muster.daemon.coordinator.core.state.journal_use import FORGOTTEN_BYTES, JournalUse, counted_bytes
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Disagreement, Hang, Recovery, Stop, Straggler, Swap
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.slurm_jobs import Exclusion, PoolRequest, SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase, check_gang_transition, check_node_transition
 from muster.fabric.model.record import FabricRecord
 from muster.node_health import OUT_OF_SERVICE, NodeHealth

@@ -3,15 +3,17 @@
 from dataclasses import dataclass, field, replace
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.communication import fabric_of_gang
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Parity, Shard, Version
 from muster.daemon.coordinator.core.state.facts import Fact
-from muster.daemon.coordinator.core.state.gang_index import GangIndex
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
-from muster.daemon.coordinator.core.state.state_index import StateIndex
-from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
+from muster.daemon.coordinator.core.turn.state_index import StateIndex
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.fabric.model.fabric import Fabric
 
 

@@ -5,9 +5,10 @@ reads. Nothing here is journaled: all of it follows from durable and observed st
 """
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.gang_index import GangIndex
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
 from muster.node_health import OUT_OF_SERVICE, NodeHealth
 
 
