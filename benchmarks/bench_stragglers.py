@@ -37,7 +37,7 @@ from benchmarks.straggler_ranks import STEP_S
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
 from muster.checkpoint.testing.rank_processes import start_ranks
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
-from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
+from muster.daemon.coordinator.core.detection.straggler_evidence import follow
 from muster.daemon.coordinator.core.state.block_times import BlockTime, RankPaces
 from muster.simulator.world.noisy_steps import VirtualGang
 from muster.v1.rank_pb2 import StepTime

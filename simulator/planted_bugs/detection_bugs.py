@@ -113,7 +113,7 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     ),
     "degraded-for-ever": PlantedBug(
         "A node stays DEGRADED after its precursor has ended.",
-        function="precursors.end",
+        function="hardware_signals._end_precursor",
         code="signal not in A",
         bug="event.signal in A",
     ),

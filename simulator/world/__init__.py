@@ -6,7 +6,7 @@ invariants are told. Faults, invariants and scenarios import this room.
 
 May import: `checkpoint.format`, `checkpoint.store`, `checkpoint.store.commit`, `checkpoint.store.parity`,
 `daemon.agent.failure_detector`, `daemon.agent.ranks`, `daemon.coordinator.core`,
-`daemon.coordinator.core.detection.stragglers`, `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`,
+`daemon.coordinator.core.detection`, `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`,
 `daemon.coordinator.core.turn`, `daemon.coordinator.journal`, `daemon.coordinator.shell`, `daemon.coordinator.slurm`,
 `daemon.node.kept_memory`, `daemon.transport`, `simulator.coverage`, `simulator.environment`, `slurm.client`,
 `slurm.client.fake`, `slurm.client.parsing`.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK
-from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
+from muster.daemon.coordinator.core.detection.straggler_evidence import follow
 from muster.daemon.coordinator.core.state.block_times import BlockTime, RankPaces
 
 STEP_US, SLOWER = 50_000, 1.3

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, reported
 from muster.checkpoint.testing.rank_processes import RankScript, start_ranks
-from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
+from muster.daemon.coordinator.core.detection.straggler_evidence import follow
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
 

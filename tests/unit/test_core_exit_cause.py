@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.daemon.coordinator.core.detection.exit_cause import cause_in
+from muster.daemon.coordinator.core.detection.attribution import cause_in
 from muster.daemon.coordinator.core.recovery import transitions
 from muster.daemon.coordinator.core.recovery.transitions import REASON_LENGTH
 from muster.daemon.coordinator.core.state.events import RankState

@@ -3,7 +3,7 @@
 import pytest
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.detection import circuit_breaker, lemons
+from muster.daemon.coordinator.core.detection import circuit_breaker, failure_rate
 from muster.daemon.coordinator.core.detection.drain_reason import DrainSource
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -49,8 +49,8 @@ def test_a_failure_of_long_ago_counts_no_more() -> None:
     site = Site()
     judged = [site.fail("n1", day * DAY_S) for day in (1, 10, 32)]
     assert (judged[2].failure, judged[2].lemon) == (2, False)
-    assert lemons.failures(site.core.state, "n1", 32 * DAY_S) == 2
-    assert lemons.failures(site.core.state, "n1", 70 * DAY_S) == 0
+    assert failure_rate.failures(site.core.state, "n1", 32 * DAY_S) == 2
+    assert failure_rate.failures(site.core.state, "n1", 70 * DAY_S) == 0
 
 
 def test_each_node_counts_for_itself() -> None:
@@ -68,7 +68,7 @@ def test_a_node_that_is_out_of_service_does_not_fail_again() -> None:
     site = Site()
     site.core.decide(events.NodeSignalled("n1", "unfit", "Xid 79", ""), 1.0)
     site.core.decide(events.NodeSignalled("n1", "unfit", "Xid 48", ""), 2.0)
-    assert lemons.failures(site.core.state, "n1", 3.0) == 1
+    assert failure_rate.failures(site.core.state, "n1", 3.0) == 1
 
 
 @pytest.mark.parametrize(("source", "count"), [(DrainSource.NODE, 1), (DrainSource.USER, 0)])
@@ -76,7 +76,7 @@ def test_a_drain_that_somebody_has_asked_for_is_no_failure(source: DrainSource, 
     core = Core(DurableState(), 0.0, LIMITS)
     turn = Turn(core.state, core.observed, core.index, 1.0, limits=LIMITS)
     circuit_breaker.take_out_of_service(turn, None, "n1", NodeHealth.UNFIT, "firmware", source)
-    assert lemons.failures(core.state, "n1", 2.0) == count
+    assert failure_rate.failures(core.state, "n1", 2.0) == count
 
 
 def test_what_only_the_agents_of_a_job_report_makes_no_lemon() -> None:
@@ -86,14 +86,14 @@ def test_what_only_the_agents_of_a_job_report_makes_no_lemon() -> None:
     turn = Turn(core.state, core.observed, core.index, 1.0, limits=LIMITS)
     circuit_breaker.judge_drained(turn, call)
     assert core.state.node("n1").health is NodeHealth.UNFIT
-    assert lemons.failures(core.state, "n1", 2.0) == 0
+    assert failure_rate.failures(core.state, "n1", 2.0) == 0
 
 
 def test_the_failures_survive_a_restart_and_are_bounded() -> None:
     site = Site()
     for number in range(FAILURES_KEPT + 5):
         site.fail("n1", number * 7200.0)
-    assert lemons.failures(site.core.state, "n1", site.now) == FAILURES_KEPT
+    assert failure_rate.failures(site.core.state, "n1", site.now) == FAILURES_KEPT
     assert DurableState.load(site.core.state.dump()).failed_at == site.core.state.failed_at
     site.fail("n2", site.now + 40 * DAY_S)
     assert site.core.state.failed_at.keys() == {"n2"}

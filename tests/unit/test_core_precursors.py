@@ -1,6 +1,6 @@
 """Precursors that end: the node is FIT again, in simulated worlds."""
 
-from muster.daemon.coordinator.core.detection.precursors import PRECURSORS_KEPT
+from muster.daemon.coordinator.core.detection.hardware_signals import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.node_health import NodeHealth

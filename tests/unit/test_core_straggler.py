@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from muster.checkpoint.store.block_times import STEPS_PER_BLOCK, StepBlocks
-from muster.daemon.coordinator.core.detection.stragglers import straggler_evidence
-from muster.daemon.coordinator.core.detection.stragglers.straggler_detector import lasts
-from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
+from muster.daemon.coordinator.core.detection import straggler_evidence
+from muster.daemon.coordinator.core.detection.straggler_detector import lasts
+from muster.daemon.coordinator.core.detection.straggler_evidence import follow
 from muster.daemon.coordinator.core.state.block_times import BlockTime, GangBlocks, RankPace, RankPaces
 from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
 from muster.daemon.coordinator.core.state.limits import StragglerRule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.detection.correlated_faults import PEER_LOSS_AFTER_S
+from muster.daemon.coordinator.core.detection.hardware_signals import PEER_LOSS_AFTER_S
 from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision, SignalRule

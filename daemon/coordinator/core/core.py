@@ -2,7 +2,7 @@
 ARCHITECTURE.md the steps of a recovery."""
 
 from muster.daemon.coordinator.core.deadlines import Deadlines
-from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector, precursors
+from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, hardware_signals
 from muster.daemon.coordinator.core.recovery import (
     gathering,
     idle_nodes,
@@ -21,7 +21,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.communication import note_change
 from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Outcome, Turn
-from muster.node_health import OUT_OF_SERVICE, RESUMABLE, UNRESPONSIVE, NodeHealth
+from muster.node_health import RESUMABLE, UNRESPONSIVE, NodeHealth
 
 CANCELLED = "Job is cancelled"
 """The words of the Slurm client (refusals.CANCELLED) for a requeue that came after a user's scancel."""
@@ -59,7 +59,7 @@ class Core:
         for gang in state.gangs.values():
             if not gang.final or gang.growth.pool:
                 self._due.set(gang.id, now)  # after a restart, an agent that does not attach again must be detected
-        self._due.set(CORRELATED_FAULTS, correlated_faults.next_deadline(state, self.observed, now))
+        self._due.set(CORRELATED_FAULTS, hardware_signals.next_deadline(state, self.observed, now))
 
     def decide(self, event: events.Event, now: float) -> Outcome:
         """Observe `event`, decide what follows, and apply the decisions to the durable state.
@@ -84,7 +84,7 @@ class Core:
         if self.index.degraded and turn.outcome.facts:
             idle_nodes.drain_degraded(turn)
         if self.state.correlated_faults and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
-            correlated_faults.resolve_explained(turn)
+            hardware_signals.resolve_explained(turn)
         if self.state.correlated_faults or self._due.get(CORRELATED_FAULTS) is not None:
             self._set_deadline_of_correlated_faults(now)
         turn.outcome.next_tick_at = self._due.nearest
@@ -129,7 +129,7 @@ class Core:
         self._due.set(gang.id, due)
 
     def _set_deadline_of_correlated_faults(self, now: float) -> None:
-        due, before = correlated_faults.next_deadline(self.state, self.observed, now), self._due.get(CORRELATED_FAULTS)
+        due, before = hardware_signals.next_deadline(self.state, self.observed, now), self._due.get(CORRELATED_FAULTS)
         if due is not None and before is not None and before > now:
             due = min(due, before)  # events that come often must not delay the next look for ever
         self._due.set(CORRELATED_FAULTS, due)
@@ -188,8 +188,7 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
                 if (change := note_change(gang, turn.observed)) is not None:
                     turn.record(change)
         case events.Tick() if turn.state.correlated_faults:
-            for node, reason in correlated_faults.resolve_unexplained(turn):
-                _call_unfit(turn, node, reason)
+            hardware_signals.resolve_unexplained(turn)
         case _:
             pass
 
@@ -336,7 +335,7 @@ def _decide_on_node(
             if booted and turn.state.node(event.node).health is NodeHealth.DEGRADED:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, "it has booted since its precursor"))
         case events.NodeSignalled():
-            _decide_on_signal(turn, event)
+            hardware_signals.decide(turn, event)
         case events.SlurmNodeChanged():
             if any(owed.node == event.node for owed in turn.state.owed.values()):
                 return  # what Slurm said may be older than the call
@@ -344,27 +343,3 @@ def _decide_on_node(
             if event.in_service and resumed:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))
             requested_drain.end_if_in_service(turn, event)
-
-
-def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
-    health = turn.state.node(event.node).health
-    if health in OUT_OF_SERVICE:
-        return
-    if event.signal_action == "unfit":
-        _call_unfit(turn, event.node, event.reason)
-    elif event.signal_action == "unfit_unless_explained":
-        correlated_faults.suspect(turn, event.node, event.reason)
-    elif event.signal_action == "degraded":
-        precursors.begin(turn, event)
-    elif event.signal_action == "over":
-        precursors.end(turn, event)
-
-
-def _call_unfit(turn: Turn, node: str, reason: str) -> None:
-    held = circuit_breaker.reason_to_withhold(turn)
-    if not held:
-        circuit_breaker.take_out_of_service(
-            turn, next(iter(turn.index.gangs_of(node)), None), node, NodeHealth.UNFIT, reason
-        )
-    elif turn.state.node(node).health is NodeHealth.FIT:
-        turn.record(facts.NodeJudged(node, NodeHealth.DEGRADED, f"{reason}; the node stays in service: {held}"))

@@ -17,7 +17,7 @@ from dataclasses import replace
 import grpc.aio
 
 from muster import compatibility
-from muster.daemon.coordinator.core.detection.precursors import PRECURSORS_KEPT
+from muster.daemon.coordinator.core.detection.hardware_signals import PRECURSORS_KEPT
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import OVER, Policy

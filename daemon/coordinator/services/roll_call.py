@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from muster.daemon.coordinator.core.detection import lemons
+from muster.daemon.coordinator.core.detection import failure_rate
 from muster.daemon.coordinator.core.recovery import resuming
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -50,7 +50,7 @@ def roll_call(
     names = {*state.nodes, *heard, *roster.nodes, *jobs} if of_all_nodes else set(jobs)
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now, readable_jobs)
-        view.lemon = lemons.is_lemon(view.failures, limits.lemon_after)
+        view.lemon = failure_rate.is_lemon(view.failures, limits.lemon_after)
         if limits.resume_after_check and view.verdict in RESUMABLE:
             why_not = resuming.why_not(state, observed, limits, state.node(name), now)
             resumes = f"Muster does not resume it: {why_not}" if why_not else "Muster resumes it once it passes a check"

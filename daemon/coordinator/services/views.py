@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core.detection import lemons
+from muster.daemon.coordinator.core.detection import failure_rate
 from muster.daemon.coordinator.core.recovery import flushing, requeueing, restore_plan
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
@@ -207,7 +207,7 @@ def node_view(
 
     The owner of a job has written what its node checks say, and other users see neither that nor the job.
     """
-    node, seen, failures = state.node(name), observed.nodes.get(name), lemons.failures(state, name, now)
+    node, seen, failures = state.node(name), observed.nodes.get(name), failure_rate.failures(state, name, now)
     view = api_pb2.NodeView(
         node=name,
         verdict=node.health.value,
@@ -426,7 +426,7 @@ def _member_view(
     view.role = _role(member, seated)
     if member is not None:
         view.reason = _member_words(view, member)
-    view.lemon = lemons.is_lemon(view.failures, lemon_after)
+    view.lemon = failure_rate.is_lemon(view.failures, lemon_after)
     view.leaf = member.leaf if member else ""
     view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
     view.warm = seen.status(name).warm

@@ -12,7 +12,7 @@ Whoever asks for more is told when to ask again, and requests stop no gang.
 
 from math import ceil
 
-from muster.daemon.coordinator.core.detection import drain_reason, lemons
+from muster.daemon.coordinator.core.detection import drain_reason, failure_rate
 from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, DrainSource
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.account import JournalUse
@@ -87,8 +87,8 @@ def take_out_of_service(
     held, before = reason_to_withhold(turn), turn.state.node(node).health
     if health is before or health in NODE_TRANSITIONS[before]:
         counts = source is DrainSource.NODE and before not in OUT_OF_SERVICE
-        failure = lemons.failures(turn.state, node, turn.now) + 1 if counts else 0
-        lemon = lemons.is_lemon(failure, turn.limits.lemon_after)
+        failure = failure_rate.failures(turn.state, node, turn.now) + 1 if counts else 0
+        lemon = failure_rate.is_lemon(failure, turn.limits.lemon_after)
         turn.record(facts.NodeJudged(node, health, reason, failure=failure, lemon=lemon))
     verb: facts.SlurmVerb = "down" if health in UNRESPONSIVE else "drain"
     id, job = (gang.id, gang.slurm.job) if gang else ("", 0)

@@ -6,7 +6,7 @@ it before, or has changed its reason in Slurm since; if it is a lemon; or if it 
 resumed it.
 """
 
-from muster.daemon.coordinator.core.detection import drain_reason, lemons
+from muster.daemon.coordinator.core.detection import drain_reason, failure_rate
 from muster.daemon.coordinator.core.detection.drain_reason import DrainSource
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Node
@@ -50,7 +50,7 @@ def why_not(state: DurableState, observed: ObservedState, limits: Limits, node: 
         return "an operator has drained it"
     if node.failed_again:
         return "it failed again within a day after Muster had resumed it"
-    if lemons.is_lemon(lemons.failures(state, node.name, now), limits.lemon_after):
+    if failure_rate.is_lemon(failure_rate.failures(state, node.name, now), limits.lemon_after):
         return "it is a lemon"
     if any(call.node == node.name for call in state.owed.values()):
         return "a call to Slurm about it is under way"

@@ -18,15 +18,14 @@ from muster.daemon.coordinator.core.detection import (
     circuit_breaker,
     corruption_detector,
     departure,
-    exit_cause,
     failure_detector,
     failure_rate,
     hang_detector,
     node_checks,
     progress_timeouts,
+    straggler_detector,
     time_fencing,
 )
-from muster.daemon.coordinator.core.detection.stragglers import straggler_detector
 from muster.daemon.coordinator.core.recovery import (
     completion,
     flushing,
@@ -536,7 +535,7 @@ def _fence_crashed(gang_turn: GangTurn) -> bool:
 def _exit_reason(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
     how = f"was ended by signal {-code}{_SIGNALS_OF_LIMITS.get(-code, '')}" if code < 0 else f"exited with {code}"
-    cause = exit_cause.cause_in(rank.stderr_tail)
+    cause = attribution.cause_in(rank.stderr_tail)
     shown = cause if len(cause) <= REASON_LENGTH else f"{cause[: REASON_LENGTH - 3]}..."
     return f"rank {rank.rank} on {node} {how}" + (f": {shown}" if shown else "")
 

@@ -13,7 +13,7 @@ not stand behind one that trains. The next request follows later, and each one i
 has come since is reason enough to ask at once.
 """
 
-from muster.daemon.coordinator.core.detection import circuit_breaker, lemons, progress_timeouts
+from muster.daemon.coordinator.core.detection import circuit_breaker, failure_rate, progress_timeouts
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
 from muster.daemon.coordinator.core.state.roster import Member
@@ -105,7 +105,7 @@ def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
         return False
     if any(call.node == node.name for call in turn.state.owed.values()):
         return False  # what is known of the node may be older than the call
-    return not lemons.is_lemon(lemons.failures(turn.state, node.name, turn.now), turn.limits.lemon_after)
+    return not failure_rate.is_lemon(failure_rate.failures(turn.state, node.name, turn.now), turn.limits.lemon_after)
 
 
 def _is_heard_again(gang_turn: GangTurn, member: Member) -> bool:

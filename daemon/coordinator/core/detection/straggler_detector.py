@@ -13,7 +13,7 @@ their slowness along: it is the job's, and no further node is left for them.
 
 from collections.abc import Mapping
 
-from muster.daemon.coordinator.core.detection.stragglers.straggler_evidence import follow
+from muster.daemon.coordinator.core.detection.straggler_evidence import follow
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.block_times import RankPace
 from muster.daemon.coordinator.core.state.gang import Gang
