@@ -36,7 +36,7 @@ from benchmarks.slurm_allocations import SiteShape, allocations
 from muster.fabric.groups.axes import Axes
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.node import natural_order
 from muster.fabric.placement.maps.rank_map import place
 from muster.fabric.placement.maps.refill import MovePrice, refill
 from muster.fabric.placement.node_groups import NodeGroup, node_groups

@@ -14,7 +14,7 @@ others, "PyTorch Distributed" (2020), 3.2: buckets of gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +24,7 @@ from muster.fabric.cost.state_bytes import state_bytes
 from muster.fabric.estimate.schedule import Schedule
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_groups import GroupKind
+from muster.fabric.placement.weights import NO_TRAFFIC, Weight, Weights, ring_all_reduce, ring_pass, send
 
 
 class Hidden(StrEnum):
@@ -174,3 +175,24 @@ def _buckets(total: float, bucket: float) -> tuple[float, int]:
     """Bytes of one bucket, and how many there are."""
     number = max(1, math.ceil(total / bucket))
     return total / number, number
+
+
+def placement_weights(traffic: Iterable[Traffic]) -> Weights:
+    """The weights of a model's groups: all collectives of one kind of group together. What hides them is left out.
+
+    Placement compares rings: an all-to-all counts as one, as it does there.
+    """
+    found: dict[GroupKind, Weight] = {}
+    for one in traffic:
+        found[one.group] = found.get(one.group, NO_TRAFFIC) + _weight(one)
+    return found
+
+
+def _weight(traffic: Traffic) -> Weight:
+    match traffic.kind:
+        case Collective.ALL_REDUCE:
+            return ring_all_reduce(traffic.ranks, traffic.size, traffic.times)
+        case Collective.SEND:
+            return send(traffic.size, traffic.times)
+        case Collective.REDUCE_SCATTER | Collective.ALL_GATHER | Collective.ALL_TO_ALL:
+            return ring_pass(traffic.ranks, traffic.size, traffic.times)

@@ -12,12 +12,10 @@ from functools import cached_property
 
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.errors import FabricError, UnknownNode
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link, in_series
-from muster.fabric.model.natural_order import natural_order
-from muster.fabric.model.node import Node
+from muster.fabric.model.node import FailureDomain, Node, natural_order
 from muster.wording import counted
 
 PARTS_KEPT = 32

@@ -1,13 +1,25 @@
-"""One node: its accelerators, its network adapters, and what it fails together with."""
+"""One node: its accelerators and network adapters, in which order ranks take them, and what it fails together with."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
 
 from muster.fabric.model.link import Link
 
 GPU_LINK = Link(1e-6, 300e9)
 """Between two GPUs of a node, until a site says otherwise: NVLink 3 (A100) has 300 GB/s in each direction."""
+
+
+class FailureDomain(Enum):
+    """What takes several nodes down at once."""
+
+    NODE = "node"
+    LEAF = "leaf"
+    RACK = "rack"
+    POWER = "power"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +50,32 @@ class Node:
     """Name of the rack; empty if nobody knows."""
     power_feed: str = ""
     """Name of the power feed; empty if nobody knows."""
+
+
+@lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which n2 comes before n10. Numbers may have any length."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return tuple(_number(part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
+
+
+def _number(digits: str) -> tuple[int, int, str]:
+    # Of two numbers without leading zeros, the one with more digits is larger. Python refuses to read very long ones.
+    digits = digits.lstrip("0")
+    return 0, len(digits), digits
+
+
+def gpu_order(node: Node) -> tuple[int, ...]:
+    """The GPUs of the node, in the order in which local ranks take them, for CUDA_VISIBLE_DEVICES.
+
+    GPUs of one socket are neighbours, and so are GPUs that share their nearest adapter: ranks that communicate most
+    have neighbouring numbers. Empty if the number of GPUs is not known.
+    """
+    adapters = {gpu: at for at, nic in reversed(list(enumerate(node.nics))) for gpu in nic.gpus}
+    sockets = node.sockets if len(node.sockets) == node.gpus else (0,) * node.gpus
+    return tuple(sorted(range(node.gpus), key=lambda gpu: (sockets[gpu], adapters.get(gpu, len(node.nics)), gpu)))
+
+
+def nearest_nics(node: Node, gpu: int) -> tuple[str, ...]:
+    """The adapters that are nearest to a GPU, for NCCL_IB_HCA. Empty if nobody knows."""
+    return tuple(nic.name for nic in node.nics if gpu in nic.gpus)

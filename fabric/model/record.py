@@ -15,8 +15,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
-from muster.fabric.model.natural_order import natural_order
-from muster.fabric.model.node import Node
+from muster.fabric.model.node import Node, natural_order
 
 Runs = tuple[tuple[int, int], ...]
 """Numbers of nodes, as runs: the first number, and how many follow each other."""

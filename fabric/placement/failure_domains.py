@@ -13,8 +13,8 @@ from functools import cached_property
 from operator import eq, mul
 
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
+from muster.fabric.model.node import FailureDomain
 
 SPREAD = (FailureDomain.POWER, FailureDomain.RACK, FailureDomain.LEAF)
 """What copies and witnesses are spread over, the largest first."""

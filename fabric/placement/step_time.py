@@ -3,7 +3,8 @@
 For each kind of groups: the time of its slowest group, whose slowest link counts. Flows that leave the same domain
 share its way out. If all nodes of the gang in a 4:1 domain send out, each has a quarter of its link. If one in four
 does, each has its whole link. The rest of the way out belongs to other jobs, in proportion to their nodes. Kinds
-communicate one after the other, so only flows of one kind share. Pure.
+communicate one after the other, so only flows of one kind share. The levels in which a job requires or prefers its
+groups count more than seconds (`weighed`). Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
+from muster.fabric.model.level import Level
 from muster.fabric.placement.node_groups import NodeGroup
-from muster.fabric.placement.preferences import weighed
 
+BROKEN_REQUIREMENT_S = 1e6
+"""Seconds that a link outside the required level costs: more than any traffic, so that few links are outside."""
+PREFERENCE = 100.0
+"""A link outside the preferred level counts as so many: a preference outweighs traffic that is not far heavier."""
 Way = tuple[Domain, tuple[tuple[Domain, Domain], ...], tuple[tuple[Domain, Domain], ...]]
 """The smallest domain with both nodes. The domains that a flow leaves, and those that it enters, each with the domain
 around it.
@@ -26,7 +31,7 @@ around it.
 def step_seconds(fabric: Fabric, groups: Sequence[NodeGroup], seats: Sequence[str]) -> float:
     """Seconds of communication in one step, with these nodes in the seats. Raises UnknownNode.
 
-    A link outside the level that its group prefers or requires counts for more (preferences.py).
+    A link outside the level that its group prefers or requires counts for more (`weighed`).
     """
     ways = _Ways(fabric, seats)
     nodes = Counter(id(domain) for node in seats for domain in fabric.path(node))
@@ -117,3 +122,14 @@ class _Ways:
 
 def _below(path: Sequence[Domain], shared: int) -> tuple[tuple[Domain, Domain], ...]:
     return tuple((path[inner], path[inner - 1]) for inner in range(shared, len(path)))
+
+
+def weighed(seconds: float, fabric: Fabric, a: str, b: str, required: Level, preferred: Level) -> float:
+    """What a link between two nodes costs, if its traffic takes `seconds`."""
+    if not _together(fabric, a, b, preferred):
+        seconds *= PREFERENCE
+    return seconds if _together(fabric, a, b, required) else seconds + BROKEN_REQUIREMENT_S
+
+
+def _together(fabric: Fabric, a: str, b: str, level: Level) -> bool:
+    return level is Level.ANY or b in fabric.domain(a, level).nodes

@@ -19,7 +19,7 @@ from muster.fabric.model.link import Link
 from muster.fabric.model.node import Node
 from muster.fabric.placement.maps.group_layout import MEAN_SHARE
 from muster.fabric.placement.node_groups import NodeGroup, node_groups
-from muster.fabric.placement.preferences import weighed
+from muster.fabric.placement.step_time import weighed
 from muster.fabric.placement.weights import Weight
 
 ROUNDING = 1e-9

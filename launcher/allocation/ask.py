@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from muster.daemon.host import clock
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation import free_nodes
-from muster.launcher.allocation.choice import Estimate, choose, shrunken, starts_now
+from muster.launcher.allocation.choice import Estimate, choose, shrunken, smaller_jobs, starts_now
 from muster.launcher.allocation.clusters import PackedPieces, clusters_of
 from muster.launcher.allocation.plan import Request, RequestOptions, check_count, check_partitions, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
-from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
 from muster.launcher.spec.job_options import all_options

@@ -1,19 +1,18 @@
-"""Which request is made: what the groups ask for, or less, if that would start at once. Pure."""
+"""Which request is made: what the groups ask for, or less, if that would start at once: worse nodes or fewer. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from muster.launcher.allocation.plan import Request, RequestOptions
 from muster.launcher.errors import WrongInput
 from muster.launcher.output.screen import time_with_zone
 from muster.launcher.spec.placement import IfNotAvailable
+from muster.launcher.spec.spec import Job
 from muster.slurm.client.types import NeverStarts, StartEstimate, Unknown
-
-if TYPE_CHECKING:
-    from muster.launcher.spec.spec import Job
 
 Estimate = StartEstimate | NeverStarts | Unknown
 SAME_START_S = 60.0
@@ -76,6 +75,25 @@ def choose(plan: RequestOptions, estimates: Sequence[Estimate], wanted: IfNotAva
 def starts_now(estimate: Estimate, now: float) -> bool:
     """Whether a job with this estimate starts as soon as it is queued."""
     return isinstance(estimate, StartEstimate) and estimate.start <= now + SAME_START_S
+
+
+def smaller_jobs(job: Job) -> list[Job]:
+    """The job with fewer whole copies of the model, the smallest first: those that are valid, and not below min_nodes.
+
+    Empty if the job has one copy.
+    """
+    copy = job.axes.world_size // job.axes.data
+    given = job.model_dump(exclude={"gpus"}, exclude_defaults=True)
+    found = []
+    for nodes in range(job.min_nodes or 1, job.nodes):
+        if nodes * job.local_ranks % copy:
+            continue
+        split = {**given.get("parallelism", {}), "data": nodes * job.local_ranks // copy}
+        try:
+            found.append(Job.model_validate({**given, "nodes": nodes, "parallelism": split}))
+        except ValidationError:
+            continue  # for example, the copies would not divide the global batch
+    return found
 
 
 def shrunken(smaller: Job, whole: Job, strict: Estimate, now: float) -> str:

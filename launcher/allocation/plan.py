@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muster.fabric.model.failure_domain import FailureDomain
+from muster.fabric.model.node import FailureDomain
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains

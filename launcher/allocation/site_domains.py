@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.fabric.model.failure_domain import FailureDomain
-from muster.fabric.model.node import Node
+from muster.fabric.model.node import FailureDomain, Node
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.errors import SiteFault
 from muster.launcher.fabric import FABRIC_FILE, ReportedDomains, load_site_fabric

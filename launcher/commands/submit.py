@@ -26,16 +26,15 @@ from muster.daemon.transport import gang_ids
 from muster.daemon.transport.site_config import Site
 from muster.launcher.command import Command, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
-from muster.launcher.spec.estimate_tables import write_tables
 from muster.launcher.spec.flags import add_options
 from muster.launcher.submission import path_checks
+from muster.launcher.submission.job_message import add_choice, job_message
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
 from muster.launcher.submission.registration import Registration
-from muster.launcher.submission.script import Submission, node_options, render, sbatch_options
+from muster.launcher.submission.script import Submission, render, sbatch_options
 from muster.launcher.submission.storage_look import LOOK_S, look
-from muster.launcher.submission.traffic import group_traffic, spreading
 from muster.slurm.client import submit_environment
 from muster.slurm.client.backends.sbatch import Sbatch
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
@@ -46,7 +45,6 @@ from muster.wording import counted
 
 if TYPE_CHECKING:
     from muster.launcher.fabric import ReportedDomains
-    from muster.launcher.spec.placement import IfNotAvailable
     from muster.launcher.spec.spec import Job
     from muster.slurm.client.types import Slurm
 
@@ -136,7 +134,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
     return Submission(
         job=job,
-        spec=_wire(job, more),
+        spec=job_message(job, more),
         gang=gang_ids.new_gang_id(job.name, os.geteuid()),
         coordinator=address,
         options=more,
@@ -166,16 +164,6 @@ def _more_options(job: Job, words: Sequence[str], environ: Mapping[str, str]) ->
     if ignored := submit_environment.ignored(environ, taken):
         print_note(f"muster: the job does not follow {', '.join(ignored)} of this shell: job.toml says what it needs")
     return (*taken, *given)
-
-
-def _wire(job: Job, options: Sequence[SbatchOption]) -> JobSpec:
-    """The job as the coordinator and the agents get it. `options`: those of sbatch on the command line."""
-    wire = job.to_proto(work_dir=os.getcwd())
-    wire.node_options.extend(node_options(job, options))
-    wire.traffic.extend(group_traffic(job))
-    wire.estimate_tables = write_tables(job)
-    wire.spreading.CopyFrom(spreading(job))
-    return wire
 
 
 async def _shaped(submission: Submission, options: argparse.Namespace) -> Submission:
@@ -224,23 +212,12 @@ async def with_shape(
         print_note(f"muster: {found.reason}")
     for warning in found.warnings:
         print_note(f"muster: {warning}")
-    wire = _wire(found.job, submission.options)
-    wire.spares = found.spares
-    _add_choice(wire, found.job, ask.if_worse(found, clusters, own_shape=own_shape))
+    message = job_message(found.job, submission.options)
+    message.spares = found.spares
+    add_choice(message, found.job, ask.if_worse(found, clusters, own_shape=own_shape))
     return replace(
-        submission, job=found.job, spec=wire, shape=found.options, shape_notes=tuple(map(plain, found.notes))
+        submission, job=found.job, spec=message, shape=found.options, shape_notes=tuple(map(plain, found.notes))
     )
-
-
-def _add_choice(wire: JobSpec, job: Job, choice: IfNotAvailable) -> None:
-    """Tells the coordinator what follows if Slurm hands out worse nodes."""
-    if choice == "relax":
-        return
-    wire.if_worse, wire.retries = choice, job.placement.retries
-    if choice == "shrink":
-        from muster.launcher.allocation.shrink import smaller_jobs  # few jobs need it
-
-        wire.smaller.extend(smaller.nodes for smaller in smaller_jobs(job))
 
 
 def _agent_command() -> str:

@@ -14,8 +14,8 @@ from muster.fabric.groups.rank_groups import GroupKind, Groups, fits_in_blocks, 
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.placement.weights import Weights
+from muster.launcher.plan.model_of_job import weights_of
 from muster.launcher.plan.places import asked_level
-from muster.launcher.plan.weights_of_job import weights_of
 from muster.launcher.spec.estimate_tables import read_job
 from muster.launcher.spec.spec import Job
 from muster.v1.common_pb2 import JobSpec

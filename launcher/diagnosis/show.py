@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.node import natural_order
 from muster.fabric.sources.nesting import fabric_of_leaves
 from muster.fabric.sources.node_reports import with_nvlink_domains
 from muster.launcher.command import connect, load_site, print_note, screen, show

@@ -1,10 +1,11 @@
-"""What `muster status` says of checkpoints: how often they are made, what that costs, what a fault loses. Pure."""
+"""What `muster status` says of checkpoints: how often they are made, what that costs, what a fault loses, and what
+a job that has ended leaves for its next run. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreShare, RestoreView
+from muster.v1.api_pb2 import CheckpointView, FlushView, GangView, RestoreShare, RestoreView
 from muster.wording import counted
 
 _UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
@@ -12,6 +13,8 @@ _QUIET_S = 10.0
 """Seconds without a written byte, or with a slot less, that are worth a word: agents report every two seconds."""
 _GROUPS_NAMED = 4
 """Groups of nodes that one line names."""
+_CRASH_LOOP = 93
+"""The exit code of a gang whose software failed again and again (docs/operations/something-is-down.md)."""
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 
 
@@ -155,3 +158,24 @@ def duration(seconds: float) -> str:
     if seconds < 2 * _DAY_S:
         return f"{seconds / _HOUR_S:.3g} h"
     return f"{seconds / _DAY_S:,.0f} days"
+
+
+def why_not_by_itself(last: GangView) -> str:
+    """Why only a user can want to go on from what this run has left; empty: there is no such reason."""
+    if last.phase == "CANCELLED":
+        return "was cancelled"
+    if last.not_finite:
+        return f"ended after a value that is not finite ({last.not_finite})"
+    return "failed again and again" if last.exit_code == _CRASH_LOOP else ""
+
+
+def what_is_left(ended: GangView) -> str:
+    """The newest durable checkpoint of a job that has ended, and how to go on from it; empty: there is none."""
+    if not (path := ended.checkpoint.durable_path):
+        return ""
+    if ended.phase == "DONE":
+        return f"newest: {path}"
+    if why_not_by_itself(ended):
+        job = next(iter(ended.slurm_job_ids), ended.gang_id)
+        return f"newest: {path}; muster submit --resume {job} goes on from it"
+    return f"newest: {path}; submitted again, the job goes on from it"

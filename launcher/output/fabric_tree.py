@@ -14,7 +14,7 @@ from muster.daemon.host.plain_text import plain
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.link import Link
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.node import natural_order
 from muster.launcher.output.screen import Screen
 from muster.wording import counted
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from muster.daemon.host import rank_log_files
-from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
-from muster.launcher.output.next_run import what_is_left
+from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration, what_is_left
 from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_words
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table

@@ -1,10 +1,12 @@
-"""The model and the schedule of a job.toml, with defaults for what it does not say. Pure."""
+"""The model and the schedule of a job.toml, with defaults for what it does not say, and what its groups send. Pure."""
 
 from __future__ import annotations
 
 from muster.fabric.cost.model import Checkpointing, Model, Offload, Optimizer, Precision, Sharding
 from muster.fabric.cost.state_bytes import state_bytes
 from muster.fabric.estimate.schedule import DDP_BUCKET, Schedule, usual_schedule
+from muster.fabric.estimate.traffic import placement_weights, step_traffic
+from muster.fabric.placement.weights import Weights, usual_weights
 from muster.launcher.errors import WrongInput
 from muster.launcher.plan.defaults import Defaults
 from muster.launcher.spec.spec import Job
@@ -83,6 +85,16 @@ def schedule_of(job: Job, model: Model, defaults: Defaults) -> Schedule:
         words = f"{found.micro_batches:,} of {found.micro_batch}"
         defaults.take("micro-batches", words, "one sequence each", "parallelism.micro_batches")
     return found
+
+
+def weights_of(job: Job) -> Weights:
+    """What each kind of group sends in a step: of the job's model, or of a usual one if that can't be estimated."""
+    defaults = Defaults()
+    try:
+        model = model_of(job, defaults)
+        return placement_weights(step_traffic(model, job.axes, schedule_of(job, model, defaults)))
+    except WrongInput:
+        return usual_weights(job.axes)
 
 
 def _shape(job: Job, defaults: Defaults) -> tuple[int, int, float]:

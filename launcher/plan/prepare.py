@@ -9,9 +9,8 @@ from muster.fabric.cost.accelerators import Accelerator, AcceleratorError
 from muster.fabric.estimate.chip import chip_of
 from muster.fabric.estimate.estimate import Estimate, Plan, calibrate, estimate
 from muster.fabric.estimate.failures import HOUR, REPAIR, RESTART, WAIT_WITHOUT_SPARE, Failures, node_mtbf
-from muster.fabric.estimate.placement_weights import placement_weights
 from muster.fabric.estimate.spread import Seats
-from muster.fabric.estimate.traffic import step_traffic
+from muster.fabric.estimate.traffic import placement_weights, step_traffic
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.weights import Weights
 from muster.launcher.errors import WrongInput

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from muster.daemon.coordinator.policy.policy import SITE_POLICY, Policy, PolicyError
+from muster.daemon.coordinator.policy.policy import SITE_POLICY, Change, Policy, PolicyError
 from muster.daemon.host.plain_text import plain
 from muster.launcher.command import print_note, screen, show
 from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.output.screen import INDENT, Screen
-from muster.launcher.policy.differences import differences
 from muster.launcher.policy.explanation import SignalNameError, explain
 from muster.launcher.policy.replay import Replay, bounded_lines
+from muster.wording import counted
 
 EXIT_MISTAKES = 2
 """`check` has found mistakes."""
@@ -30,6 +30,22 @@ def check(path: Path) -> int:
         return EXIT_MISTAKES
     show(sentences(differences(policy, str(path)), screen()))
     return 0
+
+
+def differences(policy: Policy, site: str) -> Iterator[str]:
+    """A line for the file `site`, and one for each value that it sets."""
+    changes = policy.changes()
+    different = [change for change in changes if change.shipped != change.site]
+    same = len(changes) - len(different)
+    words = f"{site}: no mistakes, {counted(len(different), 'difference')} from the shipped table"
+    yield words + (f", {counted(same, 'value')} as shipped" if same else "")
+    yield from (f"  {_in_words(change)}" for change in different)
+
+
+def _in_words(change: Change) -> str:
+    if change.shipped is None:
+        return f"{change.key} = {change.site!r} (new)"
+    return f"{change.key} = {change.site!r} (shipped: {change.shipped!r})"
 
 
 def explain_text(text: str, site: Path | None) -> int:

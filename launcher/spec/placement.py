@@ -14,8 +14,8 @@ from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from muster.daemon.transport import job_limits
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
+from muster.fabric.model.node import FailureDomain
 from muster.launcher.spec.table import Table
 
 Place = TypeVar("Place")

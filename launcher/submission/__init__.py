@@ -3,5 +3,6 @@
 The script is rendered purely: `--dry-run` prints exactly what is submitted. `commands` imports this folder.
 
 May import: `checkpoint.durable`, `checkpoint.format`, `daemon.agent.start_checks`, `daemon.host`, `daemon.transport`,
-`fabric.groups`, `fabric.placement`, `launcher`, `launcher.output`, `launcher.plan`, `launcher.spec`, `slurm.client`.
+`fabric.groups`, `fabric.placement`, `launcher`, `launcher.allocation`, `launcher.output`, `launcher.plan`,
+`launcher.spec`, `slurm.client`.
 """

@@ -17,7 +17,7 @@ from muster.checkpoint.format.folder_names import parse_path
 from muster.launcher.command import print_note
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
-from muster.launcher.output.next_run import why_not_by_itself
+from muster.launcher.output.checkpoint_lines import why_not_by_itself
 from muster.launcher.submission import left_checkpoints
 from muster.launcher.submission.storage_look import Look
 from muster.launcher.submission.storage_look import look as look_at

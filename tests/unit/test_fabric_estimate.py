@@ -21,11 +21,10 @@ from muster.fabric.estimate.estimate import Plan, estimate
 from muster.fabric.estimate.failures import Failures, outlook
 from muster.fabric.estimate.memory import activations, fewest_gpus, layer_activations, memory
 from muster.fabric.estimate.operations import compute_bound_limits, layer_operations
-from muster.fabric.estimate.placement_weights import placement_weights
 from muster.fabric.estimate.schedule import Schedule, usual_schedule
 from muster.fabric.estimate.spread import Seats, scattered, slowest_groups
 from muster.fabric.estimate.step import exposed_buckets
-from muster.fabric.estimate.traffic import Hidden, Traffic, step_traffic
+from muster.fabric.estimate.traffic import Hidden, Traffic, placement_weights, step_traffic
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_groups import GroupKind, rank_groups
 from muster.fabric.model.domain import Domain

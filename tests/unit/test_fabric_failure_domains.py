@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.model.failure_domain import FailureDomain
-from muster.fabric.model.node import Node
+from muster.fabric.model.node import FailureDomain, Node
 from muster.fabric.placement.failure_domains import MOST_STEPS, FailureDomains
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from muster.fabric.model.domain import Domain
 from muster.fabric.model.errors import FabricError, UnknownNode
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
-from muster.fabric.model.natural_order import natural_order
-from muster.fabric.model.node import GPU_LINK, Node
+from muster.fabric.model.node import GPU_LINK, FailureDomain, Node, natural_order
 
 LEAF_LINK, SPINE_LINK, NVLINK = Link(5e-6, 50e9), Link(7e-6, 25e9), Link(1e-6, 450e9)
 

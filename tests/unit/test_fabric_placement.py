@@ -18,9 +18,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.grid import Grid
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
-from muster.fabric.model.natural_order import natural_order
-from muster.fabric.model.node import Nic, Node
-from muster.fabric.placement.local_order import gpu_order, nearest_nics
+from muster.fabric.model.node import Nic, Node, gpu_order, natural_order, nearest_nics
 from muster.fabric.placement.maps.assignment import Assignment
 from muster.fabric.placement.maps.node_classes import NodeClasses
 from muster.fabric.placement.maps.packing import winding
@@ -28,8 +26,7 @@ from muster.fabric.placement.maps.rank_map import RankMap, place
 from muster.fabric.placement.maps.refill import MovePrice, Refill, refill
 from muster.fabric.placement.maps.seat_nests import nested
 from muster.fabric.placement.node_groups import NodeGroup, node_groups, without_preferences
-from muster.fabric.placement.preferences import BROKEN_REQUIREMENT_S
-from muster.fabric.placement.step_time import step_seconds
+from muster.fabric.placement.step_time import BROKEN_REQUIREMENT_S, step_seconds
 from muster.fabric.placement.weights import NO_TRAFFIC, Weight, ring_all_reduce, ring_pass, send, usual_weights
 from muster.fabric.sources.tiers import Tiers
 from muster.fabric.testing.exact_placement import Problem, least_cost, random_problem

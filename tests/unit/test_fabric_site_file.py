@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
 from muster.fabric.model.link import Link
+from muster.fabric.model.node import FailureDomain
 from muster.fabric.sources.site_file import FabricFileError, SiteFabric, read_site
 from muster.fabric.sources.slurm_topology import Kind, Reading, SlurmTopology, Unit, read_fabric
 from muster.slurm.client.parsing.hostlist import expand

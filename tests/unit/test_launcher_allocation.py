@@ -14,13 +14,12 @@ from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.launcher.allocation.ask import allocate, asking, has_own_shape, topology_of
-from muster.launcher.allocation.choice import choose
+from muster.launcher.allocation.choice import choose, smaller_jobs
 from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.free_nodes import in_words
 from muster.launcher.allocation.plan import Request, RequestOptions
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.segments import leaf_count, segment_of, smaller_segments
-from muster.launcher.allocation.shrink import smaller_jobs
 from muster.launcher.commands.submit import prepare, with_shape
 from muster.launcher.errors import WrongInput
 from muster.launcher.main import parser

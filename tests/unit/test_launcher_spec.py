@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from muster.fabric.groups.axes import Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind, rank_groups
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
+from muster.fabric.model.node import FailureDomain
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
 from muster.launcher.spec.placement import Packing, Placement, Spreading
 from muster.launcher.spec.spec import CheckpointTable, Job, Slurm, load, parse, signal_number
-from muster.launcher.submission.traffic import spreading
+from muster.launcher.submission.job_message import spreading
 
 LEAST = """
 name = "tiny"

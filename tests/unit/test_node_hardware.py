@@ -17,8 +17,7 @@ from muster.daemon.node.nvml.gpu_identities import GpuIdentities, GpuIdentity
 from muster.daemon.node.nvml.nvml_process import GpuReading
 from muster.daemon.node.sysfs.network_adapters import read_adapters, read_numa_nodes
 from muster.daemon.node.sysfs.pci_devices import Nearness, PciPlace, distance, place_of
-from muster.fabric.model.node import Nic
-from muster.fabric.placement.local_order import gpu_order
+from muster.fabric.model.node import Nic, gpu_order
 from muster.slurm.testcluster.hardware.pretended_host import CROSSED, EIGHT_GPUS, PretendedHost, gpu_address, tar_of
 from muster.v1.common_pb2 import NEARNESS_NODE, NEARNESS_SWITCH, Adapter, Gpu, Hardware
 

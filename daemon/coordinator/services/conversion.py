@@ -19,8 +19,8 @@ from muster.daemon.transport import job_limits
 from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.site_config import split_address
 from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
+from muster.fabric.model.node import FailureDomain
 from muster.fabric.placement.failure_domains import spread_over
 from muster.fabric.placement.weights import Weight
 from muster.fabric.sources.node_reports import NodeReport

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.node import natural_order
 from muster.fabric.placement.node_groups import NodeGroup
-from muster.fabric.placement.preferences import weighed
+from muster.fabric.placement.step_time import weighed
 
 Weighing = tuple[float, float, Level, Level]
 """Messages, bytes, required and preferred level of a group: groups that are alike in them cost the same on a link."""

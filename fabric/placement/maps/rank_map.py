@@ -16,7 +16,7 @@ from itertools import islice, permutations
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.node import natural_order
 from muster.fabric.placement.maps.assignment import Assignment
 from muster.fabric.placement.maps.node_classes import NodeClasses
 from muster.fabric.placement.maps.packing import Rooms

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, permutations
 
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.model.natural_order import natural_order
+from muster.fabric.model.node import natural_order
 from muster.fabric.placement.maps.assignment import Assignment, Change
 from muster.fabric.placement.maps.node_classes import NodeClasses
 from muster.fabric.placement.node_groups import NodeGroup, without_preferences

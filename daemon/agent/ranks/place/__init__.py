@@ -2,5 +2,5 @@
 
 `muster.daemon.agent.ranks` alone imports this folder.
 
-May import: `fabric.groups`, `fabric.model`, `fabric.placement`.
+May import: `fabric.groups`, `fabric.model`.
 """

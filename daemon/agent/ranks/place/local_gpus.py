@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from muster.fabric.model.natural_order import natural_order
-from muster.fabric.model.node import Node
-from muster.fabric.placement.local_order import gpu_order, nearest_nics
+from muster.fabric.model.node import Node, gpu_order, natural_order, nearest_nics
 
 VISIBLE, CUDA_ORDER, NCCL_ADAPTERS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_IB_HCA"
 NEAREST_VARIABLE = "MUSTER_NEAREST_ADAPTERS"

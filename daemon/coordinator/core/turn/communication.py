@@ -13,8 +13,8 @@ from muster.fabric.groups.axes import MEGATRON_ORDER, Axes, parse_order
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.changes import changes
 from muster.fabric.model.fabric import Fabric
-from muster.fabric.model.failure_domain import FailureDomain
 from muster.fabric.model.level import Level
+from muster.fabric.model.node import FailureDomain
 from muster.fabric.model.record import record_of
 from muster.fabric.placement.failure_domains import SPREAD, FailureDomains, spread_over
 from muster.fabric.placement.maps.rank_map import place
