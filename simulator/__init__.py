@@ -8,15 +8,14 @@ the core.
     environment   virtual time, durations, nodes and processes, the network, an unreliable Slurm
     world         agents, node daemons, Slurm jobs, training, and the coordinator's shell with a crash at any line
     faults        what can go wrong, with weights
-    ground_truth  who could reach whom, and which progress was reported
-    invariants    what must hold at every event
+    invariants    what must hold at every event, checked against the truth of the simulated cluster
     coverage      which transitions, kinds of recovery, faults and events occurred
-    scenarios     scripted runs without chance
     planted_bugs  deliberate bugs that the invariants must find
     seeds         one seed; `parallel` runs many seeds in processes
+    scenario      a scripted run without chance; `script` reads and writes transcripts (docs/scenarios)
 
 Every random number follows from the seed: the same seed gives the same run. No other package imports the simulator.
 
-May import: `daemon.coordinator.core.state`, `daemon.host`, `simulator.coverage`, `simulator.environment`,
-`simulator.faults`, `simulator.invariants`, `simulator.world`, `slurm.client`.
+May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `daemon.host`, `simulator.coverage`,
+`simulator.environment`, `simulator.faults`, `simulator.invariants`, `simulator.world`, `slurm.client`.
 """

@@ -14,15 +14,14 @@ from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.simulator.coverage.counts import Coverage
-from muster.simulator.environment.durations import Durations
-from muster.simulator.environment.network import COORDINATOR, NetworkConditions
-from muster.simulator.environment.peer_calls import RELIABLE, PeerCallConditions
+from muster.simulator.environment.network import COORDINATOR, RELIABLE, NetworkConditions, PeerCallConditions
+from muster.simulator.environment.schedule import Durations
 from muster.simulator.environment.site_network import describe_network, recable
 from muster.simulator.faults import hardware_faults, injection, network_faults, process_faults, service_faults
 from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.invariants.liveness import awaits_release
-from muster.simulator.invariants.violation import InvariantViolation
 from muster.simulator.world.agent import Agent
+from muster.simulator.world.observer import InvariantViolation
 from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.snapshot_crashes import SnapshotCrash, SnapshotPoint
 from muster.simulator.world.world import NO_LIMITS, POOL, START_S, Site, World

@@ -1,4 +1,7 @@
-"""The version of a checkpoint: the generation that wrote it, and the number of finished steps. Versions are ordered."""
+"""The version of a checkpoint: the generation that wrote it, and the number of finished steps. Versions are ordered.
+
+`source_rank`: whose shard of a version a rank starts from, if another number of ranks wrote it.
+"""
 
 from typing import NamedTuple
 
@@ -26,3 +29,15 @@ class Version(NamedTuple):
 
 NO_VERSION = Version(0, 0)
 """No version: older than every version."""
+
+
+def source_rank(rank: int, written_ranks: int) -> int:
+    """The rank whose shard `rank` starts from: its own, or that of a rank with the same replicated state.
+
+    Args:
+        rank: a rank of the generation that starts.
+        written_ranks: how many ranks wrote the version; 0: as many as there are now, or more.
+
+    A further rank is spread over those that wrote: none of them has to serve many others.
+    """
+    return rank % written_ranks if 0 < written_ranks <= rank else rank

@@ -296,10 +296,10 @@ def _check_durable(durable_dir: str) -> None:
 
 
 def _check_durable_store(url: str) -> None:
-    from muster.checkpoint.durable import object_store, store_check  # few jobs need it
+    from muster.checkpoint.durable import locations, object_store  # few jobs need it
 
     try:
-        problem = store_check.find_problem(url)
+        problem = locations.find_problem(url)
     except object_store.PackageMissing as error:
         print_note(f"muster: durable_dir is not checked on this host: {error}")
         return

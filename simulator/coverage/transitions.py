@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from muster.daemon.coordinator.core.recovery import gang_end
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
-from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.counts import Coverage
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
 
 _RECOVERY_OF_EXIT_CODE = {
-    93: "fail: software",
-    94: "fail: no nodes",
-    95: "fail: never gathered",
-    96: "fail: agent error",
-    97: "fail: last checkpoint",
-    98: "planned stop, then end",
-    99: "fail: observe mode",
+    gang_end.EXIT_NO_REQUEUE: "fail: software",
+    gang_end.EXIT_NO_NODES: "fail: no nodes",
+    gang_end.EXIT_NEVER_GATHERED: "fail: never gathered",
+    gang_end.EXIT_AGENT: "fail: agent error",
+    gang_end.EXIT_NOT_DURABLE: "fail: last checkpoint",
+    gang_end.EXIT_STOPPED: "planned stop, then end",
+    gang_end.EXIT_OBSERVED: "fail: observe mode",
 }
 
 
@@ -77,7 +78,7 @@ class TransitionRecorder:
                 self._count("straggler found" if fact.response is None else "straggler lasts")
             case facts.MemberRemoved() if not fact.attributed:
                 self._count("remove a node before attribution")
-            case facts.MemberRemoved() if reason_phrases.CAUSE_PROVEN in fact.reason:
+            case facts.MemberRemoved() if ReasonPhrase.CAUSE_PROVEN in fact.reason:
                 self._count("attribute crashes to a removed node")
             case facts.ActionWithheld():
                 self._count("withheld by the circuit breaker")
@@ -102,10 +103,10 @@ class TransitionRecorder:
         self._healths[node] = health
 
     def _count_requeue(self, fact: facts.SlurmCallOwed) -> None:
-        if reason_phrases.LAUNCH_FAILED in fact.text:
+        if ReasonPhrase.LAUNCH_FAILED in fact.text:
             self._count("release after a failed launch")
             return
-        if reason_phrases.BATCH_PROCESS_LOST in fact.text:
+        if ReasonPhrase.BATCH_PROCESS_LOST in fact.text:
             self._count("requeue: batch process lost")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING
         self._count("flush, then requeue" if flushed else "requeue")

@@ -1,9 +1,13 @@
-"""Network links and streams. Messages are delayed and some are duplicated; a lost message ends its stream, as TCP
-would.
+"""Network links and streams, and what becomes of a call between two agents.
 
-A cut blocks one direction of one link. Cuts are counted, so two cuts need two heals. A cut loses no message: a sent
-message waits in the kernel and arrives after the heal, unless an endpoint has closed the stream meanwhile. Messages of
-one stream keep their order; messages of different streams may overtake each other.
+Messages are delayed and some are duplicated; a lost message ends its stream, as TCP would. A cut blocks one direction
+of one link. Cuts are counted, so two cuts need two heals. A cut loses no message: a sent message waits in the kernel
+and arrives after the heal, unless an endpoint has closed the stream meanwhile. Messages of one stream keep their order;
+messages of different streams may overtake each other.
+
+Agents call each other about copies: offers, reports and decisions. An agent calls again until it is answered. A call
+that was answered too late for its caller has been made nevertheless, and one that the network keeps for long arrives
+when nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -196,3 +200,51 @@ class Stream:
         """The coordinator, or its kernel, closes the connection."""
         self.up.closed = True
         self.down.send(STREAM_END)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCallConditions:
+    """Probabilities for each call.
+
+    `lost_rate`: it never arrives. `unanswered_rate`: it arrives, and the answer is lost. `late_rate`: it arrives up to
+    `longest_s` seconds later. `doubled_rate`: it arrives at once, and once more up to `longest_s` seconds later.
+    """
+
+    lost_rate: float = 0.0
+    unanswered_rate: float = 0.0
+    late_rate: float = 0.0
+    doubled_rate: float = 0.0
+    longest_s: float = 4.0
+
+
+RELIABLE = PeerCallConditions()
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one call. `late_s`, `again_s`: seconds until it arrives, and arrives again; `again_s` 0: once."""
+
+    arrives: bool = True
+    answered: bool = True
+    late_s: float = 0.0
+    again_s: float = 0.0
+
+
+class PeerCalls:
+    """Draws the fate of each call. Conditions that lose nothing draw nothing."""
+
+    def __init__(self, conditions: PeerCallConditions, rng: random.Random) -> None:
+        self._conditions = conditions
+        self._rng = rng
+
+    def draw(self) -> Fate:
+        """The fate of the next call."""
+        conditions, rng = self._conditions, self._rng
+        if conditions is RELIABLE:
+            return Fate()
+        return Fate(
+            arrives=rng.random() >= conditions.lost_rate,
+            answered=rng.random() >= conditions.unanswered_rate,
+            late_s=conditions.longest_s * rng.random() if rng.random() < conditions.late_rate else 0.0,
+            again_s=conditions.longest_s * rng.random() if rng.random() < conditions.doubled_rate else 0.0,
+        )

@@ -92,7 +92,7 @@ def slow_node(world: World, gang: str) -> None:
     world.note(f"FAULT: {node} is slow")
     world.step_times.slow_down(node)
     if world.rng.random() < 0.3:
-        world.schedule.call_later(targets.random_duration_s(world, 40.0), world.step_times.keep_pace, node)
+        world.schedule.call_later(world.durations.fault_s(40.0), world.step_times.keep_pace, node)
 
 
 def power_off_rack(world: World, gang: str) -> None:
@@ -117,7 +117,7 @@ def freeze_node(world: World, gang: str) -> None:
     if world.machines[node].powered and not world.machines[node].frozen:
         world.note(f"FAULT: {node} is frozen")
         world.set_frozen(node, True)
-        world.schedule.call_later(targets.random_duration_s(world, 40.0), unfreeze, world, node)
+        world.schedule.call_later(world.durations.fault_s(40.0), unfreeze, world, node)
 
 
 def unfreeze(world: World, node: str) -> None:
@@ -143,7 +143,7 @@ def passing_precursor(world: World, gang: str) -> None:
     node = targets.random_node(world, gang)
     response = world.rng.choice([Response.FLUSH, Response.SWAP, Response.SWAP])
     _signal(world, node, "degraded", response, lasting="gpu-throttle 64")
-    world.schedule.call_later(targets.random_duration_s(world, 10.0), _end_signal, world, node, "gpu-throttle 64")
+    world.schedule.call_later(world.durations.fault_s(10.0), _end_signal, world, node, "gpu-throttle 64")
 
 
 def _end_signal(world: World, node: str, lasting: str) -> None:

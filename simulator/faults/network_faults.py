@@ -29,7 +29,7 @@ def _heal(world: World, pairs: list[tuple[str, str]]) -> None:
 
 def _cut_perhaps_permanently(world: World, pairs: list[tuple[str, str]], longest: float) -> None:
     """Cut links, sometimes permanently."""
-    cut(world, pairs, None if world.rng.random() < 0.1 else targets.random_duration_s(world, longest))
+    cut(world, pairs, None if world.rng.random() < 0.1 else world.durations.fault_s(longest))
 
 
 def _directions(world: World, a: str, b: str) -> list[tuple[str, str]]:
@@ -41,7 +41,7 @@ def cut_link(world: World, gang: str) -> None:
     """Cut the link between a node and another host."""
     node = targets.random_node(world, gang)
     others = [name for name in (*world.machines, COORDINATOR) if name != node]
-    cut(world, _directions(world, node, world.rng.choice(others)), targets.random_duration_s(world, 20.0))
+    cut(world, _directions(world, node, world.rng.choice(others)), world.durations.fault_s(20.0))
 
 
 def cut_from_coordinator(world: World, gang: str) -> None:
@@ -114,7 +114,7 @@ def partition(world: World, gang: str) -> None:
     cut(
         world,
         [pair for a in first_part for b in second_part for pair in ((a, b), (b, a))],
-        targets.random_duration_s(world, 25.0),
+        world.durations.fault_s(25.0),
     )
 
 

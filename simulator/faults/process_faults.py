@@ -25,7 +25,7 @@ def stop_agent(world: World, gang: str) -> None:
     if agent is not None and not agent.stopped:
         world.note(f"FAULT: the agent on {agent.node} is stopped")
         world.set_stopped(agent, True)
-        world.schedule.call_later(targets.random_duration_s(world, 25.0), world.set_stopped, agent, False)
+        world.schedule.call_later(world.durations.fault_s(25.0), world.set_stopped, agent, False)
 
 
 def stop_node_daemon(world: World, gang: str) -> None:
@@ -34,7 +34,7 @@ def stop_node_daemon(world: World, gang: str) -> None:
     if daemon.alive and not daemon.stopped:
         world.note(f"FAULT: the node daemon on {daemon.machine.name} is stopped")
         world.set_stopped(daemon, True)
-        world.schedule.call_later(targets.random_duration_s(world, 30.0), world.set_stopped, daemon, False)
+        world.schedule.call_later(world.durations.fault_s(30.0), world.set_stopped, daemon, False)
 
 
 def stop_agent_and_daemon(world: World, gang: str) -> None:

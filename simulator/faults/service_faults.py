@@ -14,7 +14,7 @@ _OTHER_JOB_ID = 10_000
 
 def crash_coordinator(world: World, gang: str) -> None:
     """The coordinator crashes at one of the next points at which it writes or acts, or now."""
-    world.coordinator_restart_s = 0.1 + targets.random_duration_s(world, 30.0)
+    world.coordinator_restart_s = 0.1 + world.durations.fault_s(30.0)
     if world.rng.random() < 0.25 and world.coordinator.alive:
         world.crash_coordinator("by itself")
     else:
@@ -23,7 +23,7 @@ def crash_coordinator(world: World, gang: str) -> None:
 
 def stall_coordinator(world: World, gang: str) -> None:
     """The coordinator stands still."""
-    seconds = targets.random_duration_s(world, 8.0)
+    seconds = world.durations.fault_s(8.0)
     world.note(f"FAULT: the coordinator stands still for {seconds:.1f} s")
     world.stall_coordinator(seconds)
 
@@ -33,7 +33,7 @@ def slurm_unresponsive(world: World, gang: str) -> None:
     if not world.slurm.unavailable_reason:
         world.note("FAULT: Slurm does not answer")
         world.slurm.unavailable_reason = "slurmctld is down"
-        world.schedule.call_later(targets.random_duration_s(world, 60.0), _slurm_responsive, world)
+        world.schedule.call_later(world.durations.fault_s(60.0), _slurm_responsive, world)
 
 
 def _slurm_responsive(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Which node or agent a fault strikes, and for how long."""
+"""Which node or agent a fault strikes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,3 @@ def random_agent(world: World, gang: str) -> Agent | None:
     """The agent on a random node of the gang. None: no agent is alive there."""
     agent_there = world.agents.get((gang, random_node(world, gang)))
     return agent_there if agent_there is not None and agent_there.alive else None
-
-
-def random_duration_s(world: World, longest: float) -> float:
-    """Seconds, up to `longest`: mostly short, sometimes long."""
-    return longest * world.rng.random() ** 3 + 0.05

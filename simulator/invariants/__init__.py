@@ -16,22 +16,21 @@ coordinator has read.
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
 durable state, and the core's rules come to an end in every turn.
 
-    invariants       tells each event to the invariants that it concerns
-    journal_first    the journal comes first
-    generations      1
-    versions         2
-    node_health      3: verdicts on nodes, and evictions
-    hangs            3 and 4: generations that are ended because they hang
-    batch_processes  3 and 4: the processes that start the agents
-    seats            4: the nodes of a generation, and its store; 13
-    liveness         4: how a gang and a run end
-    outages          5
-    site_limits      6
-    kept_memory      7
-    planned_swaps    8, with versions
-    replicas         9
-    node_checks      10 and 11
-    violation        the exception
+    invariants            tells each event to the invariants that it concerns
+    journal_first         the journal comes first
+    generations           1
+    versions              2
+    node_health           3: verdicts on nodes, and evictions
+    hangs_and_stragglers  3, 4 and 12: ranks that hang, and ranks that are slow
+    batch_processes       3 and 4: the processes that start the agents
+    seats                 4: the nodes of a generation, and its store; 13
+    liveness              4: how a gang and a run end
+    outages               5
+    site_limits           6 and 7: what is taken from the site
+    planned_swaps         8, with versions
+    replicas              9
+    node_checks           10 and 11
+    ground_truth          who could reach whom, and which progress was reported
 
 A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node
 resumes.
@@ -39,5 +38,5 @@ resumes.
 May import: `checkpoint.store.parity`, `daemon.coordinator.core`, `daemon.coordinator.core.detection`,
 `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
 `daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.node.kept_memory`, `fabric.model`,
-`simulator.coverage`, `simulator.environment`, `simulator.ground_truth`, `simulator.world`, `slurm.client`.
+`simulator.coverage`, `simulator.environment`, `simulator.world`, `slurm.client`.
 """

@@ -18,8 +18,8 @@ from muster.daemon.coordinator.core.recovery.requeueing import most_silent
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
-from muster.simulator.coverage import reason_phrases
-from muster.simulator.invariants.violation import require
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -44,7 +44,7 @@ class BatchProcessInvariant:
         gang, seen = core.state.gangs[fact.gang], core.observed.gang(fact.gang)
         # Slurm may have started the job again, unknown to the core: it gives up the process of the run that it knows.
         silent_s = at - self._world.jobs.batch_heard_at.get((fact.job, gang.slurm.restart_count), 0.0)
-        if reason_phrases.BATCH_PROCESS_SILENT in fact.text:
+        if ReasonPhrase.BATCH_PROCESS_SILENT in fact.text:
             require(
                 silent_s >= BATCH_TIMEOUT_S,
                 f"invariant 3: a batch process is given up {silent_s:.1f} s after it was heard",

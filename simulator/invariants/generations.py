@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Rank

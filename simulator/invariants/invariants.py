@@ -14,15 +14,13 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry
-from muster.simulator.coverage import reason_phrases
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
 from muster.simulator.coverage.transitions import TransitionRecorder
-from muster.simulator.ground_truth.progress import Progress
-from muster.simulator.ground_truth.reachability import Reachability
 from muster.simulator.invariants.batch_processes import BatchProcessInvariant
 from muster.simulator.invariants.generations import GenerationInvariant
-from muster.simulator.invariants.hangs import HangInvariant
+from muster.simulator.invariants.ground_truth import Progress, Reachability
+from muster.simulator.invariants.hangs_and_stragglers import HangInvariant, StragglerInvariant
 from muster.simulator.invariants.journal_first import JournalInvariant, ViewInvariant
-from muster.simulator.invariants.kept_memory import KeptMemoryInvariant
 from muster.simulator.invariants.liveness import LivenessInvariant
 from muster.simulator.invariants.node_checks import NodeCheckInvariant, ResumeInvariant
 from muster.simulator.invariants.node_health import NodeHealthInvariant
@@ -30,10 +28,9 @@ from muster.simulator.invariants.outages import OutageInvariant
 from muster.simulator.invariants.planned_swaps import PlannedSwapInvariant
 from muster.simulator.invariants.replicas import ReplicaInvariant
 from muster.simulator.invariants.seats import SeatInvariant
-from muster.simulator.invariants.site_limits import SiteLimitInvariant
-from muster.simulator.invariants.stragglers import StragglerInvariant
+from muster.simulator.invariants.site_limits import KeptMemoryInvariant, SiteLimitInvariant
 from muster.simulator.invariants.versions import VersionInvariant
-from muster.simulator.invariants.violation import InvariantViolation
+from muster.simulator.world.observer import InvariantViolation
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
@@ -137,7 +134,7 @@ class Invariants:
                 self._outages.check_drain(core, fact, at)
             case facts.SlurmCallSettled():
                 self._node_health.call_settled(fact)
-            case facts.SlurmCallOwed() if fact.verb == "requeue" and reason_phrases.BATCH_PROCESS_LOST in fact.text:
+            case facts.SlurmCallOwed() if fact.verb == "requeue" and ReasonPhrase.BATCH_PROCESS_LOST in fact.text:
                 self._batch_processes.check_requeue(core, fact, at)
             case facts.FlushOrdered():
                 self._replicas.check_flush(core, fact)

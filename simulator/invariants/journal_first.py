@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services.views import gang_view
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import api_pb2
 

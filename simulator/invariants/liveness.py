@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 from muster.slurm.client.states import JobState
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from muster.daemon.coordinator.core.detection.drain_reason import DrainSource
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import CheckOutcome
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.simulator.coverage import reason_phrases
-from muster.simulator.invariants.violation import require
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -52,7 +52,7 @@ class NodeCheckInvariant:
     def check_removal(self, fact: facts.MemberRemoved) -> None:
         """A node leaves a gang."""
         require(
-            reason_phrases.CHECK_FAILED not in fact.reason or self._has_failed(fact.gang, fact.node),
+            ReasonPhrase.CHECK_FAILED not in fact.reason or self._has_failed(fact.gang, fact.node),
             f"invariant 10: {fact.node} is left out of {fact.gang} for its check, which it did not fail",
         )
 

@@ -14,13 +14,12 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import MONITORED, Phase
 from muster.node_health import UNRESPONSIVE, NodeHealth
-from muster.simulator.coverage import reason_phrases
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.environment.machine import Machine
 from muster.simulator.environment.network import COORDINATOR
-from muster.simulator.ground_truth.progress import Progress
-from muster.simulator.ground_truth.reachability import Reachability
-from muster.simulator.invariants.violation import require
+from muster.simulator.invariants.ground_truth import Progress, Reachability
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -130,9 +129,9 @@ class NodeHealthInvariant:
         agent = self._world.agents.get((fact.gang, fact.node))
         if fact.alive or agent is None:
             return
-        ended = reason_phrases.AGENT_ENDED in fact.reason
+        ended = ReasonPhrase.AGENT_ENDED in fact.reason
         require(
-            reason_phrases.AGENT_ANSWERS_NO_HOST not in fact.reason
+            ReasonPhrase.AGENT_ANSWERS_NO_HOST not in fact.reason
             or self._reachability.was_unreachable(COORDINATOR, fact.gang, fact.node),
             f"invariant 3: {fact.node} is out because it answers no host, and the coordinator was able to reach it",
         )

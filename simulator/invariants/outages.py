@@ -14,11 +14,11 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED
 from muster.node_health import UNRESPONSIVE
-from muster.simulator.coverage import reason_phrases
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
 from muster.simulator.environment.network import COORDINATOR
-from muster.simulator.ground_truth.reachability import Reachability
+from muster.simulator.invariants.ground_truth import Reachability
 from muster.simulator.invariants.node_health import gang_watching
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -63,7 +63,7 @@ class OutageInvariant:
 
     def check_drain(self, core: Core, call: facts.SlurmCallOwed, at: float) -> None:
         """Slurm shall drain a node."""
-        if reason_phrases.RANKS_UNKILLABLE in call.text:
+        if ReasonPhrase.RANKS_UNKILLABLE in call.text:
             self._check_unkillable(core, call, at)
 
     def _check_unkillable(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:

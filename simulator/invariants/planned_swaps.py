@@ -16,7 +16,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 
 APART_S = 240.0
 """Seconds that restarts without a fault are apart, at least."""

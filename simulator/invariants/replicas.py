@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.restore_plan import DISAGREEMENT_WARNING
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World

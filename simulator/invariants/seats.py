@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.fabric.model.fabric import Fabric
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World

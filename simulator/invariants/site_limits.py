@@ -1,23 +1,30 @@
-"""Invariant 6: no more nodes are taken out of service than site and job allow, and no job is recovered when it has used
-up its part of the journal. In observe mode nothing is done."""
+"""Invariants 6 and 7: what Muster takes from the site.
+
+No more nodes are taken out of service than site and job allow, and no job is recovered when it has used up its part of
+the journal; in observe mode nothing is done (6). A node keeps memory only for a gang that may come back, for ten
+minutes at most, and never beside another job (7).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.account import counted_bytes
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.node.kept_memory.retention import KeptEntry
 from muster.node_health import OUT_OF_SERVICE
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
+
+if TYPE_CHECKING:
+    from muster.simulator.world.agent import Agent
+    from muster.simulator.world.world import World
+
 
 FADED = 1.1
 """A run of the simulator takes less than an hour, in which what was counted fades by 4 %."""
-
-if TYPE_CHECKING:
-    from muster.simulator.world.world import World
 
 
 class SiteLimitInvariant:
@@ -106,3 +113,34 @@ class SiteLimitInvariant:
             len(before) < most,
             f"invariant 6: {fact.node} is taken out of service after {sorted(before)}: the limit is {most}",
         )
+
+
+class KeptMemoryInvariant:
+    """The runs of each gang's job that were requeued."""
+
+    def __init__(self) -> None:
+        self._requeued: set[tuple[str, int]] = set()
+
+    def gang_requeued(self, gang: Gang) -> None:
+        """The gang comes back."""
+        self._requeued.add((gang.id, gang.slurm.restart_count))
+
+    def shards_handed_over(self, agent: Agent) -> None:
+        """An agent hands its shards to its node's daemon."""
+        gang = agent.identity.gang
+        require(
+            (gang, agent.identity.restarts) in self._requeued or agent.failure,
+            f"invariant 7: {agent.node} keeps memory of {gang}, and the gang does not come back",
+        )
+
+    def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
+        """A job's first process is about to start on a node that keeps this memory."""
+        foreign_gang = kept.gang if kept is not None and kept.owner.job != job else ""
+        require(
+            not foreign_gang, f"invariant 7: job {job} starts on {node}, which still keeps memory of {foreign_gang}"
+        )
+
+    def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
+        """A node keeps this memory at this time."""
+        expired_gang = kept.gang if kept is not None and kept.until <= now else ""
+        require(not expired_gang, f"invariant 7: {node} keeps memory of {expired_gang} for too long")

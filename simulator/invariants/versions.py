@@ -9,9 +9,9 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.simulator.environment.network import COORDINATOR
-from muster.simulator.ground_truth.reachability import Reachability
-from muster.simulator.invariants.violation import require
+from muster.simulator.invariants.ground_truth import Reachability
 from muster.simulator.world.agent_memory import digest
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent

@@ -14,7 +14,7 @@ from muster.checkpoint.format.replica_agreement import ReplicaAgreement, Replica
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
 from muster.daemon.coordinator.core.state.events import Parity, ReplicaDisagreement, Shard, Version
-from muster.simulator.environment.peer_calls import Fate
+from muster.simulator.environment.network import Fate
 from muster.simulator.world.snapshot_crashes import SnapshotPoint
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 

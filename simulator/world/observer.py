@@ -1,4 +1,4 @@
-"""What the simulated cluster reports to the invariants.
+"""What the simulated cluster reports to the invariants, and the exception of one that is violated.
 
 The world knows this Protocol alone, so that `simulator/world` imports no invariant.
 `simulator/invariants/invariants.py` implements it.
@@ -96,3 +96,17 @@ class Observer(Protocol):
 
     def run_settled(self) -> None:
         """The run is over and everything has settled."""
+
+
+class InvariantViolation(Exception):
+    """An invariant was violated."""
+
+
+def require(holds: object, message: str) -> None:
+    """Check a condition. `message` says how the invariant is violated if the condition does not hold.
+
+    Raises:
+        InvariantViolation: the condition does not hold.
+    """
+    if not holds:
+        raise InvariantViolation(message)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster.checkpoint.format.rank_shards import source_rank
+from muster.checkpoint.format.versions import source_rank
 from muster.daemon.coordinator.core.state.events import Version
 from muster.v1 import agent_pb2 as pb
 from muster.v1.agent_pb2 import TIER_PARITY

@@ -15,11 +15,16 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.simulator.coverage.counts import Coverage
-from muster.simulator.environment.durations import Durations, DurationSampler
 from muster.simulator.environment.machine import Machine
-from muster.simulator.environment.network import COORDINATOR, Network, NetworkConditions
-from muster.simulator.environment.peer_calls import RELIABLE, PeerCallConditions, PeerCalls
-from muster.simulator.environment.schedule import Schedule
+from muster.simulator.environment.network import (
+    COORDINATOR,
+    RELIABLE,
+    Network,
+    NetworkConditions,
+    PeerCallConditions,
+    PeerCalls,
+)
+from muster.simulator.environment.schedule import Durations, DurationSampler, Schedule
 from muster.simulator.environment.unreliable_slurm import UnreliableSlurm
 from muster.simulator.world.agent import Agent, Rank
 from muster.simulator.world.coordinator import Coordinator

@@ -19,7 +19,7 @@ import xxhash  # noqa: E402
 from tests.s3.faulty_proxy import FaultyProxy, no_fault  # noqa: E402
 from tests.unit.test_checkpoint_service import Gang, flush_order, running_gang, until  # noqa: E402
 
-from muster.checkpoint.durable import object_store, store_check  # noqa: E402
+from muster.checkpoint.durable import locations, object_store  # noqa: E402
 from muster.checkpoint.durable.newest import newest_checkpoint  # noqa: E402
 from muster.checkpoint.durable.object_store import ObjectStore  # noqa: E402
 from muster.checkpoint.format import durable_folders  # noqa: E402
@@ -186,19 +186,19 @@ async def test_metadata_that_arrives_after_its_flush_was_given_up_makes_no_check
 
 
 def test_what_submit_can_see_is_told_at_submit(proxy: FaultyProxy) -> None:
-    assert store_check.find_problem(WHERE) == ""
+    assert locations.find_problem(WHERE) == ""
     assert names() == []
-    problem = store_check.find_problem("s3://absent/jobs")
+    problem = locations.find_problem("s3://absent/jobs")
     assert problem.startswith("durable_dir = 's3://absent/jobs': there is no such bucket")
     assert problem.endswith("create it, or name another one")
     proxy.fault = lambda method, path: "denied"
-    assert "can't be written to or listed" in store_check.find_problem(WHERE)
-    assert "give the job's user the right" in store_check.find_problem(WHERE)
+    assert "can't be written to or listed" in locations.find_problem(WHERE)
+    assert "give the job's user the right" in locations.find_problem(WHERE)
 
 
 def test_a_store_that_does_not_answer_is_no_problem_yet(proxy: FaultyProxy) -> None:
     proxy.fault = lambda method, path: "hang"
-    assert store_check.find_problem(WHERE, timeout_s=0.2) == ""
+    assert locations.find_problem(WHERE, timeout_s=0.2) == ""
 
 
 def test_missing_credentials_are_told(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

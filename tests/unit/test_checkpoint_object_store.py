@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.checkpoint.durable import locations, object_store, store_check
+from muster.checkpoint.durable import locations, object_store
 from muster.checkpoint.durable.newest import finished_steps_of, newest_checkpoint
 from muster.checkpoint.durable.object_store import ObjectStore, PackageMissing
 from muster.checkpoint.format import durable_folders
@@ -179,7 +179,7 @@ def test_what_is_no_url_of_a_store_is_told() -> None:
         locations.open_store("file:///shared/x")
     with pytest.raises(CheckpointError, match="is no URL that fsspec knows: Protocol not known: s4"):
         locations.open_store("s4://bucket/x")
-    assert "is no URL that fsspec knows" in store_check.find_problem("s4://bucket/x")
+    assert "is no URL that fsspec knows" in locations.find_problem("s4://bucket/x")
     with pytest.raises(CheckpointError, match="names no bucket: write memory://BUCKET/PREFIX"):
         locations.open_store("memory://")
 
@@ -190,7 +190,7 @@ def test_a_missing_package_is_told_with_what_to_install(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(object_store.importlib, "import_module", missing)
     with pytest.raises(PackageMissing, match=r"needs a Python package that is missing .* install muster\[s3\]"):
-        store_check.find_problem("s3://bucket/x")
+        locations.find_problem("s3://bucket/x")
 
 
 @pytest.mark.parametrize(

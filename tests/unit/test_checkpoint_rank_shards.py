@@ -1,6 +1,6 @@
 """Whose shard a rank starts from."""
 
-from muster.checkpoint.format.rank_shards import source_rank
+from muster.checkpoint.format.versions import source_rank
 
 
 def test_ranks_that_wrote_the_version_start_from_their_own_shard() -> None:

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> Scenario:

@@ -17,7 +17,7 @@ from muster.daemon.coordinator.shell.orders import Orders
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.agent import Rank
 from muster.v1 import api_pb2
 

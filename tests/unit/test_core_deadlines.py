@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.core.deadlines import Deadlines
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 MOMENTS = st.floats(0, 10, allow_nan=False)
 MOVES = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | MOMENTS))

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def test_a_signal_drains_its_node_on_the_nodes_word() -> None:

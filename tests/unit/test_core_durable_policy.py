@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.recovery import flushing
 from muster.daemon.coordinator.core.state import events, facts, step_pace
 from muster.daemon.coordinator.core.state.step_pace import FlushCosts
 from muster.fabric.cost import reliability
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def training(flush_s: float = 0.5, **spec: object) -> Scenario:

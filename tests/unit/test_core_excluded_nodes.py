@@ -9,7 +9,7 @@ from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def requeued_without_n1(fault: str, idle_nodes: int = 0) -> Scenario:

@@ -2,7 +2,7 @@
 
 from muster.daemon.coordinator.core.state import facts
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def training() -> Scenario:

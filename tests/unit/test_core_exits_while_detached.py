@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services import conversion
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1 import agent_pb2
 
 VICTIM, CULPRIT = "n0", "n1"

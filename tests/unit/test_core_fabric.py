@@ -16,7 +16,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.node import Node
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1 import common_pb2
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 OBSERVE = replace(NO_LIMITS, observe=True)

@@ -17,7 +17,7 @@ from muster.daemon.coordinator.core.state.limits import Pool
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 NO_POOL = replace(NO_LIMITS, pool=Pool())

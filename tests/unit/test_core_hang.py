@@ -10,7 +10,7 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.step_pace import StepPace
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 

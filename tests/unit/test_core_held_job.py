@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import waiting_for
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.slurm_jobs import JobSubmission
 
 

@@ -21,7 +21,7 @@ from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
 from muster.daemon.coordinator.core.turn.gang_index import GangIndex
 from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 HOW_FAR = (
     "time_fenced_at",

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.node.kept_memory.retention import RETENTION_S
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.agent import Agent
 
 

@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.state.observed_state import MUSTERD
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 NODES = 5
 

@@ -18,7 +18,7 @@ from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders, source_messages
 from muster.fabric.sources.nesting import fabric_of_leaves
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY
 
 VERSION = Version(1, 5)

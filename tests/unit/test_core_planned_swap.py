@@ -7,7 +7,7 @@ from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 

@@ -4,7 +4,7 @@ from muster.daemon.coordinator.core.detection.hardware_signals import PRECURSORS
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def training(spares: int = 0) -> Scenario:

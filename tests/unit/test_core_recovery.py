@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.slurm.client.states import JobState
 
 

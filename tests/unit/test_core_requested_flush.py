@@ -6,7 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def starting(**spec: object) -> Scenario:

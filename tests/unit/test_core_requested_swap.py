@@ -10,7 +10,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def training(nodes: int = 4, spares: int = 2, **given: object) -> Scenario:

@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.slurm_jobs import PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, POOL
 from muster.slurm.client.types import updated_exclusions

@@ -7,7 +7,7 @@ import pytest
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 
 def training(nodes: int = 4, **given: object) -> Scenario:

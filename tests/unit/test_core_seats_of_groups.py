@@ -12,7 +12,7 @@ from muster.fabric.groups.axes import Axis
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.sources.nesting import NodeSet, fabric_of
 from muster.fabric.sources.tiers import Tiers
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1 import common_pb2
 
 

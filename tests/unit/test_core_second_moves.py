@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.daemon.coordinator.services import conversion
 from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 from muster.simulator.environment.site_network import network_of
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1 import agent_pb2
 
 PAIRS = {"n0": "s0", "n3": "s0", "n1": "s1", "n4": "s1", "n2": "s2", "n5": "s2"}

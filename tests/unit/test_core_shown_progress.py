@@ -6,7 +6,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1 import api_pb2
 
 

@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.recovery.transitions import STORE_TIMEOUT_S
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus, RankState, Shard, Silence, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 RESTART_S = 5000.0
 """When the coordinator starts again: every agent has lost its stream by then."""

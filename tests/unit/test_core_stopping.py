@@ -6,7 +6,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
 from muster.simulator.environment.network import COORDINATOR
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.slurm.client.states import JobState
 
 

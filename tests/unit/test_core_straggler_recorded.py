@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output import tables
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 from muster.v1 import api_pb2
 

@@ -3,7 +3,7 @@
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import waiting_for
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 LONG_S = 600.0
 """Seconds after which every limit on the silence of an agent, and on the time to gather, has passed."""

@@ -15,7 +15,7 @@ from muster.fabric.sources.node_reports import with_nvlink_domains
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 NODES = [f"n{number}" for number in range(8)]
 

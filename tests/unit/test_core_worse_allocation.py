@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import IfWorse
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 WIDE = "tensor groups of 6 nodes: 1 of 1 spans 2 leaves"
 

@@ -18,7 +18,7 @@ from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.shell.orders import _flush_message
 from muster.launcher.spec.spec import parse
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1.common_pb2 import JobSpec
 
 HOUR_S = 3600.0

@@ -3,7 +3,7 @@
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 
 HOUR_S = 3600.0
 

@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state.events import (
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreView
 
 

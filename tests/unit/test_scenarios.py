@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.simulator.scenarios.script import InvalidScript, play
+from muster.simulator.script import InvalidScript, play
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "scenarios"
 SCENARIOS = Path(__file__).parent / "scenarios"

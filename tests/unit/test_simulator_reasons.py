@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.simulator.coverage.reason_phrases import PHRASES
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
 
 CORE = Path(__file__).parents[2] / "daemon" / "coordinator" / "core"
 
@@ -18,7 +18,7 @@ def _strings(path: Path) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
-@pytest.mark.parametrize("phrase", PHRASES)
+@pytest.mark.parametrize("phrase", ReasonPhrase)
 def test_the_core_uses_each_phrase(phrase: str) -> None:
     decisions = [path for path in CORE.rglob("*.py") if path.parent.name in ("detection", "recovery")]
     assert any(phrase in text for path in decisions for text in _strings(path))

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.environment.peer_calls import RELIABLE, Fate, PeerCallConditions, PeerCalls
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.environment.network import RELIABLE, Fate, PeerCallConditions, PeerCalls
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.snapshot_crashes import SnapshotCrash, SnapshotPoint
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.training import Training
 
 

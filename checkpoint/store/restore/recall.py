@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
-from muster.checkpoint.format.rank_shards import source_rank
-from muster.checkpoint.format.versions import Version
+from muster.checkpoint.format.versions import Version, source_rank
 from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, verify_pieces
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from muster.checkpoint.durable import store_check, trusted_folder
+from muster.checkpoint.durable import locations, trusted_folder
 from muster.checkpoint.durable.locations import is_url
 from muster.checkpoint.durable.object_store import PackageMissing
 from muster.checkpoint.format import durable_folders
@@ -49,6 +49,6 @@ def _find_problem_of_store(url: str, trusted: bool) -> str:
     if not trusted:
         return f"durable_dir = {url!r} is in a store of objects: it needs checkpoint.trust_durable_store = true"
     try:
-        return store_check.find_problem(url)
+        return locations.find_problem(url)
     except PackageMissing as error:
         return f"durable_dir = {error}"

@@ -136,7 +136,7 @@ def ranks_needed(gang_turn: GangTurn, count: int, version: Version) -> int:
     """How many ranks' shards a generation of `count` ranks needs to start from `version`: those of ranks 0 and up.
 
     Of replicated state, with fewer ranks than wrote the version it needs its own only. With more, each further rank
-    starts from the state that it shares with the rank of `rank_shards.source_rank`.
+    starts from the state that it shares with the rank of `versions.source_rank`.
     """
     written = gang_turn.gang.ranks_of(version)
     return written if is_resharded(gang_turn, count, version) else min(count, written)

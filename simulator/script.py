@@ -9,6 +9,7 @@
 
 `play` takes such a text and returns it with what happens now, line by line as the log has it, or as the kinds of facts
 that were decided. The former are documents (docs/scenarios), the latter tests that no change of wording breaks.
+A command is `gang`, `until`, `wait`, `network`, `show`, or a method of Scenario that takes only words.
 """
 
 from __future__ import annotations
@@ -25,25 +26,12 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.node_health import NodeHealth
 from muster.simulator.environment.site_network import network_of
-from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 PROMPT = "> "
 UNTIL_TIMEOUT_S = 600.0
 """Seconds of virtual time after which "until" gives up. Waiting for a requeued job takes longest."""
-_COMMANDS = (
-    "crash", "power_off", "pause", "resume", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
-    "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase", "give_back", "precursor",
-    "swap",
-    "drain",
-    "drain_by_hand",
-    "reboot",
-    "precursor_over",
-    "fail_check",
-    "end_silence",
-    "flip_bit",
-)  # fmt: skip
-"""Methods of Scenario that take only words."""
 
 
 class InvalidScript(ValueError):
@@ -101,20 +89,14 @@ class Player:
 
     def _execute(self, name: str, words: list[str]) -> None:
         world = self.world
-        if name in _COMMANDS:
-            getattr(world, name)(*words)
-        elif name == "until":
+        if name == "until":
             world.run_until(self._condition(*words), UNTIL_TIMEOUT_S)
         elif name == "wait":
             world.run_for(float(words[0]))
         elif name == "network":
             world.see_fabric(_network(words[0]))
-        elif name == "cancel":
-            world.post_event(events.CancelRequested("g", "uid 1000"))
-        elif name == "scancel":
-            world.world.cluster.cancel(world.gang.slurm.job)
-        elif name == "full_storage":
-            world.world.durable_storage.fails_until = world.now + float(words[0])
+        elif name in vars(Scenario) and not name.startswith("_"):
+            getattr(world, name)(*words)
         else:
             raise ValueError("unknown command")
 

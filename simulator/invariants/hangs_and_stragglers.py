@@ -1,7 +1,9 @@
-"""Invariants 3 and 4 for hangs.
+"""Invariants 3, 4 and 12 for ranks that hang or are slow.
 
 No generation is ended for a hang while it makes steps, or while it is in a declared phase (3). A hang is found only
-while every agent is alive (3), and it is found in time (4).
+while every agent is alive (3), and it is found in time (4). Only a slow rank is named a straggler, with the node that
+it runs on; its node is left only after the rank was a straggler for as long as the site says, and for no rank is a
+second node left (12).
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.simulator.coverage import reason_phrases
-from muster.simulator.ground_truth.progress import Progress
-from muster.simulator.ground_truth.reachability import WITNESS_WINDOW_S, Reachability
+from muster.daemon.coordinator.core.state.state_tables import Response
+from muster.simulator.coverage.reason_phrases import ReasonPhrase
+from muster.simulator.invariants.ground_truth import WITNESS_WINDOW_S, Progress, Reachability
 from muster.simulator.invariants.outages import OUTAGE_HOLD_S
-from muster.simulator.invariants.violation import require
+from muster.simulator.world.observer import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.training import Training
     from muster.simulator.world.world import World
+
 
 MAX_DETECTION_DELAY_S = 8.0
 """Seconds after the hang timeout by which a hang is found if nothing else happens."""
@@ -49,12 +52,12 @@ class HangInvariant:
         reported_s = at - self._progress.reported_at(fact.gang)
         require(
             reported_s > min(1.5 * self._world.durations.step_s(), OUTAGE_HOLD_S)
-            or not any(words in fact.cause for words in reason_phrases.NODE_SILENT),
+            or not any(words in fact.cause for words in (ReasonPhrase.KERNEL_ONLY, ReasonPhrase.NO_ANSWER)),
             f"invariant 3: generation {fact.generation} of {fact.gang} is ended {reported_s:.1f} s after a reported "
             f"step: {fact.cause}",
         )
         idle_s = at - training.last_step_at
-        if reason_phrases.AGENT_UNREACHED in fact.cause and not training.over:
+        if ReasonPhrase.AGENT_UNREACHED in fact.cause and not training.over:
             require(
                 idle_s > WITNESS_WINDOW_S and not _in_known_phase(training, at),
                 f"invariant 3: generation {fact.generation} of {fact.gang} is ended while it makes steps or is in a "
@@ -67,10 +70,10 @@ class HangInvariant:
         if training is None:
             return
         idle_s = at - max(training.last_step_at, training.phase_changed_at, gang.newest.started_at)
-        if all_idle := reason_phrases.ALL_RANKS_IDLE in fact.reason:
+        if all_idle := ReasonPhrase.ALL_RANKS_IDLE in fact.reason:
             idle_s = training.idle_s(at, MAX_DETECTION_DELAY_S + (MEASURED_LATE - 1) * gang.spec.hang_after_idle_s)
             _check_idle_ranks(training, gang, idle_s)
-        silent = reason_phrases.RANK_SILENT in fact.reason
+        silent = ReasonPhrase.RANK_SILENT in fact.reason
         if silent:
             _check_silent_rank(training, fact, at)
         least_s = gang.spec.hang_after_idle_s if all_idle else gang.spec.hang_after_s
@@ -131,3 +134,34 @@ def _check_idle_ranks(training: Training, gang: Gang, idle_s: float) -> None:
 def _in_known_phase(training: Training, at: float) -> bool:
     """The ranks are in a declared phase, and have been there for long enough that the coordinator knows."""
     return training.in_declared_phase and at - training.phase_changed_at >= PHASE_REPORT_DELAY_S
+
+
+class StragglerInvariant:
+    """Which nodes were left for which rank, in this run of each gang's job, and since when each generation has a
+    straggler on a node."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._named_at: dict[tuple[str, int, str], float] = {}
+        self._left: dict[tuple[str, int], str] = {}
+
+    def check_named(self, fact: facts.StragglerDetected, at: float) -> None:
+        """The core records a straggler, or that it has lasted."""
+        who = f"invariant 12: rank {fact.rank} of {fact.gang} on {fact.node}"
+        training = self._world.newest_training(fact.gang)
+        rank = training.ranks.get(fact.rank) if training and training.generation == fact.generation else None
+        require(rank is None or rank.agent.node == fact.node, f"{who} is named, and runs elsewhere")
+        since = self._world.step_times.slow_since(fact.gang, fact.rank, fact.node)
+        require(since is not None, f"{who} is named a straggler, and was never slow")
+        named_at = self._named_at.setdefault((fact.gang, fact.generation, fact.node), at)
+        rule = self._world.limits.straggler
+        if fact.response is None or rule is None:
+            return
+        require(at - named_at >= rule.share * rule.window_s, f"{who} has not lasted as long as the site says")
+        if fact.response is Response.SWAP:
+            first = self._left.setdefault((fact.gang, fact.rank), fact.node)
+            require(first == fact.node, f"{who} shall be left, although the rank was as slow on {first}")
+
+    def run_ended(self, gang: str) -> None:
+        """A run of the gang's job is over."""
+        self._left = {key: node for key, node in self._left.items() if key[0] != gang}

@@ -1,6 +1,7 @@
 """A simulated cluster for scripts: one gang, a healthy network, and faults exactly when the script injects them.
 
-Nothing is random, so the same script gives the same transcript.
+Nothing is random, so the same script gives the same transcript. Tests of the core use it in Python; a method that takes
+only words is also a command of `script`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Response
-from muster.daemon.coordinator.core.turn.state_updates import apply
-from muster.simulator.environment.durations import Durations
 from muster.simulator.environment.machine import Machine
+from muster.simulator.environment.schedule import Durations
 from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.world.agent import Agent
 from muster.simulator.world.slurm_jobs import JobSubmission
@@ -126,10 +126,7 @@ class Scenario:
 
     def replayed_state(self) -> DurableState:
         """The durable state that a replay of the journal gives."""
-        state = DurableState()
-        for at, fact in self.journal:
-            apply(state, fact, at)
-        return state
+        return self.world.coordinator.journal.load(use_snapshot=False)
 
     def transcript(self) -> list[str]:
         """Everything that happened, one line each."""
@@ -359,6 +356,18 @@ class Scenario:
         for node in nodes:
             self.world.note(f"another job starts on {node}")
             self.world.kept_memory.job_starts(node, 1 + self.gang.slurm.job)
+
+    def cancel(self) -> None:
+        """A user runs `muster cancel`."""
+        self.post_event(events.CancelRequested("g", "uid 1000"))
+
+    def scancel(self) -> None:
+        """A user runs `scancel`."""
+        self.world.cluster.cancel(self.gang.slurm.job)
+
+    def full_storage(self, seconds: str) -> None:
+        """Durable storage is full for this many seconds."""
+        self.world.durable_storage.fails_until = self.now + float(seconds)
 
     def finish(self) -> None:
         """Every rank exits with 0: the script has come to its end."""
