@@ -47,7 +47,7 @@ class Scenario:
         step_s: seconds that a step takes.
         launch_s: seconds from the job's start until its processes start.
         stop_s: seconds that a rank's process lives on after its last step, if it was asked to stop.
-        copy_s: seconds until a buddy has its copy of a shard.
+        copy_s: seconds until another node has a shard.
         fabric: what Slurm and the site say of the network. None: the leaf of each node, when its agent attaches.
         packed: where tensor groups shall be: "leaf", "require leaf". Empty: nothing is asked.
         if_worse: what the job does if they are not: "wait", "shrink".

@@ -150,8 +150,8 @@ class SeedRun:
         self._fail_launches(seed)
         self._allow_idleness(seed)
         self._has_groups = random.Random(f"groups {seed}").random() < 0.3  # as in `_step_s`
-        self._more_copies = random.Random(f"copies {seed}").choice([0, 0, 0, 0, 1, 2])  # likewise
-        self._parity_nodes = random.Random(f"parity {seed}").choice([0, 0, 0, 3, 4])  # likewise
+        self._more_holders = random.Random(f"copies {seed}").choice([0, 0, 0, 0, 1, 2])  # likewise
+        self._group_nodes = random.Random(f"parity {seed}").choice([0, 0, 0, 3, 4])  # likewise
         self._is_sharded = random.Random(f"sharded {seed}").random() < 0.5  # likewise
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
         self._goes_on = random.Random(f"earlier run {seed}").random() < 0.06  # likewise
@@ -163,9 +163,9 @@ class SeedRun:
         ranks = spec.nodes * spec.ranks_per_node
         tensor = 2 if self._has_groups and ranks % 2 == 0 and not spec.min_nodes else 1
         spec = replace(spec, preflight=self._preflight, hang_after_idle_s=self._hang_after_idle_s, tensor=tensor)
-        spec = replace(spec, more_copies=self._more_copies)
-        if spec.nodes >= 3 and self._parity_nodes:
-            spec = replace(spec, more_copies=0, parity_nodes=self._parity_nodes)
+        spec = replace(spec, more_holders=self._more_holders)
+        if spec.nodes >= 3 and self._group_nodes:
+            spec = replace(spec, more_holders=0, group_nodes=self._group_nodes)
         if self._has_no_folder:
             return replace(spec, durable_dir="")
         return replace(spec, resume_from=EARLIER_RUN) if self._goes_on and spec.durable_dir else spec

@@ -44,8 +44,8 @@ MAX_BLOCKS_PER_RANK = 8
 """Blocks of step times of one rank in one status."""
 MAX_COPIES = 4
 """Nodes that hold a rank's state, its own among them."""
-MAX_PARITY_NODES = 32
-"""Nodes that hold the parity of their states together. More would take long to rebuild a state from."""
+MAX_GROUP_NODES = 32
+"""Nodes of a protection group. More would take long to rebuild a state from."""
 MAX_SHARDS_PER_NODE = 4 * MAX_COPIES * MAX_RANKS_PER_NODE
 """Shards in one status: two slots and two of each replica for each rank, and as many again while replicas are
 rebuilt."""

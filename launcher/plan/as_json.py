@@ -49,7 +49,7 @@ def to_dict(prepared: PreparedPlan) -> dict[str, Any]:
         "update_s": found.step.optimizer,
         "mfu": found.step.utilization,
         "memory_bytes": {**asdict(found.memory), "total": found.memory.total, "gpu": plan.chip.memory},
-        "node_memory_bytes": {**asdict(host), "total": host.total},
+        "node_memory_bytes": {**host.named, "total": host.total},
         "fits": found.fits,
         "fitting_split": found.fitting_split
         and {"tensor": found.fitting_split.tensor, "pipeline": found.fitting_split.pipeline},

@@ -1,9 +1,9 @@
 """What memory checkpoints need of each node's own memory, and which nodes have it. Pure.
 
-A rank has two slots, each as large as its state: parameters, the optimizer's state and the fp32 copy. A node keeps
-copies for other nodes, of two versions, without what its own ranks hold as well. Where each node has whole replicas of
-the model (no pipeline), only the sharded part of the state differs from node to node. A GPU's state is copied straight
-into slots, so no other pinned memory is needed. What is offloaded to the host is there besides.
+A rank has two slots, each as large as its state: parameters, the optimizer's state and the fp32 copy. What a node
+keeps for others follows from the redundancy that the job asks for (`checkpoint.redundancy`). Where each node has whole
+replicas of the model (no pipeline), only the sharded part of the state differs from node to node. A GPU's state is
+copied straight into slots, so no other pinned memory is needed. What is offloaded to the host is there besides.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from muster.checkpoint.redundancy.scheme import MemoryNeed
+from muster.checkpoint.redundancy.schemes import MEMORY_NAMES
 from muster.fabric.cost.model import Model, Offload, Sharding
 from muster.fabric.estimate.memory import memory
 from muster.fabric.estimate.schedule import Schedule
@@ -23,7 +25,7 @@ from muster.launcher.spec.checkpoint import is_url
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.types import Node
 
-SLOTS, VERSIONS_OF_COPIES = 2, 2
+SLOTS = 2
 """Of each rank: the committed version, and the next one."""
 UPLOADS = 384 << 20
 """Bytes that an agent needs to upload durable checkpoints: four files at a time, three parts of 32 MiB each."""
@@ -37,27 +39,30 @@ class NodeMemory:
     """Bytes of each node's own memory."""
 
     slots: float
-    copies: float
-    """Of the states of another node's ranks."""
+    kept: MemoryNeed | None
+    """For other nodes; None: no state is kept in memory."""
     offloaded: float
     """State that the training itself keeps there."""
-    parity: float = 0.0
-    """The node's part of the parity of its group, in place of copies."""
     uploads: float = 0.0
     """Parts of durable checkpoints on their way to a store of objects."""
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.slots + self.copies + self.offloaded + self.parity + self.uploads
+        return sum(self.named.values())
+
+    @property
+    def named(self) -> dict[str, float]:
+        """Its parts, as `muster plan --json` names them."""
+        kept = {name: self.kept.bytes if self.kept and self.kept.name == name else 0.0 for name in MEMORY_NAMES}
+        return {"slots": self.slots, **kept, "offloaded": self.offloaded, "uploads": self.uploads}
 
     @property
     def words(self) -> str:
         """The sum and its parts."""
         parts = {
             "slots": self.slots,
-            "copies for other nodes": self.copies,
-            "parity of its group": self.parity,
+            **({self.kept.words: self.kept.bytes} if self.kept else {}),
             "offloaded state": self.offloaded,
             "uploads of durable checkpoints": self.uploads,
         }
@@ -70,23 +75,15 @@ def node_memory(job: Job, model: Model, schedule: Schedule) -> NodeMemory:
     axes, ranks = job.axes, job.local_ranks
     offloaded = memory(model, axes, schedule).host * ranks
     if not job.checkpoint.memory:
-        return NodeMemory(0.0, 0.0, offloaded)
+        return NodeMemory(0.0, None, offloaded)
     held = memory(replace(model, offload=Offload.NONE), axes, schedule)  # a snapshot holds it, wherever it is
     state = held.parameters + held.optimizer
     sharded = {Sharding.NONE: 0.0, Sharding.PARAMETERS: state}.get(model.sharding, held.optimizer)
     replica_on_each = axes.pipeline == 1 and ranks % axes.tensor == 0 and axes.data > 1
     own = sharded if replica_on_each else state
     uploads = float(UPLOADS) if is_url(job.durable_dir) else 0.0
-    if job.checkpoint.parity:
-        parity = VERSIONS_OF_COPIES * state * ranks / (_smallest_group(job.nodes, job.checkpoint.parity) - 1)
-        return NodeMemory(SLOTS * state * ranks, 0.0, offloaded, parity, uploads)
-    copies = VERSIONS_OF_COPIES * (job.checkpoint.copies - 1) * own * ranks if job.nodes > 1 else 0.0
-    return NodeMemory(SLOTS * state * ranks, copies, offloaded, uploads=uploads)
-
-
-def _smallest_group(nodes: int, most: int) -> int:
-    """Nodes of the smallest parity group (`placement.parity_groups`), if there are `most` or more of them."""
-    return nodes // -(-nodes // most)
+    kept = job.checkpoint.redundancy.memory_need(job.nodes, state * ranks, own * ranks)
+    return NodeMemory(SLOTS * state * ranks, kept, offloaded, uploads)
 
 
 def needed_memory(job: Job) -> NodeMemory | None:

@@ -2,5 +2,5 @@
 
 Pure. `commands` and `submission` import this folder.
 
-May import: `daemon.transport`, `fabric.groups`, `fabric.model`, `launcher`, `slurm.client`.
+May import: `checkpoint.redundancy`, `daemon.transport`, `fabric.groups`, `fabric.model`, `launcher`, `slurm.client`.
 """

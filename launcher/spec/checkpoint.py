@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from muster.checkpoint.redundancy.scheme import Redundancy
+from muster.checkpoint.redundancy.schemes import redundancy_of
 from muster.daemon.transport import job_limits
 from muster.launcher.spec.table import Table
 
@@ -27,7 +29,7 @@ class CheckpointTable(Table):
     """Whether each finished step is kept in the memory of nodes."""
     copies: Annotated[int, Field(strict=True, ge=2, le=job_limits.MAX_COPIES)] = 2
     """On how many nodes each rank's state is kept in memory, its own node among them."""
-    parity: Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_PARITY_NODES)] = 0
+    parity: Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_GROUP_NODES)] = 0
     """Instead of copies, groups of so many nodes at most hold one parity of their states together. 0: copies."""
     durable_every: str = ""
     """Write a durable checkpoint while the job trains: "500 steps", "30 minutes" or "auto". Empty: never unasked."""
@@ -42,10 +44,10 @@ class CheckpointTable(Table):
 
     @field_validator("parity")
     @classmethod
-    def _check_parity(cls, value: int) -> int:
+    def _check_group(cls, value: int) -> int:
         if value in (1, 2):
             raise ValueError(
-                f"must be the nodes of a group, 3 to {job_limits.MAX_PARITY_NODES}, or 0: with 2 it would be a copy"
+                f"must be the nodes of a group, 3 to {job_limits.MAX_GROUP_NODES}, or 0: with 2 it would be a copy"
             )
         return value
 
@@ -66,6 +68,11 @@ class CheckpointTable(Table):
     def durable_every_s(self) -> float:
         """Seconds between two durable checkpoints; 0: the time does not count."""
         return self._every("minute") * MINUTE_S
+
+    @property
+    def redundancy(self) -> Redundancy:
+        """How the states in memory outlive the loss of nodes."""
+        return redundancy_of(self.copies - 2, self.parity)
 
     def _every(self, unit: str) -> int:
         found = _EVERY.fullmatch(self.durable_every)
@@ -103,8 +110,8 @@ def check_trust(durable_dir: str, table: CheckpointTable) -> None:
         )
 
 
-def check_parity(table: CheckpointTable, nodes: int) -> None:
-    """Raises ValueError: the job can't have such parities."""
+def check_redundancy(table: CheckpointTable, nodes: int) -> None:
+    """Raises ValueError: the job can't have its states kept as it asks."""
     if table.parity > nodes:
         raise ValueError(
             f"checkpoint.parity = {table.parity} must not be more than nodes = {nodes}: a group has nodes with ranks"

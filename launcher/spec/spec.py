@@ -29,7 +29,15 @@ from pydantic import (
 from muster.daemon.transport import job_limits, toml_text
 from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec.checkpoint import AUTO, HOUR_S, CheckpointTable, check_parity, check_trust, check_url, is_url
+from muster.launcher.spec.checkpoint import (
+    AUTO,
+    HOUR_S,
+    CheckpointTable,
+    check_redundancy,
+    check_trust,
+    check_url,
+    is_url,
+)
 from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import LINE_BREAK, explain_errors
 from muster.launcher.spec.flags import with_options
@@ -344,7 +352,7 @@ class Job(Table):
         """What the tables refuse of each other, and of the job's size."""
         checks: tuple[Callable[[], object], ...] = (
             lambda: check_trust(self.durable_dir, self.checkpoint),
-            lambda: check_parity(self.checkpoint, self.nodes),
+            lambda: check_redundancy(self.checkpoint, self.nodes),
             lambda: check_placement(self.placement, self.axes, self.local_ranks),
             lambda: check_model(self.model, self.parallelism, self.axes),
         )

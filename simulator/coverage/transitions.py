@@ -59,10 +59,10 @@ class TransitionRecorder:
                     self._count(fact.action)
                 if fact.version is not None and fact.action in ("start", "requeue"):
                     self._count("resume from kept memory")
-                if any(source.parity_ranks for source in fact.sources):
-                    self._count("restore from a parity")
-            case facts.FlushOrdered() if any(source.parity_ranks for source in fact.sources):
-                self._count("flush from a parity")
+                if any(source.combined_ranks for source in fact.sources):
+                    self._count("restore rebuilt shards")
+            case facts.FlushOrdered() if any(source.combined_ranks for source in fact.sources):
+                self._count("flush rebuilt shards")
             case facts.NodeJudged():
                 self._change_health(fact.node, fact.health)
             case facts.MemberJoined():

@@ -107,7 +107,7 @@ class DurationSampler:
         return self._sample_s(self._durations.store_s)
 
     def copy_s(self) -> float:
-        """Copying a shard to the buddy."""
+        """Copying a shard to another node."""
         return self._sample_s(self._durations.copy_s)
 
     def flush_s(self) -> float:

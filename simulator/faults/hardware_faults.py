@@ -103,11 +103,11 @@ def power_off_rack(world: World, gang: str) -> None:
             take_down(world, node, closes=False)
 
 
-def power_off_buddies(world: World, gang: str) -> None:
-    """A node and its buddy lose power at once."""
+def power_off_with_holder(world: World, gang: str) -> None:
+    """A node and the holder of its shards lose power at once."""
     gang_state, node = world.gang(gang), targets.random_node(world, gang)
     seat = next((seat for seat in gang_state.roster.seats if seat.node == node), None) if gang_state else None
-    for name in dict.fromkeys((node, seat.buddy or node) if seat else (node,)):
+    for name in dict.fromkeys((node, seat.holder or node) if seat else (node,)):
         take_down(world, name, closes=False)
 
 
@@ -188,7 +188,7 @@ def flip_bit_in_only_version(world: World, gang: str) -> None:
     if training is None or training.over or known is None or 0 not in training.ranks:  # rank 0 may not be started yet
         return
     leader = training.ranks[0].agent.node
-    if node := next((seat.node for seat in known.roster.seats if seat.buddy == leader), ""):
+    if node := next((seat.node for seat in known.roster.seats if seat.holder == leader), ""):
         world.coordinator.post_event(events.FlushRequested(gang, "uid 1000"))
         world.schedule.call_later(1.0, take_down, world, node, True)
         world.schedule.call_later(1.0, _flip_bit_once_restored, world, gang, training.generation, leader)

@@ -57,7 +57,7 @@ FAULTS: dict[Fault, float] = {
     service.fail_batch_script: 0.9,
     service.clear_requeue_flag: 0.7,
     hardware.unfit_then_failure: 24,
-    hardware.power_off_buddies: 2,
+    hardware.power_off_with_holder: 2,
     service.request_flush: 1,
     service.fail_durable_storage: 1.4,
     service.false_accusation: 1,

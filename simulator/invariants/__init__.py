@@ -10,7 +10,7 @@ back, for ten minutes at most, and never beside another job. 8. A precursor cost
 where a spare is ready. 9. No healthy node is named for corrupted data, and no state on which replicas disagree is
 restored. 10. No generation starts on a node whose check has failed while a node that passed is there, and no node is
 left out for a check that it did not fail. 11. Muster resumes only a node that it drained itself, and that has passed a
-check since. 12. Only a slow rank is named a straggler. 13. Seats, buddies and watched peers follow the network that the
+check since. 12. Only a slow rank is named a straggler. 13. Seats, holders and watched peers follow the network that the
 coordinator has read.
 
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
@@ -35,7 +35,7 @@ durable state, and the core's rules come to an end in every turn.
 A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node
 resumes.
 
-May import: `checkpoint.store.parity`, `daemon.coordinator.core`, `daemon.coordinator.core.detection`,
+May import: `checkpoint.redundancy`, `daemon.coordinator.core`, `daemon.coordinator.core.detection`,
 `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
 `daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.node.kept_memory`, `fabric.model`,
 `simulator.coverage`, `simulator.environment`, `simulator.world`, `slurm.client`.

@@ -1,7 +1,7 @@
 """Invariant 4 for seats: a generation starts on as many nodes as its job asks for, and its store is on one of them.
 
 Invariant 13: seats follow the network that the coordinator has read. Groups that communicate most are on one leaf where
-that is possible, and buddies and watched peers fail together with a node as seldom as possible.
+that is possible, and nodes that hold the same state and watched peers fail together with a node as seldom as possible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SeatInvariant:
         """The coordinator starts a generation."""
         if core.observed.fabric is not None and core.observed.fabric.topologies:
             fabric = core.observed.fabric.topologies[0].fabric
-            self._check_copies(fabric, fact, gang.spec)
+            self._check_holders(fabric, fact, gang.spec)
             if gang.spec.tensor == 2 and gang.spec.ranks_per_node == 1 and fact.generation == 1:
                 self._check_pairs(fabric, gang, fact)
         require(
@@ -54,20 +54,21 @@ class SeatInvariant:
             f"waiting",
         )
 
-    def _check_copies(self, fabric: Fabric, fact: facts.GenerationStarted, spec: events.GangSpec) -> None:
-        """A buddy, and the peers that watch a node, share as few failure domains with it as any other nodes would."""
+    def _check_holders(self, fabric: Fabric, fact: facts.GenerationStarted, spec: events.GangSpec) -> None:
+        """The holders of a node's shards, and the peers that watch it, share as few failure domains with it as any
+        other nodes would."""
         carriers = [seat.node for seat in fact.seats]
         everybody = carriers + [seat.node for seat in fact.spares]
-        wanted = min(1 + spec.more_copies, len(carriers) - 1)
-        if spec.parity_nodes and wanted:
-            self._check_parity_groups(fact, spec.parity_nodes)
+        wanted = min(1 + spec.more_holders, len(carriers) - 1)
+        if spec.group_nodes and wanted:
+            self._check_groups(fact, spec.group_nodes)
             wanted = 0
         for seat in fact.seats:
             require(
-                len(seat.buddies) == wanted, f"invariant 13: {seat.node} has {len(seat.buddies)} of {wanted} buddies"
+                len(seat.holders) == wanted, f"invariant 13: {seat.node} has {len(seat.holders)} of {wanted} holders"
             )
         for seat in (*fact.seats, *fact.spares):
-            for chosen, among in ((seat.buddies, carriers), (seat.watched_peers, everybody)):
+            for chosen, among in ((seat.holders, carriers), (seat.watched_peers, everybody)):
                 shared = sorted(_shared(fabric, seat.node, other) for other in among if other != seat.node)
                 found = sorted(_shared(fabric, seat.node, other) for other in chosen)
                 require(
@@ -79,13 +80,13 @@ class SeatInvariant:
                     f"invariant 13: {', '.join(chosen)} fail together with {seat.node} more often than others would",
                 )
 
-    def _check_parity_groups(self, fact: facts.GenerationStarted, most: int) -> None:
+    def _check_groups(self, fact: facts.GenerationStarted, most: int) -> None:
         """Each node with ranks is in one group, of `most` nodes at most, and not alone."""
-        grouped = sorted(node for group in fact.parity_groups for node in group)
-        sizes = {len(group) for group in fact.parity_groups}
+        grouped = sorted(node for group in fact.protection_groups for node in group)
+        sizes = {len(group) for group in fact.protection_groups}
         require(
             grouped == sorted(seat.node for seat in fact.seats) and min(sizes) >= 2 and max(sizes) <= max(most, 3),
-            f"invariant 13: the nodes are not divided into parity groups of 2 to {most}: {fact.parity_groups}",
+            f"invariant 13: the nodes are not divided into groups of 2 to {most}: {fact.protection_groups}",
         )
 
     def _check_pairs(self, fabric: Fabric, gang: Gang, fact: facts.GenerationStarted) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from muster.checkpoint.store.parity.parity_places import ParityPlaces
+from muster.checkpoint.redundancy.scheme import Place
+from muster.checkpoint.redundancy.wire import places_of_order
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -45,30 +47,24 @@ class VersionInvariant:
 
     def version_committed(self, gang: str, order: pb.Order, version: Version) -> None:
         """A leader with this order commits a version."""
-        for place in order.places:
-            copies = [
-                node
-                for (id, node), agent in self._world.agents.items()
-                if id == gang and agent.alive and version in agent.memory.versions_of(place.rank)
-            ]
-            if order.parity_groups:
-                self._check_parity(gang, order, place, version)
-                continue
-            required_copies = min(2, len({p.node for p in order.places}))
-            ended_agents = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
-            require(
-                len(copies) + ended_agents >= required_copies,
-                f"invariant 2: {version} is committed, but the shard of rank {place.rank} is only on {copies}",
-            )
+        nodes = {seat.node for seat in order.places}
+        for node in nodes:
+            places = places_of_order(order, node)
+            for rank in (seat.rank for seat in order.places if seat.node == node):
+                self._check_places(gang, version, rank, places.sent(rank), required=min(2, len(nodes)) - 1)
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
-    def _check_parity(self, gang: str, order: pb.Order, place: pb.RankPlace, version: Version) -> None:
-        """Every other node of the group has the shard in its part, unless the agent that held it has ended."""
-        for part in ParityPlaces(order, place.node).sent[place.rank]:
-            agent = self._world.agents.get((gang, part.holder))
+    def _check_places(self, gang: str, version: Version, rank: int, places: Sequence[Place], required: int) -> None:
+        """The shard is in all of its places, unless the agent that held it has ended."""
+        require(
+            len(places) >= required,
+            f"invariant 2: {version} is committed, but rank {rank} has {len(places)} places beside its node",
+        )
+        for place in places:
+            agent = self._world.agents.get((gang, place.holder))
             require(
-                agent is None or not agent.alive or agent.memory.combines(part, place.rank, version),
-                f"invariant 2: {version} is committed, and {part.holder}'s part of the parity lacks rank {place.rank}",
+                agent is None or not agent.alive or agent.memory.has_taken(place, rank, version),
+                f"invariant 2: {version} is committed, and {place.holder} lacks the shard of rank {rank}",
             )
 
     def generation_fenced(self, gang: Gang, fact: facts.GenerationFenced) -> None:
@@ -154,7 +150,7 @@ class VersionInvariant:
 
     def _is_available(self, gang: Gang, version: Version, ranks: int, *, rebuilds: bool) -> bool:
         """The shards of the first `ranks` ranks are on nodes with which the coordinator has been in contact for some
-        time. With `rebuilds`, a lost one counts if its parity is there."""
+        time. With `rebuilds`, a lost one counts if what it is rebuilt from is there."""
         world = self._world
         if world.schedule.now - self._reachability.coordinator_since < STABLE_CONTACT_S:
             return False
@@ -172,12 +168,12 @@ class VersionInvariant:
                 continue
             if not self._reachability.was_unreachable(COORDINATOR, gang.id, node, STABLE_CONTACT_S):
                 held |= {rank for rank in written if version in agent.memory.versions_of(rank)}
-                parts |= {(p.ranks, p.part) for p in agent.memory.parities() if p.version == version}
+                parts |= {(p.ranks, p.part) for p in agent.memory.combined() if p.version == version}
         lost = set(range(ranks)) - held
         return all(rebuilds and self._can_be_rebuilt(rank, held, parts) for rank in lost)
 
     def _can_be_rebuilt(self, lost: int, held: set[int], parts: set[tuple[tuple[int, ...], int]]) -> bool:
-        """Whether all other ranks of a parity are held, and all parts beside the lost rank's own."""
+        """Whether all other ranks that are combined are held, and all parts beside the lost rank's own."""
         for ranks in {ranks for ranks, _ in parts if lost in ranks}:
             others = [part for part, rank in enumerate(ranks) if rank != lost]
             if all((ranks, part) in parts and ranks[part] in held for part in others):

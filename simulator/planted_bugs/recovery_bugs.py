@@ -28,27 +28,27 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         bug="E",
     ),
     "forget-the-replica": PlantedBug(
-        "The state of a lost node counts as lost although its buddy holds the replica.",
+        "The state of a lost node counts as lost although another node holds a copy.",
         function="_complete_versions",
         code="ranks.setdefault(A, B).add(C)",
         bug="shard.primary and ranks.setdefault(A, B).add(C)",
     ),
-    "forget-the-parity": PlantedBug(
-        "A shard counts as lost although it can be rebuilt from a parity.",
+    "forget-what-can-be-rebuilt": PlantedBug(
+        "A shard counts as lost although it can be rebuilt.",
         function="_choose_state",
         code="A.newest_left(B, C, with_rebuilt)",
         bug="A.newest_left(B, C)",
     ),
-    "stop-without-the-parity": PlantedBug(
+    "stop-without-what-can-be-rebuilt": PlantedBug(
         "A job that ends because a node is lost does not write what could be rebuilt.",
         function="unsaved_version",
         code="A.newest_left(B, C, D)",
         bug="A.newest_left(B, C)",
     ),
-    "name-one-part-of-a-parity": PlantedBug(
-        "The plan names one of the nodes that hold a parity, from which nothing can be rebuilt.",
+    "name-one-part": PlantedBug(
+        "The plan names one of the nodes from which a lost shard is rebuilt, from which alone nothing can be rebuilt.",
         function="_choose_state",
-        code="(*others, *(A for A in parities if B))",
+        code="(*others, *(A for A in rebuilt_from if B))",
         bug="others",
     ),
     "restore-what-replicas-disagree-on": PlantedBug(

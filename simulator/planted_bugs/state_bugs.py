@@ -29,12 +29,12 @@ STATE_BUGS: dict[str, PlantedBug] = {
     ),
     "forget-further-copies": PlantedBug(
         "A job that asks for three copies gets two.",
-        function="assign_seats",
-        code="1 + more_copies",
+        function="redundancy_of",
+        code="1 + more_holders",
         bug="1",
     ),
     "place-by-the-first-network": PlantedBug(
-        "Ranks, buddies and witnesses follow the network as it was when the gang first started.",
+        "Ranks, holders and witnesses follow the network as it was when the gang first started.",
         function="_fabric_of_switches",
         code="(A := _topology_of(gang, B)) is not None",
         bug="(A := _topology_of(gang, B)) is not None and gang.roster.fabric is None",

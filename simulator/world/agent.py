@@ -249,7 +249,7 @@ class Agent(Process):
             fenced_generation=0 if self.is_rogue else self.fenced_generation,
             ranks=tuple(ranks),
             shards=self.memory.shards(),
-            parities=self.memory.parities(),
+            combined=self.memory.combined(),
             committed=self.memory.committed,
             store_port=self.store_port,
             store_generation=self.store_generation if self.store_port else 0,

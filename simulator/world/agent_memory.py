@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from muster.checkpoint.format import versions
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
+from muster.checkpoint.redundancy.scheme import NodePlaces, Place
+from muster.checkpoint.redundancy.wire import places_of_order
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
-from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
-from muster.daemon.coordinator.core.state.events import Parity, ReplicaDisagreement, Shard, Version
+from muster.daemon.coordinator.core.state.events import CombinedShards, ReplicaDisagreement, Shard, Version
 from muster.simulator.environment.network import Fate
 from muster.simulator.world.snapshot_crashes import SnapshotPoint
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
@@ -43,8 +44,8 @@ class ShardMemory:
         self._digests: dict[tuple[int, bool, Version], str] = {}
         self._shards_cache: tuple[Shard, ...] | None = ()
         self._parts: dict[tuple[Version, tuple[int, ...], int], dict[int, str]] = {}
-        """The digests of what each part of a parity combines, by version, ranks and part."""
-        self._places = ParityPlaces(Order(), agent.node)
+        """The digests of what each part combines, by version, ranks and part."""
+        self._places = NodePlaces()
         self._tracker = CommitTracker(0, frozenset())
         self.disagreement: ReplicaDisagreement | None = None
         self._order = Order()
@@ -83,10 +84,10 @@ class ShardMemory:
         """A shard with this digest is here."""
         return any(self._digests.get((rank, own, version)) == text for own in (True, False))
 
-    def parities(self) -> tuple[Parity, ...]:
-        """All whole parts of parities of this node."""
+    def combined(self) -> tuple[CombinedShards, ...]:
+        """All whole parts of this node that combine shards."""
         return tuple(
-            Parity(
+            CombinedShards(
                 ranks,
                 version,
                 part,
@@ -97,12 +98,17 @@ class ShardMemory:
             if len(combined) == len(ranks) - 1
         )
 
-    def add_to_part(self, place: PartPlace, rank: int, version: Version) -> None:
-        """A rank's shard is in a part of a parity."""
-        self._parts.setdefault((version, place.ranks, place.part), {})[rank] = digest(rank, version)
+    def take(self, place: Place, rank: int, version: Version) -> None:
+        """A rank's shard has come to one of its places, which is here."""
+        if place.ranks:
+            self._parts.setdefault((version, place.ranks, place.part), {})[rank] = digest(rank, version)
+        else:
+            self.add(rank, False, version)
 
-    def combines(self, place: PartPlace, rank: int, version: Version) -> bool:
-        """Whether a rank's shard is in a part of a parity here."""
+    def has_taken(self, place: Place, rank: int, version: Version) -> bool:
+        """Whether a rank's shard is in one of its places, which is here."""
+        if not place.ranks:
+            return version in self.versions_of(rank)
         return rank in self._parts.get((version, place.ranks, place.part), {})
 
     def versions_of(self, rank: int) -> list[Version]:
@@ -147,7 +153,7 @@ class ShardMemory:
             self._tracker.agreement.enabled = not order.replicas_differ
         if order.duty != DUTY_RUN or order.generation <= max(self._order.generation, self._agent.fenced_generation):
             return
-        self._order, self._places = order, ParityPlaces(order, self._agent.node)
+        self._order, self._places = order, places_of_order(order, self._agent.node)
         nodes = frozenset(place.node for place in order.places)
         self._tracker = CommitTracker(
             order.generation, nodes, ReplicaAgreement(set(order.agreed_groups), not order.replicas_differ)
@@ -176,19 +182,17 @@ class ShardMemory:
             self._report_to_leader(Version(generation, self._next_step), True)
 
     def _replicate(self, version: Version, ranks: list[int]) -> None:
-        """Offer the shards to the buddies, or to the other nodes of the parity group, until they have stored them."""
+        """Offer the shards to all their places, until they are there."""
         if self.is_stale(version):
             return
-        member = next((m for m in self._order.members if m.node == self._agent.node), None)
-        buddies = [node for node in (member.buddy, *member.more_buddies) if node] if member else []
-        holders = [part.holder for rank in ranks for part in self._places.sent.get(rank, ())]
-        self._offer(version, ranks, [*buddies, *dict.fromkeys(holders)])
+        holders = [place.holder for rank in ranks for place in self._places.sent(rank)]
+        self._offer(version, ranks, list(dict.fromkeys(holders)))
 
-    def _offer(self, version: Version, ranks: list[int], buddies: list[str]) -> None:
+    def _offer(self, version: Version, ranks: list[int], holders: list[str]) -> None:
         """Offer the shards to one node after the other."""
         if self.is_stale(version):
             return
-        if not buddies:
+        if not holders:
             self._stored(version)
             return
 
@@ -196,20 +200,18 @@ class ShardMemory:
             if other.memory.is_stale(version):
                 return False
             for rank in ranks:
-                places = [place for place in self._places.sent.get(rank, ()) if place.holder == other.node]
-                for place in places:
-                    other.memory.add_to_part(place, rank, version)
-                if not places:
-                    other.memory.add(rank, False, version)
+                for place in self._places.sent(rank):
+                    if place.holder == other.node:
+                        other.memory.take(place, rank, version)
             other.status_changed(0.25)
             self._agent.world.snapshot_crashes.is_killed(self._agent, SnapshotPoint.COPIED)
             return True
 
         self._call(
-            buddies[0],
+            holders[0],
             store_copies,
-            partial(self._offer, version, ranks, buddies),
-            partial(self._offer, version, ranks, buddies[1:]),
+            partial(self._offer, version, ranks, holders),
+            partial(self._offer, version, ranks, holders[1:]),
         )
 
     def _stored(self, version: Version) -> None:

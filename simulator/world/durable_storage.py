@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from muster.checkpoint.redundancy import wire
 from muster.daemon.coordinator.core.state.events import Version
-from muster.v1.agent_pb2 import TIER_PARITY, FlushOrder
+from muster.v1.agent_pb2 import FlushOrder
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
@@ -53,7 +54,7 @@ class DurableStorage:
             agent.call_later(0.5, self._write, agent, order, flush)
             return
         own_ranks = [rank for rank, node in writer_of.items() if node == agent.node]
-        rebuilt = {source.rank for source in order.sources if source.tier == TIER_PARITY}
+        rebuilt = {source.rank for source in order.sources if wire.is_combined(source)}
         error = "no space left on device" if now < self.fails_until else ""
         if any(newest not in agent.memory.versions_of(rank) for rank in own_ranks if rank not in rebuilt):
             error = error or f"no shard of step {newest.step} stands here"

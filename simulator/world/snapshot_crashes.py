@@ -14,7 +14,7 @@ class SnapshotPoint(StrEnum):
     """Where an agent can be killed."""
 
     FILLED = "its ranks have filled their slots"
-    COPIED = "its buddy holds its copies, and it has not heard so"
+    COPIED = "its shards are in their places, and it has not heard so"
     STORED = "it knows that its copies are stored, and has told nobody"
     REPORTED = "the commit leader has counted its report"
     DECIDED = "it has decided about a version, and told nobody"

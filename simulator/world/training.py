@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster.checkpoint.format.versions import source_rank
+from muster.checkpoint.redundancy import wire
 from muster.daemon.coordinator.core.state.events import Version
 from muster.v1 import agent_pb2 as pb
-from muster.v1.agent_pb2 import TIER_PARITY
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
@@ -77,18 +77,18 @@ class Training:
         sources = [source for source in self._order.restore.sources if source.rank == needed]
         if not sources:
             return False
-        if all(source.tier == TIER_PARITY for source in sources):
+        if all(map(wire.is_combined, sources)):
             return self._can_be_rebuilt(rank, needed, version)
         holders = [self._world.reachable_peer(rank.agent, source.node) for source in sources]
         digests = [source.digest for source in sources if source.digest]
         return any(holder is not None and holder.memory.has(needed, version, digests[0]) for holder in holders)
 
     def _can_be_rebuilt(self, rank: Rank, lost: int, version: Version) -> bool:
-        """Whether all parts of a parity that the order names, and all other shards in them, can be fetched."""
+        """Whether all parts that the order names, and all other shards in them, can be fetched."""
         sources = [source for source in self._order.restore.sources if source.rank == lost]
-        ranks = tuple(sources[0].parity_ranks) if sources else ()
+        ranks = wire.combined_ranks(sources[0]) if sources else ()
         holders = [self._world.reachable_peer(rank.agent, source.node) for source in sources]
-        parts = [part for holder in holders if holder is not None for part in holder.memory.parities()]
+        parts = [part for holder in holders if holder is not None for part in holder.memory.combined()]
         found = {part.part for part in parts if (part.version, part.ranks) == (version, ranks)}
         others = set(ranks) - {lost}
         return {ranks[part] for part in found} >= others and (

@@ -11,8 +11,8 @@ MORE_SEEDS = {
     "blame-a-late-order": 600,  # ranks must still run when an agent that came late has just had its order
     "detached-counts-as-fenced": 600,  # an agent is detached at the moment of a fence, and its ranks live on
     "exit-with-the-requeue-flag": 600,  # the batch script ends while Slurm has not answered
-    "stop-without-the-parity": 600,  # a node is lost, there is no spare, and the parity is whole
-    "name-one-part-of-a-parity": 800,  # a lost node has no copy, and a spare is there
+    "stop-without-what-can-be-rebuilt": 600,  # a node is lost, there is no spare, and what it is rebuilt from is whole
+    "name-one-part": 800,  # a lost node has no copy, and a spare is there
     "hang-after-any-idleness": 600,  # few seeds measure idleness, and a hang ends soon after it began
     "shrink-without-a-shard": 900,  # a sharded gang must shrink, and another copy must be lost as well
     "stay-small": 900,  # a gang that could grow must be left alone for half a minute

@@ -156,7 +156,7 @@ def test_a_planned_swap_whose_leader_is_lost_restores_nothing_corrupt() -> None:
 def test_a_void_version_is_not_rebuilt_from_a_parity() -> None:
     """Only the leader knows that the version is void, and has freed the shard that differs. The parity has it still,
     and says nothing of its replicas."""
-    world = training(nodes=3, parity_nodes=3)
+    world = training(nodes=3, group_nodes=3)
     leader, *others = carrying(world)
     world.flip_bit(leader)
     world.run_until(lambda: world.agent(leader).memory.disagreement is not None)
@@ -184,7 +184,7 @@ def losing_the_last_other_version(durable_dir: str, flush: bool = True, spare_le
         world.post_event(events.FlushRequested("g", "alice"))
     world.run_for(2)
     leader = carrying(world)[0]
-    world.power_off(next(seat.node for seat in world.gang.roster.seats if seat.buddy == leader))
+    world.power_off(next(seat.node for seat in world.gang.roster.seats if seat.holder == leader))
     world.run_until(lambda: [(r.generation, r.running) for r in live_ranks(world)] == [(2, True)] * 3)
     if not spare_left:
         world.power_off(world.gang.roster.spares[0].node)

@@ -165,7 +165,7 @@ def test_buddies_and_witnesses_are_in_other_racks_and_on_other_power_feeds() -> 
     started(world)
     feed = {f"n{number}": number // 4 for number in range(8)}
     for seat in world.gang.roster.seats:
-        assert feed[seat.node] != feed[seat.buddy]
+        assert feed[seat.node] != feed[seat.holder]
         assert {feed[peer] for peer in seat.watched_peers} == {1 - feed[seat.node]}
 
 

@@ -1,5 +1,6 @@
 """Parity groups, and lost shards that the core has rebuilt from parities."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.checkpoint.redundancy.parity import Parity
 from muster.daemon.coordinator.core.recovery import restore_plan
-from muster.daemon.coordinator.core.recovery.parity.rebuildable import rebuildable
+from muster.daemon.coordinator.core.recovery.restore import lost_shards
+from muster.daemon.coordinator.core.recovery.restore.lost_shards import Rebuildable
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import Parity, Shard, Version
+from muster.daemon.coordinator.core.state.events import CombinedShards, Shard, Version
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.turn import placement
+from muster.daemon.coordinator.core.turn.communication import failure_domains_of
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders, source_messages
 from muster.fabric.sources.nesting import fabric_of_leaves
@@ -28,14 +31,20 @@ def held(*ranks: int) -> dict[str, list[Shard]]:
     return {f"n{rank}": [Shard(rank, VERSION, primary=True, digest=f"d{rank}")] for rank in ranks}
 
 
-def part(ranks: tuple[int, ...], number: int) -> Parity:
+def part(ranks: tuple[int, ...], number: int) -> CombinedShards:
     others = [rank if place != number else -1 for place, rank in enumerate(ranks)]
     digests = tuple(f"d{rank}" if rank >= 0 else "" for rank in others)
-    return Parity(ranks, VERSION, number, digests, tuple(9 * (rank >= 0) for rank in others))
+    return CombinedShards(ranks, VERSION, number, digests, tuple(9 * (rank >= 0) for rank in others))
 
 
-def parts(ranks: tuple[int, ...], *numbers: int) -> dict[str, list[Parity]]:
+def parts(ranks: tuple[int, ...], *numbers: int) -> dict[str, list[CombinedShards]]:
     return {f"n{ranks[number]}": [part(ranks, number)] for number in numbers}
+
+
+def rebuildable(
+    shards: dict[str, list[Shard]], combined: dict[str, list[CombinedShards]], leaving: Sequence[str] = ()
+) -> list[Rebuildable]:
+    return lost_shards.rebuildable(Parity(3), shards, combined, leaving)
 
 
 def test_a_lost_shard_is_rebuilt_from_all_parts_that_it_is_in_and_all_shards_in_these() -> None:
@@ -82,7 +91,7 @@ def test_each_node_is_in_one_group_whose_nodes_share_as_few_leaves_as_possible(l
     """`leaves`: how many nodes each of them has."""
     nodes = [f"l{leaf}n{number}" for leaf, count in enumerate(leaves) for number in range(count)]
     fabric = fabric_of_leaves({node: node.partition("n")[0] for node in nodes})
-    groups = placement.parity_groups(fabric, nodes, most)
+    groups = Parity(most).protect(nodes, failure_domains_of(fabric)).groups
     assert sorted(node for group in groups for node in group) == sorted(nodes if len(nodes) > 1 else [])
     assert {len(group) for group in groups} <= set(range(2, most + 1))
     for group in groups:
@@ -94,24 +103,25 @@ def test_groups_stay_with_the_newcomer_in_the_place_of_the_lost_node() -> None:
     nodes = [f"n{number}" for number in range(6)]
     fabric = fabric_of_leaves({node: "a" for node in [*nodes, "spare"]})
     groups = (("n0", "n3", "n1"), ("n4", "n2", "n5"))
-    before = [(node, "spare" if node == "n3" else node) for node in nodes]
-    ranked = [now for _, now in before]
-    kept = placement.parity_groups(fabric, ranked, 3, None, before, groups)
+    before = {node: "spare" if node == "n3" else node for node in nodes}
+    ranked = list(before.values())
+    apart = failure_domains_of(fabric)
+    kept = Parity(3).protect(ranked, apart, groups, before).groups
     assert kept == (("n0", "spare", "n1"), ("n4", "n2", "n5"))
-    assert placement.parity_groups(fabric, ranked[:5], 3, None, (), groups) != kept
+    assert Parity(3).protect(ranked[:5], apart, groups, None).groups != kept
 
 
 def trained(nodes: int, spares: int, **spec: object) -> Scenario:
     """A gang that has committed some steps."""
-    world = Scenario(nodes, spares, **{"parity_nodes": 3, **spec})  # type: ignore[arg-type]
+    world = Scenario(nodes, spares, **{"group_nodes": 3, **spec})  # type: ignore[arg-type]
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 5)
     return world
 
 
 def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
     world = trained(3, 1, sharded=True)
-    assert all(not seat.buddies for seat in world.gang.roster.seats)
-    (group,) = world.gang.restore.parity_groups
+    assert all(not seat.holders for seat in world.gang.roster.seats)
+    (group,) = world.gang.restore.protection_groups
     assert sorted(group) == sorted(seat.node for seat in world.gang.roster.seats)
     lost = next(seat for seat in world.gang.roster.seats if seat.group_rank == 1).node
     world.power_off(lost)
@@ -119,10 +129,10 @@ def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     assert started.version is not None
     rank_on = {seat.node: seat.group_rank for seat in started.seats}
-    ranks = tuple(rank_on[node] for node in started.parity_groups[0])
-    assert [bool(source.parity_ranks) for source in started.sources] == [False, True, False]
+    ranks = tuple(rank_on[node] for node in started.protection_groups[0])
+    assert [bool(source.combined_ranks) for source in started.sources] == [False, True, False]
     order = Orders(world.gang).for_node(started.seats[0].node)
-    assert [list(message.nodes) for message in order.parity_groups] == [list(started.parity_groups[0])]
+    assert [list(message.nodes) for message in order.parity_groups] == [list(started.protection_groups[0])]
     of_rank = [(source.node, source.tier, bool(source.digest)) for source in order.restore.sources if source.rank == 1]
     assert {node for node, _, _ in of_rank} == set(group) - {lost}
     assert [(tier, first) for _, tier, first in of_rank] == [(TIER_PARITY, True), (TIER_PARITY, False)]
@@ -134,7 +144,7 @@ def test_a_lost_nodes_rank_is_rebuilt_in_the_next_generation() -> None:
 def test_status_names_the_nodes_of_each_parity_and_no_copies() -> None:
     world = trained(3, 1)
     view = gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint
-    assert [tuple(group.nodes) for group in view.parity_groups] == list(world.gang.restore.parity_groups)
+    assert [tuple(group.nodes) for group in view.parity_groups] == list(world.gang.restore.protection_groups)
     assert view.copies == 0
 
 
@@ -143,7 +153,7 @@ def test_a_job_that_ends_because_a_node_is_lost_has_its_last_step_written() -> N
     world.power_off(world.gang.roster.seats[1].node)
     world.run_until(lambda: bool(world.facts(facts.FlushEnded)))
     (ordered,) = world.facts(facts.FlushOrdered)
-    (rebuilt,) = {source.rank for source in ordered.sources if source.parity_ranks}
+    (rebuilt,) = {source.rank for source in ordered.sources if source.combined_ranks}
     assert rebuilt == world.gang.roster.seats[1].group_rank
     assert world.gang.checkpoint.durable_version == ordered.version
 
@@ -165,14 +175,14 @@ def sources_by_rank(gang: Gang) -> dict[int, set[str]]:
 
 
 def test_fewer_replicas_get_a_lost_shard_from_a_parity_with_ranks_that_are_no_more() -> None:
-    world = trained(4, 0, parity_nodes=4, min_nodes=3)
+    world = trained(4, 0, group_nodes=4, min_nodes=3)
     places = [seat.node for seat in world.gang.roster.seats]
     world.power_off(places[0])
     world.run_until(lambda: world.gang.newest.generation == 2)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     assert started.version is not None
     assert len(started.seats) == 3
-    assert {source.rank: bool(source.parity_ranks) for source in started.sources} == {0: True, 1: False, 2: False}
+    assert {source.rank: bool(source.combined_ranks) for source in started.sources} == {0: True, 1: False, 2: False}
     assert sources_by_rank(world.gang) == {0: set(places[1:]), **{rank: {places[rank]} for rank in (1, 2, 3)}}
     restored = started.version.step
     world.run_until(lambda: world.core.observed.gang("g").step_number > restored)
@@ -185,9 +195,13 @@ def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_
         others = [rank for rank in ranks if rank != lost]
         shards, parities = held(*others), parts(ranks, *(ranks.index(rank) for rank in others))
         turn: Any = SimpleNamespace(
-            gang=SimpleNamespace(ranks_of=lambda version: 3, roster=SimpleNamespace(members={})),
+            gang=SimpleNamespace(
+                ranks_of=lambda version: 3,
+                roster=SimpleNamespace(members={}),
+                spec=SimpleNamespace(redundancy=Parity(4)),
+            ),
             shards_in_memory=lambda shards=shards: shards,
-            parities_in_memory=lambda parities=parities: parities,
+            combined_in_memory=lambda parities=parities: parities,
         )
         assert [one.shard.rank for one in restore_plan.with_rebuilt(turn)[1]] == found
         (rebuilt,) = restore_plan.with_rebuilt(turn, 4)[1]
@@ -204,7 +218,7 @@ def test_fewer_ranks_go_on_from_sharded_state_that_was_rebuilt_and_flushed_befor
     (ordered,) = world.facts(facts.FlushOrdered)
     (ended,) = world.facts(facts.FlushEnded)
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
-    assert {source.rank: bool(source.parity_ranks) for source in ordered.sources} == {0: False, 1: False, 2: True}
+    assert {source.rank: bool(source.combined_ranks) for source in ordered.sources} == {0: False, 1: False, 2: True}
     assert (len(started.seats), started.version) == (2, None)
     assert bool(started.durable_path) != fails
     assert started.durable_path == ended.path

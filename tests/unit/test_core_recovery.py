@@ -45,9 +45,9 @@ def test_buddies_and_watched_peers_sit_in_other_leaves() -> None:
     world = training(nodes=6, spares=2)
     leaf = {machine.name: machine.leaf for machine in world.machines.values()}
     for seat in world.gang.roster.seats:
-        assert seat.buddy != seat.node
+        assert seat.holder != seat.node
         others = [n for n in carriers(world) if leaf[n] != leaf[seat.node]]
-        assert not others or leaf[seat.buddy] != leaf[seat.node]
+        assert not others or leaf[seat.holder] != leaf[seat.node]
         assert len(set(seat.watched_peers)) == 4
 
 
@@ -628,7 +628,7 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
 def test_memory_on_a_removed_node_that_dies_later_is_given_up() -> None:
     world = training()
     node, buddy = next(
-        (seat.node, seat.buddy) for seat in world.gang.roster.seats if "n0" not in (seat.node, seat.buddy)
+        (seat.node, seat.holder) for seat in world.gang.roster.seats if "n0" not in (seat.node, seat.holder)
     )
     world.signal(node)
     world.signal(buddy)

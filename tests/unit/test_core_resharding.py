@@ -62,7 +62,7 @@ def test_a_shard_that_is_lost_with_its_replica_matters_where_it_is_part_of_the_s
     durable = world.gang.checkpoint.durable_version
     world.run_until(lambda: world.core.observed.gang("g").step_number > durable.step + 5)
     last = world.gang.roster.seats[-1]
-    start = goes_on(world, last.node, last.buddy)
+    start = goes_on(world, last.node, last.holder)
     assert (start.version is not None) == from_memory
     assert bool(start.durable_path) == (not from_memory)
 
@@ -70,7 +70,7 @@ def test_a_shard_that_is_lost_with_its_replica_matters_where_it_is_part_of_the_s
 def test_a_second_shrink_before_the_next_commit_reads_the_same_shards() -> None:
     world = training(sharded=True, copy_s=5.0)
     world.run_for(10.0)  # something is committed; after the shrink, nothing is so soon
-    buddies = {seat.node: seat.buddy for seat in world.gang.roster.seats}
+    buddies = {seat.node: seat.holder for seat in world.gang.roster.seats}
     first = goes_on(world, "n2")
     next_lost = next(n for n, buddy in buddies.items() if n not in ("n2", buddies["n2"]) and buddy != "n2")
     second = goes_on(world, next_lost)

@@ -43,7 +43,7 @@ def test_the_plan_names_every_node_that_holds_a_shard() -> None:
     (started,) = [fact for fact in world.facts(facts.GenerationStarted) if fact.generation == 2]
     homes = {seat.group_rank: seat.node for seat in world.gang.roster.seats}
     assert {source.rank: source.node for source in started.sources} == homes
-    buddies = {seat.group_rank: seat.buddy for seat in world.gang.roster.seats}
+    buddies = {seat.group_rank: seat.holder for seat in world.gang.roster.seats}
     assert {source.rank: source.node for source in started.other_sources} == buddies
     order = Orders(world.gang).for_node("n0")
     assert [(s.rank, s.node, bool(s.digest)) for s in order.restore.sources] == [

@@ -206,7 +206,7 @@ def test_copies_are_told_once_the_nodes_of_the_generation_hold_them() -> None:
     def copies() -> int:
         return gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint.copies
 
-    world = Scenario(3, 1, more_copies=1)
+    world = Scenario(3, 1, more_holders=1)
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
     assert copies() == 3
     world.power_off(world.gang.roster.seats[1].node)

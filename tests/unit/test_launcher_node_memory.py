@@ -37,36 +37,36 @@ def test_replicas_need_two_slots_a_rank_and_no_copies() -> None:
     needed = needed_memory(job())
     assert needed is not None
     assert needed.slots == 2 * 8 * 7e9 * 14
-    assert (needed.copies, needed.offloaded) == (0.0, 0.0)
+    assert (needed.named["copies"], needed.offloaded) == (0.0, 0.0)
 
 
 def test_sharded_state_is_small_but_differs_from_node_to_node() -> None:
     needed = needed_memory(job('[parallelism]\nsharding = "parameters"\n'))
     assert needed is not None
     assert needed.slots == pytest.approx(2 * 8 * 7e9 * 14 / 32)
-    assert needed.copies == needed.slots
+    assert needed.named["copies"] == needed.slots
     optimizer = needed_memory(job('[parallelism]\nsharding = "optimizer"\n'))
     assert optimizer is not None
     assert optimizer.slots == pytest.approx(2 * 8 * 7e9 * (2 + 12 / 32))
-    assert optimizer.copies == pytest.approx(2 * 8 * 7e9 * 12 / 32)
+    assert optimizer.named["copies"] == pytest.approx(2 * 8 * 7e9 * 12 / 32)
 
 
 def test_a_parity_takes_a_part_of_what_copies_take() -> None:
     sharded = '[parallelism]\nsharding = "parameters"\n[checkpoint]\nparity = '
     needed = needed_memory(job(sharded + "4"))
     assert needed is not None
-    assert (needed.copies, needed.parity) == (0.0, pytest.approx(needed.slots / 3))
-    assert needed.total == needed.slots + needed.parity
+    assert (needed.named["copies"], needed.named["parity"]) == (0.0, pytest.approx(needed.slots / 3))
+    assert needed.total == needed.slots + needed.named["parity"]
     assert "parity of its group" in needed.words
     smaller = needed_memory(job(sharded + "3"))  # two groups of 2 nodes
     assert smaller is not None
-    assert smaller.parity == pytest.approx(smaller.slots)
+    assert smaller.named["parity"] == pytest.approx(smaller.slots)
 
 
 def test_stages_of_a_pipeline_differ_from_node_to_node() -> None:
     needed = needed_memory(job("[parallelism]\npipeline = 4\n"))
     assert needed is not None
-    assert needed.copies == needed.slots == pytest.approx(2 * 8 * 7e9 * 14 / 4)
+    assert needed.named["copies"] == needed.slots == pytest.approx(2 * 8 * 7e9 * 14 / 4)
 
 
 def test_uploads_to_a_store_of_objects_need_memory() -> None:
@@ -86,7 +86,7 @@ def test_offloaded_state_is_there_besides() -> None:
     assert needed.slots == 2 * 8 * 7e9 * 14
     without = needed_memory(job("[checkpoint]\nmemory = false\n", model=MODEL + 'offload = "optimizer"\n'))
     assert without is not None
-    assert (without.slots, without.copies) == (0.0, 0.0)
+    assert (without.slots, without.named["copies"]) == (0.0, 0.0)
     assert without.offloaded == needed.offloaded
 
 

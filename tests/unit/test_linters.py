@@ -134,8 +134,12 @@ PLACEMENT = (
     "fabric/sources/tiers.py",
     "fabric/cost/reliability.py",
     "fabric/estimate/failures.py",
+    "checkpoint/redundancy/scheme.py",
+    "checkpoint/redundancy/schemes.py",
+    "checkpoint/redundancy/copies.py",
+    "checkpoint/redundancy/parity.py",
 )
-"""Where the core's seats come from, and how long the intervals of checkpoints are."""
+"""Where the core's seats come from, who holds their shards, and how long the intervals of checkpoints are."""
 CORE_MAY_SHARE = (
     "muster.daemon.coordinator.core",
     *(f"muster.{path.removesuffix('.py').replace('/', '.')}" for path in PLACEMENT),

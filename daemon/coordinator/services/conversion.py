@@ -58,7 +58,7 @@ _MAXIMA = {
     "durable_every_steps": job_limits.MAX_STEPS,
     "durable_keep": job_limits.MAX_STEPS,
     "more_copies": job_limits.MAX_COPIES - 2,
-    "parity_nodes": job_limits.MAX_PARITY_NODES,
+    "parity_nodes": job_limits.MAX_GROUP_NODES,
     "durable_keep_s": job_limits.MAX_SECONDS,
     "tensor_parallel": job_limits.MAX_RANKS,
     "context_parallel": job_limits.MAX_RANKS,
@@ -102,7 +102,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         fenced_generation=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
         shards=tuple(map(_shard, message.shards)),
-        parities=tuple(map(_parity, message.parities)),
+        combined=tuple(map(_combined, message.parities)),
         committed=_version(message.committed) if message.HasField("committed") else None,
         store_port=message.store_port,
         store_generation=message.store_generation,
@@ -212,8 +212,8 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
         durable_every_steps=message.durable_every_steps,
         durable_every_s=message.durable_every_s,
         durable_auto=message.durable_auto,
-        more_copies=message.more_copies,
-        parity_nodes=message.parity_nodes,
+        more_holders=message.more_copies,
+        group_nodes=message.parity_nodes,
         identity=job_identity(message),
         resume_from=message.resume_from,
     )
@@ -515,17 +515,18 @@ def _hang_place(message: agent_pb2.HangPlace) -> events.HangPlace:
     return events.HangPlace(message.waits, cut(message.where, job_limits.MAX_NAME_CHARS))
 
 
-def _parity(message: agent_pb2.ParityStatus) -> events.Parity:
-    """A part of a parity.
+def _combined(message: agent_pb2.ParityStatus) -> events.CombinedShards:
+    """A part that combines shards.
 
     Raises:
         InvalidMessage: it contradicts itself.
     """
     ranks, count = tuple(message.ranks), len(message.ranks)
-    if not message.part < count == len(message.digests) == len(message.bytes) <= job_limits.MAX_PARITY_NODES + 1:
+    if not message.part < count == len(message.digests) == len(message.bytes) <= job_limits.MAX_GROUP_NODES + 1:
         raise InvalidMessage(f"parities: a part of {count} ranks must be one of them, with as many digests and sizes")
     digests = tuple(cut(digest, job_limits.MAX_NAME_CHARS) for digest in message.digests)
-    return events.Parity(ranks, _version(message.version), message.part, digests, tuple(map(_bytes, message.bytes)))
+    sizes = tuple(map(_bytes, message.bytes))
+    return events.CombinedShards(ranks, _version(message.version), message.part, digests, sizes)
 
 
 def _shard(message: agent_pb2.ShardStatus) -> events.Shard:

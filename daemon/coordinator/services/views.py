@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from muster.checkpoint.redundancy import wire
 from muster.daemon.coordinator.core.detection import failure_rate
 from muster.daemon.coordinator.core.recovery import flushing, requeueing, restore_plan
 from muster.daemon.coordinator.core.recovery.planned_swap import drain_words
@@ -124,10 +125,9 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
         view.loses_steps = max(0, step - newest.step)
         view.loses_s = view.loses_steps * step_s
     if committed is not None and committed.generation == gang.newest.generation:  # so this generation's nodes hold it
-        view.copies = (
-            0 if gang.restore.parity_groups else min((1 + len(seat.buddies) for seat in gang.roster.seats), default=0)
-        )
-        view.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.restore.parity_groups)
+        groups = gang.restore.protection_groups
+        view.copies = 0 if groups else min((1 + len(seat.holders) for seat in gang.roster.seats), default=0)
+        view.parity_groups.extend(wire.group_messages(groups))
     if (restore := _restore_view(gang, seen)) is not None:
         view.restore.CopyFrom(restore)
     if gang.checkpoint.durable_version is not None:

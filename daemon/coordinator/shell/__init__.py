@@ -2,7 +2,7 @@
 
 `services` and `server` import it.
 
-May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
-`daemon.coordinator.journal`, `daemon.coordinator.leadership`, `daemon.coordinator.slurm`, `daemon.host`,
-`daemon.transport`, `slurm.client`.
+May import: `checkpoint.redundancy`, `daemon.coordinator.core`, `daemon.coordinator.core.state`,
+`daemon.coordinator.core.turn`, `daemon.coordinator.journal`, `daemon.coordinator.leadership`,
+`daemon.coordinator.slurm`, `daemon.host`, `daemon.transport`, `slurm.client`.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
+from muster.checkpoint.redundancy import wire
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.events import Version
@@ -113,7 +114,7 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     order.keep_stacks = gang.findings.hang is not None
     order.agreed_groups.extend(gang.newest.agreed_groups)
     order.mtbf_s = gang.newest.mtbf_s
-    order.parity_groups.extend(common_pb2.ParityGroup(nodes=group) for group in gang.restore.parity_groups)
+    order.parity_groups.extend(wire.group_messages(gang.restore.protection_groups))
     order.replicas_differ = gang.findings.disagreement is not None and gang.findings.disagreement.comparison_ends
     if gang.plans.swap is not None:
         order.planned_swap = gang.plans.swap.reason
@@ -146,8 +147,8 @@ def _member_message(member: Member, seat: facts.Seat | None, pod: str) -> common
         incarnation=member.incarnation,
         leaf=member.leaf,
         group_rank=seat.group_rank if seat else -1,
-        buddy=seat.buddy if seat else "",
-        more_buddies=seat.more_buddies if seat else (),
+        buddy=seat.holder if seat else "",
+        more_buddies=seat.more_holders if seat else (),
         neighbours=seat.watched_peers if seat else (),
         pod=pod,
         nvlink_domain=member.nvlink_domain,
@@ -159,17 +160,15 @@ def _version_message(version: Version) -> common_pb2.Version:
 
 
 def source_messages(sources: Iterable[facts.ShardSource]) -> Iterator[pb.RestoreSource]:
-    """The sources of a restore or a flush. The sources of a lost shard are the parts of its parity, in their order and
-    without the one that it is not in: the journal need not name them."""
+    """The sources of a restore or a flush. The sources of a lost shard are the parts that it is in, in their order:
+    the journal need not name them."""
     named: Counter[int] = Counter()
     for source in sources:
-        tier = pb.TIER_OWN if source.primary else pb.TIER_PARITY if source.parity_ranks else pb.TIER_BUDDY
+        tier = pb.TIER_OWN if source.primary else pb.TIER_BUDDY
         message = pb.RestoreSource(rank=source.rank, tier=tier, node=source.node, digest=source.digest)
-        if source.parity_ranks:
-            place = named[source.rank]
+        if source.combined_ranks:
+            wire.mark_combined(message, source.combined_ranks, named[source.rank])
             named[source.rank] += 1
-            message.parity_ranks.extend(source.parity_ranks)
-            message.parity_part = place + (place >= source.parity_ranks.index(source.rank))
         yield message
 
 

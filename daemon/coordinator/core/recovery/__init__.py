@@ -3,7 +3,7 @@ requeue.
 
 `core.core` imports it.
 
-May import: `checkpoint.format`, `daemon.coordinator.core.detection`,
-`daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.recovery.parity`, `daemon.coordinator.core.state`,
+May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.coordinator.core.detection`,
+`daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.recovery.restore`, `daemon.coordinator.core.state`,
 `daemon.coordinator.core.turn`, `fabric.cost`, `fabric.placement.maps`.
 """

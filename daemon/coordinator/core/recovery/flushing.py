@@ -4,7 +4,7 @@ from math import inf
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import restore_plan
-from muster.daemon.coordinator.core.recovery.parity import rebuildable
+from muster.daemon.coordinator.core.recovery.restore import lost_shards
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.events import Version
@@ -36,13 +36,13 @@ def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
 
 
 def flush_before_start(gang_turn: GangTurn, version: Version | None) -> bool:
-    """Order a flush of what can be rebuilt from parities and not be restored, because the next generation has another
+    """Order a flush of what can be rebuilt and not be restored, because the next generation has another
     number of ranks and reads parts of whole shards: it starts from the durable checkpoint then.
 
     `version`: in memory, from which it would start. True: the flush runs. Each recovery tries it once.
     """
     gang, newest = gang_turn.gang, unsaved_version(gang_turn)
-    if not gang.spec.parity_nodes or newest is None or (version is not None and version >= newest):
+    if not gang.spec.redundancy.rebuilds or newest is None or (version is not None and version >= newest):
         return False
     if gang.checkpoint.flush is not None and not is_over(gang):
         return True  # one that was ordered before ends first
@@ -98,8 +98,8 @@ def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
 
 def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, ...]:
     """The node that writes each rank's shard: one that has reported it, or else, of a version that the running
-    generation has committed, the rank's own node. A shard that no node holds is rebuilt from a parity by one of those
-    nodes that hold the parity."""
+    generation has committed, the rank's own node. A shard that no node holds is rebuilt by one of those nodes that hold
+    what it is rebuilt from."""
     gang, held = gang_turn.gang, gang_turn.shards_in_memory()
     home = {s.rank: n for n, shards in held.items() for s in shards if s.primary and s.version == version}
     leaving = frozenset(m.node for m in gang.roster.members.values() if m.removed)
@@ -108,7 +108,7 @@ def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, 
     if len(chosen) == ranks:
         return chosen
     lost = set(range(ranks)) - {source.rank for source in chosen}
-    rebuilt = tuple(rebuildable.sources_of(restore_plan.with_rebuilt(gang_turn)[1], version, lost))
+    rebuilt = tuple(lost_shards.sources_of(restore_plan.with_rebuilt(gang_turn)[1], version, lost))
     if {source.rank for source in rebuilt} == lost and not _all_train(gang_turn):
         return (*chosen, *rebuilt)
     per_node = gang.spec.ranks_per_node

@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
+from muster.checkpoint.redundancy.schemes import source_words
 from muster.daemon.coordinator.core.detection import failure_detector
-from muster.daemon.coordinator.core.recovery.parity import rebuildable
-from muster.daemon.coordinator.core.recovery.parity.rebuildable import Held, Rebuildable
+from muster.daemon.coordinator.core.recovery.restore import lost_shards
+from muster.daemon.coordinator.core.recovery.restore.lost_shards import Held, Rebuildable
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.facts import ShardSource, StateRestored
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -61,8 +62,7 @@ def newest_restorable(
 
 
 def _without_unknown_replicas(held: Held, void: Sequence[Version]) -> Held:
-    """`held` without shards of void versions that nobody can compare: one that is rebuilt from a parity says nothing of
-    its replicas."""
+    """`held` without shards of void versions that nobody can compare: what is rebuilt says nothing of replicas."""
     return {
         node: [shard for shard in shards if shard.replica_group or not _is_void(shard.version, void)]
         for node, shards in held.items()
@@ -105,25 +105,27 @@ def newest_left(
 
 
 def with_rebuilt(gang_turn: GangTurn, count: int | None = None) -> tuple[Held, list[Rebuildable]]:
-    """The shards in memory, with those that can be rebuilt from parities; and the latter alone.
+    """The shards in memory, with those that can be rebuilt; and the latter alone.
 
     `count`: of the ranks of a generation that starts. Ranks that put their states together from the shards of another
     number of ranks need whole shards, so nothing is rebuilt for them. None: for a flush, whose sources are the ranks
-    that wrote a version. A parity with further ranks, which have started from it after a growth, is of no use there.
+    that wrote a version. What combines further ranks, which have started from it after a growth, is of no use there.
     """
     ranks_of = gang_turn.gang.ranks_of
     held = gang_turn.shards_in_memory()
     leaving = [member.node for member in gang_turn.gang.roster.members.values() if member.removed]
     found = [
         one
-        for one in rebuildable.rebuildable(held, gang_turn.parities_in_memory(), leaving)
+        for one in lost_shards.rebuildable(
+            gang_turn.gang.spec.redundancy, held, gang_turn.combined_in_memory(), leaving
+        )
         if (
             not is_resharded(gang_turn, count, one.shard.version)
             if count is not None
             else max(one.ranks) < ranks_of(one.shard.version)
         )
     ]
-    return rebuildable.added(held, found), found
+    return lost_shards.added(held, found), found
 
 
 def is_resharded(gang_turn: GangTurn, count: int, version: Version) -> bool:
@@ -154,7 +156,7 @@ def memory_may_return(gang_turn: GangTurn) -> bool:
         node
         for node, agent in known.items()
         if all(shard.version <= saved for shard in agent.status.shards)
-        and all(parity.version <= saved for parity in agent.status.parities)
+        and all(part.version <= saved for part in agent.status.combined)
     }
     gone_at = (known[node].gone_at if node in known else 0.0 for node in away if node not in empty)
     until = [max(observed.observing_since, at) + failure_detector.REATTACH_S for at in gone_at]
@@ -238,7 +240,7 @@ def choose_sources(
         home: rank → the node that the rank will run on.
         leaving: removed nodes; used only if no other node holds the shard.
 
-    The rank's own node comes first, then a primary shard elsewhere, then a buddy's replica; a leaving node comes last.
+    The rank's own node comes first, then a primary shard elsewhere, then a replica; a leaving node comes last.
     """
 
     def rating(node: str, shard: Shard) -> tuple[bool, bool, bool]:
@@ -275,11 +277,11 @@ def other_sources(
 
 
 def combined_sources(
-    held: Held, version: Version, parities: Iterable[ShardSource], count: int, leaving: frozenset[str]
+    held: Held, version: Version, rebuilt_from: Iterable[ShardSource], count: int, leaving: frozenset[str]
 ) -> tuple[ShardSource, ...]:
-    """One source for each shard that the `parities` of lost shards combine, and that no rank of a generation starts
-    from: those of ranks `count` and up. Without them the lost shards can't be rebuilt."""
-    combined = {rank for source in parities for rank in source.parity_ranks if rank >= count}
+    """One source for each shard that is combined with a lost one in `rebuilt_from`, and that no rank of a generation
+    starts from: those of ranks `count` and up. Without them the lost shards can't be rebuilt."""
+    combined = {rank for source in rebuilt_from for rank in source.combined_ranks if rank >= count}
     if not combined:
         return ()
     chosen = choose_sources(held, version, 1 + max(combined), {}, leaving)
@@ -288,14 +290,14 @@ def combined_sources(
 
 def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
     """How many ranks of the running generation get their states from where, and from which other nodes: from the "own
-    memory" of their nodes, a "buddy" (a replica), a "former node" that still has the shard, or a "parity"."""
+    memory" of their nodes, a "former node" that still has the shard, or as `schemes.source_words` says it."""
     per_node = gang.spec.ranks_per_node
     home = {seat.group_rank: seat.node for seat in gang.roster.seats}
     found: dict[str, tuple[int, list[str]]] = {}
     for source in gang.restore.restore_sources:
         here = home.get(source.rank // per_node) == source.node
-        kind = "own memory" if here else "former node" if source.primary else "buddy"
-        kind = "parity" if source.parity_ranks else kind
+        kind = "own memory" if here else "former node" if source.primary else ""
+        kind = kind if kind and not source.combined_ranks else source_words(bool(source.combined_ranks))
         ranks, nodes = found.get(kind, (0, []))
         if kind != "own memory" and source.node not in nodes:
             nodes.append(source.node)

@@ -1,7 +1,7 @@
 """When the ranks of a second, healthy node move after a loss: only if the steps until the next loss save more time than
 the transfer of the node's state takes.
 
-A second move costs no committed step: the ranks' shards stand in the memory of their old node and of its buddy, which
+A second move costs no committed step: the ranks' shards stand in the memory of their old node and of its holder, which
 stay in the gang, and each of them is a source (`restore_plan.choose_sources`). What it costs is the time of one more
 transfer, for which the recovery waits. So no ranks move to a spare that is doubtful, and none do while nothing is known
 of the size of the state.

@@ -13,6 +13,7 @@ their silence is no evidence. Once resumed, every agent has its whole time to be
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from muster.checkpoint.redundancy.scheme import Protection
 from muster.daemon.coordinator.core.detection import (
     attribution,
     circuit_breaker,
@@ -42,7 +43,7 @@ from muster.daemon.coordinator.core.recovery import (
     worse_allocation,
 )
 from muster.daemon.coordinator.core.recovery.growth import undone_growth
-from muster.daemon.coordinator.core.recovery.parity import rebuildable
+from muster.daemon.coordinator.core.recovery.restore import lost_shards
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -52,6 +53,7 @@ from muster.daemon.coordinator.core.turn.communication import (
     closer_than_required,
     communicating_seats,
     communication_times,
+    failure_domains_of,
     note_fabric,
     wider_than_asked,
 )
@@ -301,11 +303,9 @@ def _start_generation(gang_turn: GangTurn, ranked: list[str]) -> None:
     if (noted := note_fabric(gang, gang_turn.turn.observed, fabric)) is not None:
         gang_turn.turn.record(noted)
     usable = [member.node for member in gang_turn.usable()]
-    groups = _parity_groups(gang_turn, ranked)
-    seats, spares = placement.assign_seats(
-        fabric, ranked, usable, gang.spec.spread_replicas, gang.spec.more_copies, with_buddies=not groups
-    )
-    close = closer_than_required(gang.spec, seats, spares, fabric, groups)
+    protection = _protection(gang_turn, ranked)
+    seats, spares = placement.assign_seats(fabric, ranked, usable, protection)
+    close = closer_than_required(gang.spec, seats, spares, fabric, protection.groups)
     if close and not gang.roster.seats:
         words = f"[placement] requires other nodes than Slurm gave: {close}"
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, words)
@@ -325,7 +325,7 @@ def _start_generation(gang_turn: GangTurn, ranked: list[str]) -> None:
             version=version,
             sources=sources,
             other_sources=others,
-            parity_groups=groups,
+            protection_groups=protection.groups,
             durable_path="" if version else gang.checkpoint.durable_path,
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
@@ -344,15 +344,13 @@ def _start_generation(gang_turn: GangTurn, ranked: list[str]) -> None:
     )
 
 
-def _parity_groups(gang_turn: GangTurn, ranked: list[str]) -> placement.Groups:
+def _protection(gang_turn: GangTurn, ranked: list[str]) -> Protection:
+    """Who holds what in the generation that starts."""
     gang = gang_turn.gang
-    if not gang.spec.parity_nodes:
-        return ()
     nodes = [seat.node for seat in gang.roster.seats]
-    before = list(zip(nodes, ranked, strict=True)) if len(nodes) == len(ranked) else []
-    return placement.parity_groups(
-        gang_turn.fabric, ranked, gang.spec.parity_nodes, gang.spec.spread_replicas, before, gang.restore.parity_groups
-    )
+    moved = dict(zip(nodes, ranked, strict=True)) if len(nodes) == len(ranked) else None
+    apart = failure_domains_of(gang_turn.fabric, gang.spec.spread_replicas)
+    return gang.spec.redundancy.protect(ranked, apart, gang.restore.protection_groups, moved)
 
 
 def _action(gang: Gang, ranked: list[str]) -> str:
@@ -391,10 +389,10 @@ def _choose_state(
     sources = restore_plan.choose_sources(held, version, needed, home, leaving)
     others = restore_plan.other_sources(held, version, sources, leaving)
     lost = set(range(needed)) - {source.rank for source in sources}
-    parities = list(rebuildable.sources_of(rebuilt, version, lost))
-    others = (*others, *restore_plan.combined_sources(held, version, parities, needed, leaving))
-    sources = tuple(sorted((*sources, *(one for one in parities if one.digest)), key=lambda source: source.rank))
-    return version, sources, (*others, *(one for one in parities if not one.digest)), warning
+    rebuilt_from = list(lost_shards.sources_of(rebuilt, version, lost))
+    others = (*others, *restore_plan.combined_sources(held, version, rebuilt_from, needed, leaving))
+    sources = tuple(sorted((*sources, *(one for one in rebuilt_from if one.digest)), key=lambda source: source.rank))
+    return version, sources, (*others, *(one for one in rebuilt_from if not one.digest)), warning
 
 
 def _software_fails(gang: Gang) -> bool:

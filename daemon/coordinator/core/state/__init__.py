@@ -2,5 +2,5 @@
 
 `core.turn` changes it.
 
-May import: `checkpoint.format`, `fabric.model`, `fabric.sources`.
+May import: `checkpoint.format`, `checkpoint.redundancy`, `fabric.model`, `fabric.sources`.
 """

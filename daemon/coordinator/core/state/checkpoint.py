@@ -15,9 +15,9 @@ class Restore:
     """One for each rank."""
     other_sources: tuple[facts.ShardSource, ...] = ()
     """Further nodes that hold shards of `restore_sources`, without digests; and with digests, the shards of other ranks
-    that a parity combines."""
-    parity_groups: tuple[tuple[str, ...], ...] = ()
-    """Nodes that hold the parity of their states together."""
+    that are combined with a lost one."""
+    protection_groups: tuple[tuple[str, ...], ...] = ()
+    """Nodes that hold combined shards for each other."""
     resharded: bool = False
     """The running generation started from the shards of another number of ranks: from all of `restore_sources`."""
     restored_generation: int = 0

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter
 
+from muster.checkpoint.redundancy.scheme import Redundancy
+from muster.checkpoint.redundancy.schemes import redundancy_of
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 from muster.fabric.model.fabric import Fabric
@@ -42,6 +44,7 @@ class IfWorse(StrEnum):
     SHRINK = "shrink"
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class GangSpec:
     """The part of a job spec that the core needs; `muster.v1.JobSpec` is the whole."""
@@ -80,7 +83,7 @@ class GangSpec:
     smaller: tuple[int, ...] = ()
     """Numbers of nodes with fewer data-parallel replicas, ascending: SHRINK takes one of them."""
     spread_replicas: tuple[str, ...] = ("power", "rack", "leaf")
-    """What a node and its buddy shall not share, as in Spreading (common.proto)."""
+    """What nodes that hold the same state shall not share, as in Spreading (common.proto)."""
     spread_spares: tuple[str, ...] = ()
     """What two spares shall not share, likewise."""
     node_mtbf_s: float = 0.0
@@ -89,10 +92,9 @@ class GangSpec:
     durable_every_s: float = 0.0
     durable_auto: bool = False
     """When a version is written to `durable_dir` while the gang trains, as in JobSpec (common.proto)."""
-    more_copies: int = 0
-    """Nodes that hold each rank's state, beside its own node and the buddy."""
-    parity_nodes: int = 0
-    """The most nodes that hold the parity of their states together, and no replicas; 0: they hold replicas."""
+    more_holders: int = 0
+    group_nodes: int = 0
+    """What outlives the loss of a node, and where, as `schemes.redundancy_of` understands it."""
     identity: str = ""
     """Equal for all runs of a job of one owner (gang_ids.job_identity); empty: the job has no durable folder."""
     resume_from: str = ""
@@ -102,6 +104,11 @@ class GangSpec:
     def fewest(self) -> int:
         """The fewest nodes that the gang trains on."""
         return self.min_nodes or self.nodes
+
+    @property
+    def redundancy(self) -> Redundancy:
+        """How its shards outlive the loss of nodes."""
+        return redundancy_of(self.more_holders, self.group_nodes)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -115,8 +122,8 @@ class Version:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One whole, checksummed shard in the memory of a node. `primary`: its own rank wrote it there; otherwise it is the
-    buddy's replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto). `size`: bytes.
+    """One whole, checksummed shard in the memory of a node. `primary`: its own rank wrote it there; otherwise it is a
+    replica. `replica_group` and `replica_digest` as in ShardStatus (agent.proto). `size`: bytes.
     `sharded`: another number of ranks needs the shards of all ranks that wrote the version."""
 
     rank: int
@@ -130,8 +137,8 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Parity:
-    """A whole part of a parity in the memory of a node (ParityStatus in agent.proto).
+class CombinedShards:
+    """A whole part in the memory of a node that combines the shards of `ranks` (`scheme.CombinedShards`).
 
     `digests`, `sizes`: of the shards that it combines, in the order of `ranks`; empty and 0 at place `part`.
     """
@@ -277,7 +284,7 @@ class SnapshotCost:
 @dataclass(frozen=True, slots=True)
 class CorruptCopy:
     """A copy of a shard that is used no more (CorruptCopy in agent.proto). `primary`: it was in a slot, or was to go
-    there; otherwise it is the buddy's replica. `from_node`: the bytes came damaged from there; empty: they have changed
+    there; otherwise it is a replica. `from_node`: the bytes came damaged from there; empty: they have changed
     in the memory of the node that reports."""
 
     rank: int
@@ -331,7 +338,7 @@ class AgentStatus:
     fenced_generation: int = 0
     ranks: tuple[RankState, ...] = ()
     shards: tuple[Shard, ...] = ()
-    parities: tuple[Parity, ...] = ()
+    combined: tuple[CombinedShards, ...] = ()
     committed: Version | None = None
     store_port: int = 0
     store_generation: int = 0

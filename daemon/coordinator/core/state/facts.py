@@ -24,15 +24,16 @@ class Seat:
 
     node: str
     group_rank: int
-    buddy: str
+    holder: str
+    """Holds a whole copy of each of its shards; empty: no node does."""
     watched_peers: tuple[str, ...]
-    more_buddies: tuple[str, ...] = ()
-    """Further nodes that hold replicas, if the job asks for more than one (`GangSpec.more_copies`)."""
+    more_holders: tuple[str, ...] = ()
+    """Further nodes that do, if the job asks for more than one."""
 
     @property
-    def buddies(self) -> tuple[str, ...]:
-        """All nodes that hold replicas of this node's shards."""
-        return ((self.buddy,) if self.buddy else ()) + self.more_buddies
+    def holders(self) -> tuple[str, ...]:
+        """All nodes that hold whole copies of this node's shards."""
+        return ((self.holder,) if self.holder else ()) + self.more_holders
 
 
 @keeps_stored_names
@@ -40,15 +41,15 @@ class Seat:
 class ShardSource:
     """Where one rank's shard is read from: the memory of `node`. `primary` as in Shard.
 
-    `parity_ranks`: the node holds a part of the parity of these ranks, from which the shard is rebuilt. All parts that
-    the shard is in are named, in their order (`orders.source_messages`). Empty: the node holds the shard.
+    `combined_ranks`: the node holds a part that combines these ranks' shards, from which the shard is rebuilt. All
+    parts that the shard is in are named, in their order (`wire.mark_combined`). Empty: the node holds the shard.
     """
 
     rank: int
     node: str
     primary: bool
     digest: str
-    parity_ranks: tuple[int, ...] = ()
+    combined_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class FabricNoted:
-    """The part of the fabric that the gang's nodes are on: seats, buddies and witnesses follow it from now on.
+    """The part of the fabric that the gang's nodes are on: seats, holders and witnesses follow it from now on.
 
     `changes`: what has changed for its nodes since the fact before, in words; empty for the first one, and where only
     names or members differ. `warnings`: what of the network could not be understood. `wider_groups`: with changes,
@@ -274,6 +275,7 @@ class StoreMoved:
     missed: bool = False
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
     """The agents are ordered to run this generation. `agreed_groups`: replica groups that agree at `version`.
@@ -282,11 +284,11 @@ class GenerationStarted:
     None: the node that the fence names. `warning`: why the state may be wrong; empty if nothing speaks against it.
     `wider_groups`: which groups lie in more leaves or pods than the job asks, in words; empty: none.
     `extra_communication_s`: what that costs in each step, in predicted seconds.
-    `close_copies`: which buddies or spares share what the job requires them not to share, in words; empty: none.
+    `close_copies`: which holders or spares share what the job requires them not to share, in words; empty: none.
     `mtbf_s`: seconds between two failures of the nodes that carry ranks, as far as that is known then.
     `other_sources`: further nodes that hold the shards of `sources`; their digests are empty, because they are equal.
-    Those with a digest hold shards of other ranks, which a parity combines with a lost one.
-    `parity_groups`: nodes that hold the parity of their states together (`GangSpec.parity_nodes`).
+    Those with a digest hold shards of other ranks, which are combined with a lost one.
+    `protection_groups`: nodes that hold combined shards for each other (`scheme.Protection`).
     `resharded`: another number of ranks wrote `version`, and each rank needs the shards of all of them: `sources`.
     """
 
@@ -310,7 +312,7 @@ class GenerationStarted:
     mtbf_s: float = 0.0
     other_sources: tuple[ShardSource, ...] = ()
     resharded: bool = False
-    parity_groups: tuple[tuple[str, ...], ...] = ()
+    protection_groups: tuple[tuple[str, ...], ...] = ()
 
 
 @keeps_stored_names

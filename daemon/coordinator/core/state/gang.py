@@ -62,7 +62,7 @@ class Gang:
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""
         started = self.recovery.recoveries and self.recovery.recoveries[-1].first_step_at > 0
-        others = (source for source in self.restore.other_sources if source.parity_ranks or source.digest)
+        others = (source for source in self.restore.other_sources if source.combined_ranks or source.digest)
         needed = (*self.restore.restore_sources, *others)
         return not started and any(source.node == node for source in needed)
 

@@ -2,6 +2,6 @@
 
 `detection` and `recovery` read and change state through `turn` alone.
 
-May import: `checkpoint.format`, `daemon.coordinator.core.state`, `daemon.transport`, `fabric.groups`, `fabric.model`,
-`fabric.placement`, `fabric.placement.maps`, `fabric.sources`.
+May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.coordinator.core.state`, `daemon.transport`,
+`fabric.groups`, `fabric.model`, `fabric.placement`, `fabric.placement.maps`, `fabric.sources`.
 """

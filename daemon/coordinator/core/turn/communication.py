@@ -212,14 +212,14 @@ def closer_than_required(
     seats: Iterable[Seat],
     spares: Iterable[Seat],
     fabric: Fabric,
-    parity_groups: Iterable[Sequence[str]] = (),
+    protection_groups: Iterable[Sequence[str]] = (),
 ) -> str:
     """In words, which nodes share what the job requires them not to share; empty if none do."""
-    copies = [(seat.node, buddy) for seat in seats for buddy in seat.buddies]
+    copies = [(seat.node, holder) for seat in seats for holder in seat.holders]
+    copies += [pair for group in protection_groups for pair in combinations(group, 2)]
     found = []
     for what, pairs, words in (
-        ("buddies", copies, spec.spread_replicas),
-        ("a parity group", [pair for group in parity_groups for pair in combinations(group, 2)], spec.spread_replicas),
+        (spec.redundancy.together, copies, spec.spread_replicas),
         ("spares", list(combinations((seat.node for seat in spares), 2)), spec.spread_spares),
     ):
         apart = failure_domains_of(fabric, words)

@@ -461,7 +461,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.newest.current_store_node, gang.newest.current_store_port = fact.master_node, fact.master_port
     gang.restore.restored_version, gang.restore.restore_sources = fact.version, fact.sources
     gang.restore.other_sources = fact.other_sources
-    gang.restore.parity_groups = fact.parity_groups
+    gang.restore.protection_groups = fact.protection_groups
     gang.restore.resharded = fact.resharded
     gang.newest.agreed_groups = fact.agreed_groups
     gang.newest.mtbf_s = fact.mtbf_s
@@ -496,7 +496,7 @@ def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.slurm.job, gang.slurm.restart_count = fact.job, fact.restart_count
     gang.roster.members, gang.roster.seats, gang.roster.spares, gang.restore.restore_sources = {}, (), (), ()
-    gang.restore.other_sources, gang.findings.corrupt_copies, gang.restore.parity_groups = (), (), ()
+    gang.restore.other_sources, gang.findings.corrupt_copies, gang.restore.protection_groups = (), (), ()
     gang.slurm.job_nodes = ()
     gang.restore.restored_version = gang.plans.stop = gang.plans.swap = gang.findings.hang = None
     gang.recovery.unattributed_node, gang.recovery.group_ranks_swapped_once = "", ()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.events import AgentStatus, Parity, Shard, Version
+from muster.daemon.coordinator.core.state.events import AgentStatus, CombinedShards, Shard, Version
 from muster.daemon.coordinator.core.state.facts import Fact
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
@@ -173,9 +173,9 @@ class GangTurn:
         """
         return {node: status.shards for node, status in self._sources()}
 
-    def parities_in_memory(self) -> dict[str, tuple[Parity, ...]]:
-        """Whole parts of parities in the memory of the same agents, by node."""
-        return {node: status.parities for node, status in self._sources() if status.parities}
+    def combined_in_memory(self) -> dict[str, tuple[CombinedShards, ...]]:
+        """Whole parts that combine shards, in the memory of the same agents, by node."""
+        return {node: status.combined for node, status in self._sources() if status.combined}
 
     def _sources(self) -> list[tuple[str, AgentStatus]]:
         members = self.gang.roster.members
