@@ -5,5 +5,5 @@ This folder holds what all commands share: the type of a command, the coordinato
 logs), `local` (`muster run --local`). No daemon imports the launcher.
 
 May import: `daemon.host`, `daemon.host.process`, `daemon.transport`, `fabric.sources`, `launcher.output`,
-`slurm.client`, `slurm.site`.
+`slurm.client`, `slurm.client.parsing`.
 """

@@ -1,20 +1,24 @@
-"""The site's fabric, for the commands of the launcher: `muster.slurm.site.fabric` with the launcher's errors; and what
-nodes have reported of it."""
+"""What commands know of the network: what the site's file says, and what nodes have reported to the coordinator."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import argparse
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from muster.daemon.transport import toml_text
+from muster.daemon.transport.site_config import Site, SiteError
+from muster.fabric.sources.node_reports import NodeReport
 from muster.fabric.sources.site_file import SiteFabric
-from muster.launcher.errors import SiteFault, Unavailable
+from muster.launcher.command import connect, print_note
+from muster.launcher.errors import LauncherError, SiteFault, Unavailable
+from muster.slurm.client.parsing.site_fabric import SiteFileError, read_site_file
 from muster.slurm.client.types import Unknown
-from muster.slurm.site.fabric import FABRIC_FILE, SiteFileError, fabric_of, read_site_file
+from muster.v1.api_pb2 import NodeView
 
-__all__ = ["FABRIC_FILE", "ReportedDomains", "fabric_of", "known", "load_site_fabric"]
 T = TypeVar("T")
 
 
@@ -49,3 +53,51 @@ def load_site_fabric(path: Path, nodes: Collection[str]) -> SiteFabric:
         return read_site_file(path, nodes, toml_text.loads)
     except SiteFileError as error:
         raise SiteFault(str(error)) from None
+
+
+async def ask_reports(options: argparse.Namespace) -> dict[str, NodeReport]:
+    """The NVLink domain and the speed of the adapters of each node that has reported one. Empty where no coordinator is
+    configured, and, with a note, where it can't be asked."""
+    try:
+        nodes = await _nodes(options)
+    except (LauncherError, SiteError) as error:
+        words = error.message if isinstance(error, LauncherError) else str(error)
+        print_note(f"muster: what nodes report of NVLink and adapters is not known: {words}")
+        return {}
+    return {
+        node.node: NodeReport(nvlink_domain=node.nvlink_domain, adapter_bandwidth=node.adapter_bandwidth)
+        for node in nodes
+        if node.nvlink_domain or node.adapter_bandwidth
+    }
+
+
+async def ask_domains(options: argparse.Namespace) -> ReportedDomains | None:
+    """The NVLink domains that nodes report. None where no coordinator is configured, or it can't be asked."""
+    try:
+        nodes = await _nodes(options)
+    except (LauncherError, SiteError):
+        return None
+    if not nodes:
+        return None
+    sizes = Counter(node.nvlink_domain for node in nodes if node.nvlink_domain)
+    return ReportedDomains(tuple(sizes.values()), sum(not node.musterd_attached for node in nodes))
+
+
+async def _nodes(options: argparse.Namespace) -> Sequence[NodeView]:
+    """The roll call. Empty where no coordinator is configured.
+
+    Raises:
+        LauncherError: the coordinator does not answer.
+        SiteError: a setting of the site is wrong.
+    """
+    site = Site.load(
+        coordinator=options.coordinator,
+        auth=options.auth,
+        connections=options.connections,
+        config=options.config,
+        calls_coordinator=False,
+    )
+    if not site.coordinator:
+        return ()
+    async with connect(site) as coordinator:
+        return (await coordinator.nodes()).nodes

@@ -48,10 +48,10 @@ from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.daemon.transport.tls import TlsError
 from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
+from muster.slurm.client.deadline import LeaseGuard, no_lease
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.lease_guard import LeaseGuard, no_lease
+from muster.slurm.client.parsing.site_fabric import FABRIC_FILE
 from muster.slurm.client.types import Slurm
-from muster.slurm.site.fabric import FABRIC_FILE
 
 EXIT_UNAVAILABLE, EXIT_BUG, EXIT_JOURNAL = 69, 70, 74
 _log = logging.getLogger("muster.coordinator")

@@ -39,7 +39,7 @@ from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls
 from muster.daemon.transport.tls import CertificateFiles, Trust
-from muster.slurm.client.lease_guard import no_lease
+from muster.slurm.client.deadline import no_lease
 from muster.slurm.client.types import Slurm
 from muster.v1 import (
     agent_pb2,

@@ -18,9 +18,10 @@ from muster.launcher.allocation.clusters import PackedPieces, clusters_of
 from muster.launcher.allocation.plan import Request, RequestOptions, check_count, check_partitions, check_spread, doubts
 from muster.launcher.allocation.request import plan_request
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains, load_domains, names_of
-from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
+from muster.launcher.fabric import ReportedDomains
 from muster.launcher.spec.job_options import all_options
 from muster.launcher.spec.placement import IfNotAvailable
+from muster.slurm.client.parsing.site_fabric import FABRIC_FILE
 from muster.slurm.client.sbatch_options import SbatchOption, value_of
 from muster.slurm.client.submit_environment import for_sbatch
 from muster.slurm.client.types import Node, Slurm, StartEstimate, Unknown

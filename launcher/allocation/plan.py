@@ -10,8 +10,9 @@ from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.allocation.clusters import PackedPieces
 from muster.launcher.allocation.site_domains import NOTHING_SAID, SiteDomains
 from muster.launcher.errors import WrongInput
-from muster.launcher.fabric import FABRIC_FILE, ReportedDomains
+from muster.launcher.fabric import ReportedDomains
 from muster.launcher.spec.placement import Placement
+from muster.slurm.client.parsing.site_fabric import FABRIC_FILE
 from muster.slurm.client.types import Partition
 from muster.wording import counted
 

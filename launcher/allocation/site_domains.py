@@ -13,7 +13,8 @@ from pathlib import Path
 from muster.fabric.model.node import FailureDomain, Node
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.launcher.errors import SiteFault
-from muster.launcher.fabric import FABRIC_FILE, ReportedDomains, load_site_fabric
+from muster.launcher.fabric import ReportedDomains, load_site_fabric
+from muster.slurm.client.parsing.site_fabric import FABRIC_FILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The commands of `muster`, one in each file.
 
 May import: `checkpoint.durable`, `daemon.agent.start_checks`, `daemon.host`, `daemon.preflight`, `daemon.transport`,
-`fabric.sources`, `launcher`, `launcher.allocation`, `launcher.certificates`, `launcher.diagnosis`, `launcher.local`,
-`launcher.output`, `launcher.plan`, `launcher.policy`, `launcher.spec`, `launcher.submission`, `slurm.client`,
-`slurm.client.backends`, `slurm.client.parsing`.
+`fabric.sources`, `launcher`, `launcher.allocation`, `launcher.diagnosis`, `launcher.local`, `launcher.output`,
+`launcher.plan`, `launcher.policy`, `launcher.spec`, `launcher.submission`, `slurm.client`, `slurm.client.backends`,
+`slurm.client.parsing`.
 """

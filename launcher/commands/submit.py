@@ -177,7 +177,7 @@ async def _shaped(submission: Submission, options: argparse.Namespace) -> Submis
 
 
 async def _reported(options: argparse.Namespace) -> ReportedDomains | None:
-    from muster.launcher.node_reports import ask_domains  # few jobs need it
+    from muster.launcher.fabric import ask_domains  # few jobs need it
 
     return await ask_domains(options)
 

@@ -15,13 +15,13 @@ from muster.fabric.sources.slurm_topology import Reading, SlurmTopology
 from muster.fabric.sources.tiers import Tiers
 from muster.launcher.command import Command, print_note, screen, show
 from muster.launcher.errors import WrongInput
-from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
-from muster.launcher.node_reports import ask_reports
+from muster.launcher.fabric import ask_reports, known, load_site_fabric
 from muster.launcher.output import svg
 from muster.launcher.output.fabric_tree import FabricPicture, JobUse, NodeUse, to_dict, tree_lines
 from muster.launcher.output.screen import Screen
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.parsing.hostlist import collapse
+from muster.slurm.client.parsing.site_fabric import FABRIC_FILE, fabric_of
 from muster.slurm.client.states import NodeState
 from muster.slurm.client.types import Job, Node, Slurm
 

@@ -1,9 +1,12 @@
-"""Which links are slow, by the transfers that were measured: the sending or receiving side of a node, or one link.
-Pure.
+"""Which links are measured, and which are slow: the sending or receiving side of a node, or one link. Pure.
 
 Transfers of one sort over the same tier are compared with each other. Copies of shards take the way of training, and
 requested transfers have the link for themselves: these two are never compared. A rating comes from the interfaces of
 both nodes, or from the speed of tiers that the site has given. It counts only up to what one transfer reaches.
+
+Measured on request (`muster diagnose --measure`): each node sends to two others and takes in from two, as far as the
+time allows. Two slow transfers that have one side of a node in common name it. The nodes that are suspected come first.
+The first round follows the order of the network, so that it stays within leaves, and the second one crosses them.
 """
 
 from __future__ import annotations
@@ -168,3 +171,21 @@ def _of_node(links: Iterable[MeasuredLink], node: str, sides: set[Side]) -> Slow
     own = [link for link in links if any(_end(link, one) == node for one in sides)]
     slowest = min(own, key=lambda link: link.rate)
     return SlowLink((node,), side, slowest.rate, slowest.usual, len(own), Level.NODE)
+
+
+def links_to_measure(ordered: Sequence[str], suspected: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Sender and receiver of each transfer that is measured on request, one after another.
+
+    Args:
+        ordered: the nodes in the order of the network, nodes of one leaf beside each other.
+        suspected: nodes whose links come first.
+    """
+    links = dict.fromkeys((*_ring(ordered, 1), *_ring(ordered, max(2, len(ordered) // 2))))
+    return iter(sorted(links, key=lambda link: not suspected or not {*link} & {*suspected}))
+
+
+def _ring(nodes: Sequence[str], distance: int) -> Iterator[tuple[str, str]]:
+    for at, node in enumerate(nodes):
+        other = nodes[(at + distance) % len(nodes)]
+        if other != node:
+            yield node, other

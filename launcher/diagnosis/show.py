@@ -16,13 +16,11 @@ from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.diagnosis import seated_job
 from muster.launcher.diagnosis.as_json import to_dict
 from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose, judged_links
-from muster.launcher.diagnosis.links import slow_links
-from muster.launcher.diagnosis.pairs import links_to_measure
+from muster.launcher.diagnosis.links import links_to_measure, slow_links
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.errors import NotNow, Unavailable, WrongInput
-from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.assumptions import Defaults, PlanOptions
 from muster.launcher.plan.hardware import accelerator_of, load_table
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.places import with_gpu_links
 from muster.launcher.plan.prepare import SlurmFabric, prepare
 from muster.launcher.plan.show import slurm_fabric

@@ -12,7 +12,7 @@ from muster.daemon.transport import toml_text
 from muster.fabric.cost import accelerators
 from muster.fabric.cost.accelerators import Accelerator, AcceleratorError
 from muster.launcher.errors import SiteFault, WrongInput
-from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.assumptions import Defaults
 from muster.launcher.spec.spec import Job
 
 SITE_TABLE = Path("/etc/muster/accelerators.toml")

@@ -8,7 +8,7 @@ from muster.fabric.estimate.schedule import DDP_BUCKET, Schedule, usual_schedule
 from muster.fabric.estimate.traffic import placement_weights, step_traffic
 from muster.fabric.placement.weights import Weights, usual_weights
 from muster.launcher.errors import WrongInput
-from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.assumptions import Defaults
 from muster.launcher.spec.spec import Job
 
 _SHAPE = 128

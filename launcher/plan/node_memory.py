@@ -18,7 +18,7 @@ from muster.fabric.cost.model import Model, Offload, Sharding
 from muster.fabric.estimate.memory import memory
 from muster.fabric.estimate.schedule import Schedule
 from muster.launcher.errors import WrongInput
-from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.assumptions import Defaults
 from muster.launcher.plan.model_of_job import model_of, schedule_of
 from muster.launcher.plan.units import gigabytes
 from muster.launcher.spec.checkpoint import is_url

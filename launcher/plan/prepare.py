@@ -14,10 +14,9 @@ from muster.fabric.estimate.traffic import placement_weights, step_traffic
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.placement.weights import Weights
 from muster.launcher.errors import WrongInput
-from muster.launcher.plan.defaults import Default, Defaults
+from muster.launcher.plan.assumptions import Default, Defaults, PlanOptions
 from muster.launcher.plan.hardware import accelerator_of
 from muster.launcher.plan.model_of_job import model_of, schedule_of
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.places import placed_seats, usual_domains, usual_fabric, with_gpu_links
 from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec.spec import Job

@@ -15,13 +15,12 @@ from muster.launcher.allocation.ask import topology_of
 from muster.launcher.allocation.site_domains import load_domains
 from muster.launcher.command import print_note, screen, show
 from muster.launcher.errors import Unavailable
-from muster.launcher.fabric import FABRIC_FILE, fabric_of, known, load_site_fabric
-from muster.launcher.node_reports import ask_reports
+from muster.launcher.fabric import ask_reports, known, load_site_fabric
 from muster.launcher.plan import unpriced
 from muster.launcher.plan.as_json import to_dict
+from muster.launcher.plan.assumptions import PlanOptions
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import TYPED_GRES, load_table
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.plan.unpriced import is_priced
@@ -29,6 +28,7 @@ from muster.launcher.spec import spec
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import SlurmError
+from muster.slurm.client.parsing.site_fabric import FABRIC_FILE, fabric_of
 from muster.slurm.client.states import NodeState
 from muster.slurm.client.types import Node, Slurm
 

@@ -18,9 +18,8 @@ from muster.fabric.model.level import Level
 from muster.fabric.placement.weights import usual_weights
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import labelled
-from muster.launcher.plan.defaults import Defaults
+from muster.launcher.plan.assumptions import Defaults, PlanOptions
 from muster.launcher.plan.hardware import accelerator_of
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, seats_of
 from muster.launcher.plan.screen import WHERE, title
 from muster.launcher.spec.spec import Job

@@ -1,14 +1,29 @@
-"""How long a call may take: the default, and one deadline for a call that takes several steps."""
+"""How long a call and each of its steps may take: a default, one deadline for the whole call, and a leadership lease.
+
+Only the coordinator that holds the lease may change something in Slurm. A step that has begun must end before the lease
+ends. The coordinator may be frozen at that time, so a separate timer also ends the step (`run_command.run`, the pyslurm
+worker).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from typing import Final
 
 from muster.slurm.client.errors import SlurmTimeout
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 """Seconds for a whole call. A healthy slurmctld needs much less."""
+LeaseGuard = Callable[[], float]
+"""Returns the seconds that a step that begins now may take. If no step may begin, the call does not return: it ends
+this process.
+"""
+BACKSTOP_DELAY_S = 1.0
+"""Seconds between this process's own timeout and the separate timer. Normally this process is alive and ends the step
+itself. A standby waits longer than this before it takes over (`LeaseTimeouts.takeover_s`).
+"""
 
 
 class Deadline:
@@ -29,3 +44,8 @@ class Deadline:
         if (remaining_s := self.remaining_s) <= 0:
             raise SlurmTimeout(f"{operation}: not done within {self.timeout_s:g} s")
         return remaining_s
+
+
+def no_lease() -> float:
+    """The guard of a program that needs no lease: a step may take any time."""
+    return math.inf

@@ -23,8 +23,8 @@ from muster.launcher.output.screen import Screen
 from muster.launcher.output.tables import gang_details, gang_list
 from muster.launcher.plan import screen as plan_screen
 from muster.launcher.plan import unpriced
+from muster.launcher.plan.assumptions import PlanOptions
 from muster.launcher.plan.hardware import load_table
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import PreparedPlan, prepare
 from muster.launcher.policy.actions import sentences
 from muster.launcher.policy.explanation import explain

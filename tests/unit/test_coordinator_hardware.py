@@ -24,8 +24,7 @@ from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.model.level import Level
 from muster.fabric.model.node import Nic
 from muster.fabric.sources.node_reports import NodeReport
-from muster.launcher.fabric import ReportedDomains
-from muster.launcher.node_reports import ask_domains, ask_reports
+from muster.launcher.fabric import ReportedDomains, ask_domains, ask_reports
 from muster.v1 import node_pb2, node_pb2_grpc
 from muster.v1.common_pb2 import Adapter, Gpu, Hardware
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from muster.daemon.coordinator.leadership.leader import LeaseKeeper
 from muster.daemon.coordinator.leadership.lease import Lease, LeaseError, LeaseLost, LeaseTimeouts
 from muster.daemon.coordinator.leadership.lease_holder import LeaseHolder
-from muster.slurm.client.lease_guard import BACKSTOP_DELAY_S
+from muster.slurm.client.deadline import BACKSTOP_DELAY_S
 
 TIMEOUTS = LeaseTimeouts()
 THIS_PROCESS = LeaseHolder.of_this_process()

@@ -20,14 +20,13 @@ from muster.launcher.diagnosis import links, steps
 from muster.launcher.diagnosis.advice import advice
 from muster.launcher.diagnosis.as_json import to_dict
 from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose
-from muster.launcher.diagnosis.links import Side
-from muster.launcher.diagnosis.pairs import links_to_measure
+from muster.launcher.diagnosis.links import Side, links_to_measure
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.diagnosis.seated_job import job_of, seated
 from muster.launcher.diagnosis.show import as_reported
 from muster.launcher.output.screen import Screen
+from muster.launcher.plan.assumptions import PlanOptions
 from muster.launcher.plan.hardware import load_table
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import SlurmFabric, prepare
 from muster.launcher.spec import spec
 from muster.launcher.spec.estimate_tables import read_job, write_tables

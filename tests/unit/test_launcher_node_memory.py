@@ -7,10 +7,10 @@ from muster.launcher.allocation.site_domains import NOTHING_SAID
 from muster.launcher.errors import WrongInput
 from muster.launcher.output.screen import Screen
 from muster.launcher.plan.as_json import to_dict
+from muster.launcher.plan.assumptions import PlanOptions
 from muster.launcher.plan.foresight import foresee
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.node_memory import asked_bytes, needed_memory, why_too_little
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.prepare import prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.spec import spec

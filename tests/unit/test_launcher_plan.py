@@ -32,9 +32,9 @@ from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.main import main
 from muster.launcher.output.screen import Screen
 from muster.launcher.plan.as_json import to_dict
+from muster.launcher.plan.assumptions import PlanOptions
 from muster.launcher.plan.hardware import load_table
 from muster.launcher.plan.model_of_job import weights_of
-from muster.launcher.plan.options import PlanOptions
 from muster.launcher.plan.places import LEAF_NODES, asked_level, packed_seats, usual_fabric, with_gpu_links
 from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
 from muster.launcher.plan.screen import lines

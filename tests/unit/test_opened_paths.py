@@ -36,7 +36,7 @@ ALLOWED = {
     "daemon/host/addresses.py": KERNEL,
     "daemon/host/process_tree.py": KERNEL,
     "launcher/main.py": "/dev/null",
-    "launcher/certificates/certificate_files.py": "a folder with mode 0700 that the administrator names",
+    "launcher/commands/pki.py": "a folder with mode 0700 that the administrator names",
     "launcher/commands/run.py": "a folder of `muster run --local`, made with mkdtemp",
     "launcher/commands/submit.py": "makes run_dir, which the user names, and removes its own script",
     "launcher/commands/topo.py": "writes the picture that the user names",

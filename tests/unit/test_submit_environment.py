@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.transport.site_config import Site
-from muster.launcher.commands.check_steps import CheckOptions, _srun
+from muster.launcher.commands.check import CheckOptions, _srun
 from muster.launcher.commands.submit import prepare
 from muster.launcher.errors import WrongInput
 from muster.launcher.main import parser

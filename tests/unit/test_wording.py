@@ -9,7 +9,7 @@ import pytest
 from muster.wording import counted, listed
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("launcher", "fabric", "slurm/client", "slurm/site", "slurm/hooks", "daemon", "checkpoint")
+PACKAGES = ("launcher", "fabric", "slurm/client", "slurm/hooks", "daemon", "checkpoint")
 NOUNS = re.compile(
     r" (nodes|ranks|spares|steps|jobs|failures|GPUs|agents|groups|pieces|processes|days|others|transfers|names)\b"
 )

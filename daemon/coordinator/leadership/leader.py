@@ -52,7 +52,7 @@ class LeaseKeeper:
     def guard(self) -> float:
         """Seconds for which this process still holds the lease. Ends the process if it does not hold the lease.
 
-        Call it before every action that only the leader may do (`slurm/client/lease_guard.py`).
+        Call it before every action that only the leader may do (`slurm/client/deadline.py`).
         """
         try:
             self.lease.check()

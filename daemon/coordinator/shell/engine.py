@@ -36,7 +36,7 @@ from muster.daemon.coordinator.slurm.owed_calls import OwedCalls
 from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.tls import Trust
-from muster.slurm.client.lease_guard import no_lease
+from muster.slurm.client.deadline import no_lease
 from muster.slurm.client.types import Slurm
 
 _log = logging.getLogger(__name__)

@@ -3,5 +3,5 @@
 `shell` and `services` import it.
 
 May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`, `daemon.host`, `daemon.transport`,
-`fabric.sources`, `slurm.client`, `slurm.client.fake`, `slurm.site`.
+`fabric.sources`, `slurm.client`, `slurm.client.fake`, `slurm.client.parsing`.
 """

@@ -21,8 +21,8 @@ from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.transport import toml_text
 from muster.fabric.sources.site_file import SiteFabric
 from muster.fabric.sources.slurm_topology import SlurmTopology
+from muster.slurm.client.parsing.site_fabric import SiteFileError, fabric_of, read_site_file
 from muster.slurm.client.types import Node, Slurm, Unknown
-from muster.slurm.site.fabric import SiteFileError, fabric_of, read_site_file
 
 READ_INTERVAL_S = 60.0
 """Seconds between two readings. Networks change by hand, and seldom."""

@@ -17,9 +17,8 @@ from muster.slurm.client import submit_environment
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.backends.sbatch import Sbatch
-from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline, LeaseGuard, no_lease
 from muster.slurm.client.errors import SlurmError, SlurmRefused, SlurmUnavailable
-from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.parsing import error_messages, json_stream, records, start_text, topology_conf, topology_text
 from muster.slurm.client.types import (
     GONE,

@@ -7,8 +7,8 @@ from typing import Final
 
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.backends.pyslurm_backend import PyslurmSlurm
+from muster.slurm.client.deadline import LeaseGuard, no_lease
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.types import Slurm
 
 BACKENDS: Final = ("pyslurm", "cli")

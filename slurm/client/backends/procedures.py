@@ -24,9 +24,8 @@ from typing import Final
 
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.backends import completion
-from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline, LeaseGuard
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused, SlurmUnavailable
-from muster.slurm.client.lease_guard import LeaseGuard
 from muster.slurm.client.parsing import error_messages
 from muster.slurm.client.states import JobFlag, JobState
 from muster.slurm.client.types import (

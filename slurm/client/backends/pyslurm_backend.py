@@ -15,9 +15,8 @@ from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.backends.worker_process import WorkerProcess
-from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline
+from muster.slurm.client.deadline import DEFAULT_TIMEOUT_S, Deadline, LeaseGuard, no_lease
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.parsing import json_stream, records
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import (

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.slurm.client.deadline import BACKSTOP_DELAY_S
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.lease_guard import BACKSTOP_DELAY_S
 
 _KILL_GRACE_S = 1.0
 """Seconds to wait for a killed program. A process in uninterruptible sleep may need longer."""

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from muster.slurm.client.backends import run_command
-from muster.slurm.client.deadline import Deadline
+from muster.slurm.client.deadline import BACKSTOP_DELAY_S, Deadline, LeaseGuard, no_lease
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.lease_guard import BACKSTOP_DELAY_S, LeaseGuard, no_lease
 from muster.slurm.client.parsing import error_messages
 
 PYSLURM_WORKER: Final = (sys.executable, "-m", "muster.slurm.client.backends.pyslurm_worker")
