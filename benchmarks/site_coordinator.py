@@ -20,7 +20,7 @@ from benchmarks import site
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.host import clock
-from muster.daemon.host.garbage_collection import collect_seldom
+from muster.daemon.host.process.process_memory import collect_seldom
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.site_config import start_logging
 from muster.slurm.client.fake.fake_slurm import FakeSlurm

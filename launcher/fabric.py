@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 from muster.daemon.transport.site_config import Site, SiteError
 from muster.fabric.sources.node_reports import NodeReport
 from muster.fabric.sources.site_file import SiteFabric

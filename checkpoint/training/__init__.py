@@ -8,7 +8,7 @@ packages that Muster needs are not: they belong to the agent's environment. So t
 
 May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.training.agreements`, `checkpoint.training.copies`,
 `checkpoint.training.durable_loading`, `checkpoint.training.planning`, `checkpoint.training.rank_signals`,
-`checkpoint.training.resharding`, `checkpoint.training.states`.
+`checkpoint.training.states`.
 """
 
 import importlib

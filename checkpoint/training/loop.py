@@ -20,18 +20,18 @@ from typing import Any, Literal
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
+from muster.checkpoint.training.agent_shards import AgentShards
 from muster.checkpoint.training.agreements.planned_stop import PlannedStop
 from muster.checkpoint.training.agreements.process_group import rank_and_world_size, ranks_with_store
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.due_steps import AUTO, DueSteps
-from muster.checkpoint.training.durable_loading import named_checkpoint, which_checkpoint
+from muster.checkpoint.training.durable_loading import named_checkpoint
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
-from muster.checkpoint.training.durable_loading.newest_intact import load_newest_intact
+from muster.checkpoint.training.durable_loading.newest_intact import find_together, load_newest_intact
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planning.publication import Publication
 from muster.checkpoint.training.planning.shard_plan import leaf_directory
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
-from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.states.training_state import TrainingState
 from muster.checkpoint.training.step_keeper import StepKeeper
 from muster.checkpoint.training.wait_budget import WaitBudget
@@ -312,4 +312,4 @@ def _durable_source(start: StartPoint, durable: str) -> str | None:
         return None
     if start.durable_path:
         return named_checkpoint.find(start.durable_path)
-    return which_checkpoint.find_together(durable, os.environ.get("MUSTER_JOB", ""))
+    return find_together(durable, os.environ.get("MUSTER_JOB", ""))

@@ -24,6 +24,7 @@ from muster.checkpoint.durable.posix_folder import PosixFolder
 from muster.checkpoint.durable.trusted_folder import TrustedFolder
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError, UntrustedCheckpoint
+from muster.checkpoint.training.agent_shards import AgentShards
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.memory_copy import TensorCopy, copy_tensors, is_plain
 from muster.checkpoint.training.durable_loading.agreed_damage import HEAD, JointLoad
@@ -31,8 +32,7 @@ from muster.checkpoint.training.durable_loading.checkpoint_files import Checkpoi
 from muster.checkpoint.training.durable_loading.load_progress import LoadProgress
 from muster.checkpoint.training.own_structure import own_structure, without_missing_states
 from muster.checkpoint.training.planning import torch_items
-from muster.checkpoint.training.resharding.agent_shards import AgentShards
-from muster.checkpoint.training.resharding.shard_reader import ShardReader
+from muster.checkpoint.training.shard_reader import ShardReader
 from muster.checkpoint.training.states import state_tree
 from muster.checkpoint.training.states.differing_names import kept_name, plain_name, why_missing
 from muster.checkpoint.training.states.inner_tensors import Recipe, put_together, taken_apart

@@ -1,7 +1,10 @@
 """Keeps a finished step: captures the state, plans where it lies in a slot, and has it copied there."""
 
+import gc
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,7 +14,6 @@ from muster.checkpoint.training.agreements.process_group import rank_and_world_s
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.copies.late_copies import LateCopies
 from muster.checkpoint.training.due_steps import DueSteps
-from muster.checkpoint.training.paused_collection import paused_collection
 from muster.checkpoint.training.planning import agreed_states
 from muster.checkpoint.training.planning.publication import Publication, plan_publication
 from muster.checkpoint.training.planning.shard_plan import ObjectOutgrown, ShardPlan, first_change, signature
@@ -30,6 +32,23 @@ NEW_SLOT_TIMEOUT_S = 5.0
 
 ASK_AGAIN_S = 60.0
 """Seconds after which a rank that got no slots asks for them again: the node may have more memory then."""
+
+
+@contextmanager
+def _paused_collection() -> Iterator[None]:
+    """Python's collector of cycles does not run in the `with` block, or in the function that this decorates. What a
+    function made and has dropped is not counted.
+
+    A snapshot makes some tuples for each tensor, and drops them all at its end. So many new objects make the collector
+    look through all objects of the process. With torch imported that takes 0.2 s, and training waits for it.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class StepKeeper:
@@ -81,7 +100,7 @@ class StepKeeper:
             self._writer.close()
         self._writer = None
 
-    @paused_collection()
+    @_paused_collection()
     def take(self, n: int, *, last: bool) -> bool:
         """Copy the present state into a free slot; report the snapshot as skipped if no slot is free in time, or if the
         state has changed and the ranks have yet to plan. Returns whether it was taken.

@@ -6,6 +6,6 @@ script's process), `testing`. No other program imports it; the simulator imports
 
 May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store`, `checkpoint.store.memory`,
 `checkpoint.store.replication`, `checkpoint.store.streams`, `daemon.agent.batch`, `daemon.agent.failure_detector`,
-`daemon.agent.ranks`, `daemon.agent.ranks.place`, `daemon.agent.start_checks`, `daemon.hardware`, `daemon.host`,
-`daemon.preflight`, `daemon.transport`, `slurm.client`, `slurm.client.backends`.
+`daemon.agent.ranks`, `daemon.agent.ranks.place`, `daemon.agent.start_checks`, `daemon.host`, `daemon.preflight`,
+`daemon.transport`, `slurm.client`, `slurm.client.backends`.
 """

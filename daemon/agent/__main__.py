@@ -16,9 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from muster.daemon.host import memory_shortage
 from muster.daemon.host.kept_memory_client import SOCKET
-from muster.daemon.host.process import orphan_guard
+from muster.daemon.host.process import orphan_guard, process_memory
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import EXIT_CONFIG, CommandLine, SiteError, add_arguments
 
@@ -52,8 +51,8 @@ def _run_command(options: argparse.Namespace) -> int:
         print(f"muster-agent: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
     except MemoryError as error:
-        print(f"muster-agent: {memory_shortage.describe(error)}", file=sys.stderr)
-        return memory_shortage.EXIT_MEMORY
+        print(f"muster-agent: {process_memory.describe_shortage(error)}", file=sys.stderr)
+        return process_memory.EXIT_MEMORY
 
 
 def _exit_at_once(code: int) -> NoReturn:

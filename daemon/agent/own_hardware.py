@@ -7,15 +7,40 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from google.protobuf import json_format
+
 from muster.daemon.agent.ranks.place.node_inventory import NodeInventory, read_nccl_files
-from muster.daemon.hardware import hardware_client
-from muster.daemon.hardware.node_hardware import nvlink_domain_of
+from muster.daemon.host import kept_memory_client
+from muster.daemon.transport.node_hardware import InvalidHardware, nvlink_domain_of, report_of
 from muster.v1.common_pb2 import Hardware
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 2.0
 """Seconds for which ranks and the agent's start may wait for an answer. A home on shared storage may hang."""
+ASK_TIMEOUT_S = 1.0
+"""Seconds that musterd may take: it answers from memory."""
+
+
+class HardwareUnknown(Exception):
+    """Nobody says what the node has. The message says why."""
+
+
+def ask(socket: str) -> Hardware:
+    """What musterd at the socket `socket` has seen so far. Blocks.
+
+    Raises:
+        HardwareUnknown: there is no musterd, it is of an older version, or its answer is no report.
+    """
+    try:
+        answer, _ = kept_memory_client.send_request(socket, {"ask_hardware": {}}, timeout_s=ASK_TIMEOUT_S)
+        if refused := answer.get("refused"):
+            raise HardwareUnknown(f"musterd refuses to say it: {refused}")
+        hardware = json_format.ParseDict(answer.get("hardware", {}), Hardware(), ignore_unknown_fields=True)
+        report_of(hardware)
+    except (OSError, ValueError, AttributeError, json_format.ParseError, InvalidHardware) as error:
+        raise HardwareUnknown(f"{socket}: {error}") from None
+    return hardware
 
 
 class OwnHardware:
@@ -28,7 +53,7 @@ class OwnHardware:
         self,
         socket: str,
         environ: Mapping[str, str],
-        ask: Callable[[str], Hardware] = hardware_client.ask,
+        ask: Callable[[str], Hardware] = ask,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._deadline_s = deadline_s
@@ -57,7 +82,7 @@ class OwnHardware:
         self._asking = None
         try:
             self.current = asking.result()
-        except hardware_client.HardwareUnknown as error:
+        except HardwareUnknown as error:
             log.info("the hardware of this node is not known: %s", error)
 
     def _read(self) -> NodeInventory:

@@ -38,8 +38,8 @@ from muster.daemon.coordinator.leadership.writable_folder import wait_until_writ
 from muster.daemon.coordinator.policy.policy import SITE_POLICY, Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
-from muster.daemon.host import memory_shortage
-from muster.daemon.host.garbage_collection import collect_seldom
+from muster.daemon.host.process import process_memory
+from muster.daemon.host.process.process_memory import collect_seldom
 from muster.daemon.transport import site_config
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import ListenError, check_listen_address
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
     except MemoryError as error:
-        _die(memory_shortage.EXIT_MEMORY, f"not safe to go on: {memory_shortage.describe(error)}")
+        _die(process_memory.EXIT_MEMORY, f"not safe to go on: {process_memory.describe_shortage(error)}")
     except Exception as error:  # noqa: BLE001  # top level: a bug ends the process, the next start replays the journal
         _log.critical("a bug", exc_info=True)
         _die(EXIT_BUG, f"not safe to go on: {type(error).__name__}: {error} (a bug; the log has its traceback)")

@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from muster.daemon.coordinator.coordinator_names import CoordinatorNames
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.observed_state import NODE_HEARTBEAT_S
 from muster.daemon.coordinator.diagnosis.diagnosis_service import DiagnosisService
@@ -34,7 +35,6 @@ from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.channel import bind, make_server, stop_server
-from muster.daemon.transport.coordinator_names import CoordinatorNames
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls

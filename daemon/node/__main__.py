@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from muster.daemon.host import memory_shortage
 from muster.daemon.host.kept_memory_client import SOCKET
+from muster.daemon.host.process import process_memory
 from muster.daemon.node import nvhcd_service
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory import systemd_fd_store
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ListenError as error:
         _die(EXIT_UNAVAILABLE, str(error))
     except MemoryError as error:
-        _die(memory_shortage.EXIT_MEMORY, memory_shortage.describe(error))
+        _die(process_memory.EXIT_MEMORY, process_memory.describe_shortage(error))
     except Exception as error:  # noqa: BLE001  # the very top
         _log.critical("a bug of Muster", exc_info=True)
         _die(EXIT_BUG, f"{type(error).__name__}: {error} (a bug; the log has its traceback)")

@@ -1,7 +1,7 @@
 """What all processes use to talk: gRPC channels, identity, authorization, reachability probes, fencing timeouts, site
-settings.
+settings, reports of hardware.
 
 Every program imports it.
 
-May import: `daemon.host`, `daemon.transport.calls`.
+May import: `daemon.host`, `daemon.transport.calls`, `fabric.model`, `fabric.sources`.
 """

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, get_type_hints
 
+from muster.daemon.host import toml_text
 from muster.daemon.host.addresses import comparable_host
 from muster.daemon.host.plain_text import PlainFormatter
 from muster.daemon.host.port_range import PortRange
-from muster.daemon.transport import management_hosts, toml_text
+from muster.daemon.transport import management_hosts
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
 from muster.daemon.transport.tls import PLAIN_TEXT, TLS, CertificateFiles, TlsError, Trust, trust_in_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 from muster.launcher.spec.yaml_text import YamlError, loads
 
 

@@ -3,8 +3,7 @@
 What job.toml does not say is taken from defaults, and each default is named. What a job asks Slurm for is decided in
 `launcher/allocation`. `launcher/commands` imports this room.
 
-May import: `checkpoint.redundancy`, `daemon.host`, `daemon.transport`, `fabric.cost`, `fabric.estimate`,
-`fabric.groups`, `fabric.model`, `fabric.placement`, `fabric.placement.maps`, `fabric.sources`, `launcher`,
-`launcher.allocation`, `launcher.output`, `launcher.spec`, `slurm.client`, `slurm.client.backends`,
-`slurm.client.parsing`.
+May import: `checkpoint.redundancy`, `daemon.host`, `fabric.cost`, `fabric.estimate`, `fabric.groups`, `fabric.model`,
+`fabric.placement`, `fabric.placement.maps`, `fabric.sources`, `launcher`, `launcher.allocation`, `launcher.output`,
+`launcher.spec`, `slurm.client`, `slurm.client.backends`, `slurm.client.parsing`.
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 from muster.fabric.cost import accelerators
 from muster.fabric.cost.accelerators import Accelerator, AcceleratorError
 from muster.launcher.errors import SiteFault, WrongInput

@@ -2,5 +2,6 @@
 
 Pure. `commands` and `submission` import this folder.
 
-May import: `checkpoint.redundancy`, `daemon.transport`, `fabric.groups`, `fabric.model`, `launcher`, `slurm.client`.
+May import: `checkpoint.redundancy`, `daemon.host`, `daemon.transport`, `fabric.groups`, `fabric.model`, `launcher`,
+`slurm.client`.
 """

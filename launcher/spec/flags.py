@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 
 Tables = dict[str, Any]
 _SCHEMA = Path(__file__).with_name("job.schema.json")

@@ -26,7 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-from muster.daemon.transport import job_limits, toml_text
+from muster.daemon.host import toml_text
+from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes, write_order
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.checkpoint import (

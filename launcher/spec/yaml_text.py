@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 
 _RESOLVED = (
     ("tag:yaml.org,2002:bool", r"true|false", "tf"),

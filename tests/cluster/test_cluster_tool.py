@@ -210,8 +210,7 @@ def test_an_idle_node_with_a_gpu_that_throttles_is_drained(healthy: Cluster) -> 
 def _gpus_read(cluster: Cluster, node: str) -> int:
     """How many GPUs the node's musterd has read."""
     ask = (
-        "from muster.daemon.hardware import hardware_client as client; "
-        "print(len(client.ask('/run/muster/memory.sock').gpus))"
+        "from muster.daemon.agent import own_hardware as client; print(len(client.ask('/run/muster/memory.sock').gpus))"
     )
     return int(cluster.exec(node, "python3", "-c", ask, check=False).stdout or 0)
 

@@ -190,7 +190,7 @@ def told_in(generation: int, folder: Path, ranks: int) -> list[dict[str, str]]:
 def hardware_of(cluster: Cluster, node: str) -> bool:
     """Whether the node's musterd has seen its GPUs and their adapters."""
     ask = (
-        "from muster.daemon.hardware import hardware_client as client; "
+        "from muster.daemon.agent import own_hardware as client; "
         "hardware = client.ask('/run/muster/memory.sock'); "
         "print(sum(bool(gpu.nearest_adapters) for gpu in hardware.gpus))"
     )

@@ -18,11 +18,11 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from muster.checkpoint.testing.rank_processes import run_ranks
 from muster.checkpoint.training import resume
+from muster.checkpoint.training.agent_shards import AgentShards
 from muster.checkpoint.training.borrowed_pages import BorrowedPages
 from muster.checkpoint.training.planning import agreed_states
 from muster.checkpoint.training.planning.publication import plan_publication
 from muster.checkpoint.training.planning.shard_plan import ShardPlan, leaf_directory
-from muster.checkpoint.training.resharding.agent_shards import AgentShards
 from muster.checkpoint.training.snapshot import SnapshotWriter
 from muster.checkpoint.training.states.replicas import find_replicas
 from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.own_hardware import OwnHardware
+from muster.daemon.agent.own_hardware import HardwareUnknown, OwnHardware
 from muster.daemon.agent.ranks.place.group_levels import axes_of, group_levels
-from muster.daemon.agent.ranks.place.host_file import HostFile
 from muster.daemon.agent.ranks.place.local_gpus import LocalGpus, device_variables, local_gpus
 from muster.daemon.agent.ranks.place.node_inventory import NodeInventory, read_nccl_files
 from muster.daemon.agent.ranks.rank_environment import StoreAccess, environment_of_rank
-from muster.daemon.agent.ranks.rank_places import RankPlaces
+from muster.daemon.agent.ranks.rank_places import HostFile, RankPlaces
 from muster.daemon.agent.ranks.rank_process import RankId
-from muster.daemon.hardware.hardware_client import HardwareUnknown
 from muster.fabric.model.node import Nic, Node
 from muster.v1.agent_pb2 import Order, RankPlace
 from muster.v1.common_pb2 import Adapter, Gpu, Hardware, JobSpec, Member

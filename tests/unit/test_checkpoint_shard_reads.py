@@ -14,9 +14,9 @@ from muster.checkpoint.format.durable_folders import folder_name, rank_file_name
 from muster.checkpoint.format.errors import RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank
+from muster.checkpoint.training import agent_shards
 from muster.checkpoint.training.agent_connection import AgentConnection
-from muster.checkpoint.training.resharding import agent_shards
-from muster.checkpoint.training.resharding.agent_shards import AgentShards, joined
+from muster.checkpoint.training.agent_shards import AgentShards, joined
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, RestorePlan
 
 PIECE = layout.PIECE_BYTES

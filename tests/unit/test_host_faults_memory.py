@@ -12,7 +12,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.host.memory_shortage import EXIT_MEMORY
+from muster.daemon.host.process.process_memory import EXIT_MEMORY
 
 LIMIT_BYTES, TOO_MUCH_BYTES = 3 << 30, 4 << 30
 ROOT = Path(__file__).parents[2]

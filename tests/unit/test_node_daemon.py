@@ -16,8 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.hardware import hardware_client
-from muster.daemon.hardware.node_hardware import nvlink_domain_of
+from muster.daemon.agent import own_hardware
 from muster.daemon.host import clock
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream
@@ -31,6 +30,7 @@ from muster.daemon.node.stream_pauses import StreamTimeouts
 from muster.daemon.preflight.check_result import Outcome
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
+from muster.daemon.transport.node_hardware import nvlink_domain_of
 from muster.daemon.transport.server_limits import COORDINATOR
 from muster.slurm.hooks import healthcheck
 from muster.slurm.hooks.node_verdict import Hook
@@ -567,12 +567,12 @@ async def test_the_daemon_tells_its_hardware_to_the_coordinator_and_to_agents(
     async with Running(NodeDaemon(settings)):
         while len((told := (await coordinator.next("hardware")).hardware).gpus) < 8:
             pass
-        answer = await asyncio.to_thread(hardware_client.ask, str(settings.memory))
+        answer = await asyncio.to_thread(own_hardware.ask, str(settings.memory))
     assert answer == told
     assert [list(gpu.nearest_adapters) for gpu in told.gpus] == [[f"mlx5_{index // 2}"] for index in range(8)]
     assert nvlink_domain_of(told) == f"{host.cluster}.3"
-    with pytest.raises(hardware_client.HardwareUnknown, match="absent"):
-        hardware_client.ask(str(tmp_path / "absent.sock"))
+    with pytest.raises(own_hardware.HardwareUnknown, match="absent"):
+        own_hardware.ask(str(tmp_path / "absent.sock"))
 
 
 async def test_a_driver_that_hangs_holds_up_neither_heartbeats_nor_the_kernel_log(

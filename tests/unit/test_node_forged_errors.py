@@ -9,8 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.daemon.node.kernel.kernel_error import KernelError
-from muster.daemon.node.kernel.kernel_record import KernelRecord, parse_line, parse_record
+from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord, parse_line, parse_record
 from muster.daemon.node.kernel.xid import NAME_AHEAD_S, KernelErrorParser
 
 HOSTILE = Path(__file__).parent / "kernel_log" / "hostile.txt"

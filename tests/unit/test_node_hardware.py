@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.daemon.hardware.node_hardware import InvalidHardware, node_of, nvlink_domain_of, report_of
 from muster.daemon.node.hardware_inventory import PERIOD_S, HardwareInventory, HostHardware, describe, read_host
 from muster.daemon.node.nvml.gpu_identities import GpuIdentities, GpuIdentity
 from muster.daemon.node.nvml.nvml_process import GpuReading
 from muster.daemon.node.sysfs.network_adapters import read_adapters, read_numa_nodes
 from muster.daemon.node.sysfs.pci_devices import Nearness, PciPlace, distance, place_of
+from muster.daemon.transport.node_hardware import InvalidHardware, node_of, nvlink_domain_of, report_of
 from muster.fabric.model.node import Nic, gpu_order
 from muster.slurm.testcluster.hardware.pretended_host import CROSSED, EIGHT_GPUS, PretendedHost, gpu_address, tar_of
 from muster.v1.common_pb2 import NEARNESS_NODE, NEARNESS_SWITCH, Adapter, Gpu, Hardware

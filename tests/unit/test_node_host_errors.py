@@ -8,8 +8,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.daemon.node.kernel.kernel_error import KernelError
-from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.launcher.policy.replay import Replay
 

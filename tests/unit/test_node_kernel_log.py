@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_errors import MAX_RECENT, RecentErrors
 from muster.daemon.node.kernel.kernel_log import Device, KernelLog, open_kernel_log, reason_for_distrust
-from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.sensors.kmsg import KernelLogSensor
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
 

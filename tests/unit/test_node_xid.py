@@ -2,8 +2,7 @@
 
 import pytest
 
-from muster.daemon.node.kernel.kernel_error import KernelError
-from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.kernel.xid import KernelErrorParser
 
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 
 LONG = ".".join("a" * 40)
 

@@ -1,4 +1,9 @@
-"""The environment of ranks: the variables of torchrun, those of Muster, and Slurm's in the gang's order. Pure."""
+"""The environment of ranks: the variables of torchrun, those of Muster, and Slurm's in the gang's order. Pure.
+
+Slurm numbers the nodes of an allocation in its own order, spares included, and knows of no swap. Scripts and libraries
+read its variables, so ranks get values that agree with RANK. Slurm's own value is kept: MUSTER_SLURM_PROCID has that of
+SLURM_PROCID.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from muster.daemon.agent.ranks.place import slurm_environment
-from muster.daemon.agent.ranks.place.slurm_environment import SlurmPosition
-
 # torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
+KEPT_PREFIX = "MUSTER_"
+"""In front of the name that keeps Slurm's own value."""
 # Settings of the agent that ranks do not need, or that would harm them: gRPC in a user's script may need TLS 1.2, and
 # shall show its errors.
 _AGENT_VARIABLES = frozenset(
@@ -76,12 +80,9 @@ def environment_of_rank(
     base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str, run_dir: str
 ) -> dict[str, str]:
     """The whole environment of one rank, except the number of its socket to the agent."""
-    in_slurm = SlurmPosition(
-        place.rank, place.local_rank, place.group_rank, place.world_size, place.local_world_size, place.nodes
-    )
     return {
         **base,
-        **slurm_environment.agreeing(base, in_slurm),
+        **_agreeing_with_rank(base, place),
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(place.world_size),
@@ -117,3 +118,30 @@ def _store(base: Mapping[str, str], store: StoreAccess) -> dict[str, str]:
     # torch's Python code reads only "True" as yes, and then uses libuv whatever USE_LIBUV says. Its C++ code also reads
     # "1" as yes, and lets rank 0 join a store that already listens (torch 2.6 to 2.14).
     return {"TORCHELASTIC_USE_AGENT_STORE": "1", "USE_LIBUV": "0"}
+
+
+def _agreeing_with_rank(base: Mapping[str, str], place: RankPosition) -> dict[str, str]:
+    """Slurm's variables that replace those in `base`, and those that keep Slurm's own values.
+
+    Only variables that Slurm has set are replaced: outside Slurm there are none.
+    """
+    values = {name: value for name, value in _as_slurm_says(place).items() if name in base}
+    return {**values, **{f"{KEPT_PREFIX}{name}": base[name] for name in values}}
+
+
+def _as_slurm_says(place: RankPosition) -> dict[str, str]:
+    """What Slurm would say of a rank if it had started the ranks in this order."""
+    count, names = str(len(place.nodes)), ",".join(place.nodes)
+    each = f"{place.local_world_size}(x{count})" if len(place.nodes) > 1 else str(place.local_world_size)
+    first = place.rank - place.local_rank
+    return {
+        "SLURM_PROCID": str(place.rank),
+        "SLURM_LOCALID": str(place.local_rank),
+        "SLURM_NODEID": str(place.group_rank),
+        "SLURM_GTIDS": ",".join(map(str, range(first, first + place.local_world_size))),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(place.world_size)),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), count),
+        **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), names),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
+        "SLURM_NTASKS_PER_NODE": str(place.local_world_size),
+    }

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from muster.daemon.agent.ranks.place.group_levels import axes_of, group_levels
-from muster.daemon.agent.ranks.place.host_file import HostFile
 from muster.daemon.agent.ranks.place.local_gpus import LocalGpus, device_variables, local_gpus
 from muster.daemon.agent.ranks.place.node_inventory import NodeInventory
 from muster.daemon.agent.ranks.rank_environment import RankPosition
 from muster.daemon.agent.ranks.rank_process import RankId
-from muster.daemon.hardware.node_hardware import InvalidHardware, node_of
+from muster.daemon.transport.node_hardware import InvalidHardware, node_of
 from muster.fabric.model.node import Node
 from muster.v1.agent_pb2 import Order
 from muster.v1.common_pb2 import JobSpec, Member
+
+log = logging.getLogger(__name__)
 
 
 class RankPlaces:
@@ -100,3 +102,34 @@ def _node(name: str, facts: NodeInventory) -> Node:
         return node_of(name, facts.hardware)
     except InvalidHardware:
         return Node(name)
+
+
+class HostFile:
+    """The file with the rank map: the node of each rank, a line each, in the order of ranks, as SLURM_HOSTFILE has it.
+
+    It is in this agent's memory, and has a path below /proc: shared storage may hang, and a file on the node's disk
+    would outlive an agent that is killed. Each generation writes it anew, before its ranks start here. It exists from
+    the first `write` on until `close`, or the agent's end.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def write(self, nodes: Iterable[str]) -> str:
+        """Replace the content. `nodes`: the node of each rank. Returns the path; empty if there is no memory for it."""
+        try:
+            if self._fd < 0:
+                self._fd = os.memfd_create("muster-hostfile", os.MFD_CLOEXEC)
+            os.truncate(self._fd, 0)
+            with open(f"/proc/self/fd/{self._fd}", "w", encoding="utf-8") as file:
+                file.writelines(f"{node}\n" for node in nodes)
+        except OSError as error:
+            log.warning("the ranks get no MUSTER_HOSTFILE: %s", error)
+            return ""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

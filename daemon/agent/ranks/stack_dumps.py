@@ -2,20 +2,26 @@
 threads, their Python stacks, and their native stacks where py-spy is installed.
 
 A fence waits for this, but never long. It runs in a thread, so that blocked shared storage blocks only that thread.
+
+Native stacks have the C functions below Python. py-spy (github.com/benfred/py-spy) stops a process for the time in
+which it reads its stacks. It reads them from outside, so a rank in which no Python runs has them, too, and it names the
+thread that holds the GIL. The kernel lets a process read only its own user's processes. With kernel.yama.ptrace_scope 1
+these must have allowed it, which ranks do (`process_tree.allow_tracers_below`); with 2 or 3 there are no native stacks.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
+import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checkpoint.format import stack_file
-from muster.daemon.agent.ranks import native_stacks
 from muster.daemon.agent.ranks.hang_place import HangPlace, place_in
 from muster.daemon.host import process_tree, rank_log_files
 from muster.daemon.host.held_folder import HeldFolder
@@ -24,13 +30,14 @@ from muster.daemon.host.worker_threads import WorkerThreads
 log = logging.getLogger(__name__)
 
 MAX_STACK_BYTES = 1 << 18
-"""Bytes of one rank's stacks."""
+"""Bytes of one rank's stacks, and as many of the native ones of a process."""
 _MAX_THREADS = 128
 _MAX_PROCESSES = 32
 _DUMP_TIMEOUT_S = 1.0
 """Seconds in which a process that gets a processor has written its stacks. A stopped process never writes them."""
 _NATIVE_TIMEOUT_S = 1.6
 """Seconds after which native stacks are given up. The coordinator fences the ranks 2 s after it has found the hang."""
+_LEAST_NATIVE_WAIT_S = 0.01
 _POLL_S = 0.02
 
 
@@ -81,7 +88,7 @@ def write_stacks(folder: HeldFolder, files: Mapping[str, int], py_spy: str = "")
 
 def _append_native_stacks(folder: HeldFolder, py_spy: str, pids: Mapping[str, int], began: float) -> None:
     """Add the native stacks of these processes to the files. Python's come first: py-spy stops a process."""
-    texts = native_stacks.native_stacks(py_spy, pids.values(), began + _NATIVE_TIMEOUT_S)
+    texts = native_stacks(py_spy, pids.values(), began + _NATIVE_TIMEOUT_S)
     for name, pid in pids.items():
         _write(folder.append(name), f"\nnative stacks:\n{texts[pid]}")
 
@@ -159,7 +166,7 @@ class StackDumps:
     """
 
     def __init__(self, run_dir: str, gang: str) -> None:
-        self._py_spy = native_stacks.find_py_spy()
+        self._py_spy = find_py_spy()
         self._run_dir = run_dir
         self._gang = gang
         self._work = WorkerThreads(1)
@@ -194,3 +201,40 @@ class StackDumps:
     def close(self) -> None:
         """Stop the thread."""
         self._work.close()
+
+
+def find_py_spy() -> str:
+    """The path of py-spy in this process's PATH; empty if it is not installed."""
+    return shutil.which("py-spy") or ""
+
+
+def native_stacks(py_spy: str, pids: Collection[int], until: float) -> dict[int, str]:
+    """The stacks of each process, or why there are none. Blocks.
+
+    Args:
+        py_spy: the program.
+        pids: all are read at the same time.
+        until: the monotonic time by which the answer is needed, in seconds. py-spy is ended then.
+    """
+    running = {pid: _start([py_spy, "dump", "--native", "--pid", str(pid)]) for pid in pids}
+    return {pid: _answer(process, until) for pid, process in running.items()}
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes] | str:
+    """The running process, or why it does not run."""
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        return f"{command[0]} can't be run: {error.strerror}\n"
+
+
+def _answer(process: subprocess.Popen[bytes] | str, until: float) -> str:
+    if isinstance(process, str):
+        return process
+    with process:
+        try:
+            output, _ = process.communicate(timeout=max(_LEAST_NATIVE_WAIT_S, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return "py-spy needs longer than a fence waits\n"
+    return output[:MAX_STACK_BYTES].decode(errors="replace")

@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
-from muster.daemon.agent.start_checks import durable_dir_check, job_paths, shared_folder
+from muster.checkpoint.durable import locations, trusted_folder
+from muster.checkpoint.durable.locations import is_url
+from muster.checkpoint.durable.object_store import PackageMissing
+from muster.checkpoint.format import durable_folders
+from muster.daemon.agent.start_checks import job_paths, shared_folder
 from muster.v1.common_pb2 import JobSpec
 
 RUN_TOKEN = "MUSTER_RUN_TOKEN"
@@ -24,7 +29,7 @@ def write_tokens(spec: JobSpec, environ: MutableMapping[str, str]) -> None:
     """Write a token into each folder that all nodes of the job must share. Put the tokens, and what else the nodes are
     compared by, into the environment of the agents."""
     environ[RUN_TOKEN] = shared_folder.create_token(spec.run_dir)
-    environ[DURABLE_TOKEN] = durable_dir_check.create_token(spec.durable_dir)
+    environ[DURABLE_TOKEN] = durable_token(spec.durable_dir)
     environ[USER_NAME] = _name_of(os.getuid())
 
 
@@ -39,9 +44,7 @@ def find_problems(spec: JobSpec, environ: Mapping[str, str], search_path: str) -
         problem_of_user(os.getuid(), environ.get(USER_NAME, "")),
         _problem_of_run_dir(spec.run_dir, environ.get(RUN_TOKEN, "")),
         *(missing.full for missing in job_paths.find_missing(spec.work_dir, spec.command, search_path)),
-        durable_dir_check.find_problem(
-            spec.durable_dir, environ.get(DURABLE_TOKEN, ""), trusts_store=spec.trust_durable_store
-        ),
+        problem_of_durable_dir(spec.durable_dir, environ.get(DURABLE_TOKEN, ""), trusts_store=spec.trust_durable_store),
     ]
     return "; ".join(filter(None, problems))
 
@@ -77,3 +80,44 @@ def _problem_of_run_dir(folder: str, token: str) -> str:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"run_dir = {folder!r} can't be written to: give the job's user the right"
     return ""
+
+
+def durable_token(folder: str) -> str:
+    """As `shared_folder.create_token`, for `durable_dir`. A URL is the same place for all nodes."""
+    return "" if not folder or is_url(folder) else shared_folder.create_token(folder)
+
+
+def problem_of_durable_dir(folder: str, token: str, *, trusts_store: bool = False) -> str:
+    """Why no checkpoint can be written to `folder`, or would be restored from it; empty: nothing is found. It is known
+    before the first step, not when the first checkpoint is written or read.
+
+    Args:
+        folder: `durable_dir`; empty: the job wants no durable checkpoints.
+        token: the result of `durable_token` on the batch host; empty: compare no token.
+        trusts_store: the job says that whoever may write to a store of objects is trusted.
+    """
+    if not folder:
+        return ""
+    if is_url(folder):
+        return _find_problem_of_store(folder, trusts_store)
+    remedy = "give the job's user the right, or name another folder that all nodes share"
+    try:
+        Path(folder).mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return f"durable_dir = {folder!r} can't be written to: {remedy}"
+        if unsafe := trusted_folder.why_not_restored(Path(folder)):
+            return f"durable_dir = {folder!r}: {unsafe}"
+        if another := shared_folder.why_another(folder, token):
+            return f"durable_dir = {folder!r} {another}"
+    except OSError as error:
+        return f"durable_dir = {folder!r}: {error.strerror}: {remedy}"
+    return ""
+
+
+def _find_problem_of_store(url: str, trusted: bool) -> str:
+    if not trusted:
+        return f"durable_dir = {url!r} is in a store of objects: it needs checkpoint.trust_durable_store = true"
+    try:
+        return locations.find_problem(url)
+    except PackageMissing as error:
+        return f"durable_dir = {error}"

@@ -2,5 +2,5 @@
 
 `services` and `server` import it.
 
-May import: `daemon.coordinator.core.state`, `daemon.transport`.
+May import: `daemon.coordinator.core.state`, `daemon.host`.
 """

@@ -34,7 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
-from muster.daemon.transport import toml_text
+from muster.daemon.host import toml_text
 
 SignalAction = Literal["unfit", "unfit_unless_explained", "degraded", "rank", "ignore"]
 """What Muster does about a hardware signal; policy.toml explains each value."""

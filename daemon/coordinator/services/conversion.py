@@ -13,10 +13,10 @@ from google.protobuf.json_format import MessageToJson
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.turn import communication
 from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
-from muster.daemon.hardware.node_hardware import InvalidHardware, report_of
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.gang_ids import job_identity
+from muster.daemon.transport.node_hardware import InvalidHardware, report_of
 from muster.daemon.transport.site_config import split_address
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level

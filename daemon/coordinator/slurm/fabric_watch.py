@@ -16,9 +16,8 @@ from typing import NoReturn
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
-from muster.daemon.host import clock
+from muster.daemon.host import clock, toml_text
 from muster.daemon.host.lasting_problem import LastingProblem
-from muster.daemon.transport import toml_text
 from muster.fabric.sources.site_file import SiteFabric
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.slurm.client.parsing.site_fabric import SiteFileError, fabric_of, read_site_file

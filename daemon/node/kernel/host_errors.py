@@ -9,7 +9,7 @@ Pure: a message in, an error out. Kinds and codes are those of the coordinator's
     mce: Uncorrected hardware memory error in user-access at 1a2b3c000          machine-check 2
     [Hardware Error]: Corrected error, no action required.           machine-check, AMD
     [Hardware Error]: CPU:3 (17:31:0) MC17_STATUS[Over|CE|MiscV|-|Scrub]: 0xdc2041000000011b     machine-check, AMD
-    {1}[Hardware Error]:  Error 0, type: recoverable                 by the firmware: see `firmware_errors`
+    {1}[Hardware Error]:  Error 0, type: recoverable                 by the firmware: see `FirmwareErrors`
     EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 ...)    edac 1; "UE": 2
     EXT4-fs (sda1): Remounting filesystem read-only                  filesystem 1; "EXT4-fs error (device sda1): ": 2
     XFS (nvme0n1p1): Filesystem has been shut down due to log error (0x2).
@@ -40,7 +40,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from muster.daemon.node.kernel.kernel_error import KernelError, one_line
+from muster.daemon.node.kernel.kernel_record import KernelError, one_line
 
 OOM_KILL, MACHINE_CHECK, EDAC, FILESYSTEM, NIC, AER, NVME, HUNG_TASK, LOCKUP = (
     *("oom-kill", "machine-check", "edac", "filesystem", "nic", "pcie-aer", "nvme", "hung-task", "lockup"),
@@ -192,3 +192,41 @@ _READERS: tuple[tuple[str | tuple[str, ...], Callable[[str], KernelError | None]
     ),
 )
 """How a message of each family begins, and what reads it. Nearly all messages have none of these starts."""
+
+_REPORT_START = r"(?P<report>\{\d{1,9}\})\[Hardware Error\]: "
+_SEVERITY = re.compile(_REPORT_START + r" {0,8}Error \d{1,5}, type: (?P<severity>corrected|recoverable|fatal)")
+_SECTION = re.compile(_REPORT_START + r" {0,8}section[_ ]type: (?P<section>\w.{0,80})")
+_FIRMWARE_CODES = {
+    MACHINE_CHECK: {"corrected": 1, "recoverable": 2, "fatal": 2},
+    AER: {"corrected": 1, "recoverable": 2, "fatal": 3},
+}
+"""The codes of what the firmware reports, by severity."""
+
+
+class FirmwareErrors:
+    r"""Reads what a server's firmware reports (APEI), in several lines of the kernel log, message after message.
+
+        {1}[Hardware Error]: event severity: recoverable                 of all sections together
+        {1}[Hardware Error]:  Error 0, type: recoverable                 of the section that follows
+        {1}[Hardware Error]:   section_type: PCIe error                  pcie-aer; every other section: machine-check
+
+    A section alone says what has failed: an error of a network card is no error of the memory. A report without a
+    number in front (`[Hardware Error]: event severity: fatal`) is that of an earlier boot (BERT): the node has been
+    started again since, so it counts for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._report, self._severity = "", ""
+
+    def parse(self, message: str) -> KernelError | None:
+        """The error of which a whole message of the kernel tells; None: of none, or its section is still to come."""
+        if found := _SEVERITY.match(message):
+            self._report, self._severity = found["report"], found["severity"]
+            return None
+        found = _SECTION.match(message)
+        if found is None or found["report"] != self._report:
+            return None
+        self._report = ""
+        kind = AER if found["section"].startswith("PCIe") else MACHINE_CHECK
+        text = one_line(f"[Hardware Error]: {self._severity}, section_type: {found['section']}")
+        return KernelError(kind, _FIRMWARE_CODES[kind][self._severity], "", text)

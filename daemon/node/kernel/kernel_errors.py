@@ -5,8 +5,7 @@ The node daemon reads its kernel log with this, and `muster policy replay` a sav
 
 from __future__ import annotations
 
-from muster.daemon.node.kernel.kernel_error import KernelError
-from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.kernel.xid import KernelErrorParser
 
 REPEAT_S = 1.0

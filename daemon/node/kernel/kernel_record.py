@@ -1,4 +1,4 @@
-r"""One record of the kernel log: who wrote it, and its message.
+r"""One record of the kernel log: who wrote it, its message, and the error of which a message tells.
 
 Pure: bytes in, data out. The formats, after the kernel's Documentation/ABI/testing/dev-kmsg:
 
@@ -68,3 +68,23 @@ def parse_line(line: bytes) -> KernelRecord:
 
 def _text(message: bytes) -> str:
     return message.decode(errors="replace").rstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelError:
+    """One error in one message.
+
+    `kind`, `code`: those of the coordinator's policy.toml. `device`: the PCI address as printed, in lower case, or the
+    name of a disk, a network interface, a CPU or a memory controller; empty if the message has none. `text`: the
+    message in one line, its control characters escaped.
+    """
+
+    kind: str
+    code: int
+    device: str
+    text: str
+
+
+def one_line(message: str) -> str:
+    """`message` with its control characters escaped as the kernel escapes them."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in message)

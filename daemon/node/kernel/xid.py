@@ -40,10 +40,8 @@ from __future__ import annotations
 import math
 import re
 
-from muster.daemon.node.kernel.firmware_errors import FirmwareErrors
-from muster.daemon.node.kernel.host_errors import host_error
-from muster.daemon.node.kernel.kernel_error import KernelError, one_line
-from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecord
+from muster.daemon.node.kernel.host_errors import FirmwareErrors, host_error
+from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelError, KernelRecord, one_line
 
 _DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
 _FLAGGED_STARTS = ("NVRM: ", "XID ")

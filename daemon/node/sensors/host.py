@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from muster.daemon.host import clock
 from muster.daemon.node.sensors.host_conditions import HostConditions
-from muster.daemon.node.sensors.sensor import Report, Sample, SensorPaths
-from muster.daemon.node.sensors.unreadable_files import UnreadableFiles
+from muster.daemon.node.sensors.sensor import Report, Sample, SensorPaths, UnreadableFiles
 from muster.daemon.node.sysfs.host_files import HostFiles, HostReading
 from muster.daemon.node.sysfs.reader_thread import ReaderThread, ReadHangs
 

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from muster.daemon.host import clock
 from muster.daemon.node.sensors.infiniband_conditions import FabricConditions
-from muster.daemon.node.sensors.sensor import Report, Sample, SensorPaths
-from muster.daemon.node.sensors.unreadable_files import UnreadableFiles
+from muster.daemon.node.sensors.sensor import Report, Sample, SensorPaths, UnreadableFiles
 from muster.daemon.node.sysfs.infiniband_ports import FOLDER, FabricReading, read_ports
 from muster.daemon.node.sysfs.kernel_files import Unreadable
 from muster.daemon.node.sysfs.reader_thread import ReaderThread, ReadHangs

@@ -12,10 +12,9 @@ import logging
 from collections.abc import Callable
 
 from muster.daemon.host import clock
-from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_errors import KernelErrors
 from muster.daemon.node.kernel.kernel_log import open_kernel_log
-from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_record import KernelError, KernelRecord
 from muster.daemon.node.kernel.log_position import LogPosition
 from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths

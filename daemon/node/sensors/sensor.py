@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.v1 import node_pb2
 
 RESTART_S = 5.0
@@ -119,3 +120,28 @@ async def run_sensor(sensor: Sensor, report: Report, pause: Callable[[float], Aw
         except Exception:  # noqa: BLE001  # one sensor must not take the daemon down
             _log.exception("sensor %s failed, next try in %g s", sensor.name, RESTART_S)
         await pause(RESTART_S)
+
+
+class UnreadableFiles:
+    """Says in the log which files of one sensor can't be read: errors as long as they last, and once what the host does
+    not have. `now`: monotonic seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._problems: dict[str, LastingProblem] = {}
+        self._absent: set[str] = set()
+
+    def note(self, failed: Mapping[str, Mapping[str, str]], absent: Collection[str] = ()) -> None:
+        """Take in one reading. failed: for each device, why its files could not be read. absent: files that no device
+        of the kind must have."""
+        for device in self._problems.keys() - failed.keys():
+            self._problems.pop(device).end()
+        for device, files in failed.items():
+            words = ", ".join(f"{file} ({why})" for file, why in files.items())
+            self._problem(device).meet(f"{device} can't be read: {words}")
+        if missing := set(absent) - self._absent:
+            self._absent |= missing
+            _log.info("this host does not report %s", ", ".join(sorted(missing)))
+
+    def _problem(self, device: str) -> LastingProblem:
+        return self._problems.setdefault(device, LastingProblem(_log, f"{device} is read again", self._now))

@@ -21,7 +21,7 @@ from torch.futures import Future
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.durable_folders import rank_of_file
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training.resharding.agent_shards import AgentShards, ByteSpan
+from muster.checkpoint.training.agent_shards import AgentShards, ByteSpan
 
 TensorCopy = tuple[torch.Tensor, torch.Tensor]
 """Target and source."""
