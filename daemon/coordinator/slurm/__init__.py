@@ -2,6 +2,6 @@
 
 `shell` and `services` import it.
 
-May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`, `daemon.host`, `daemon.transport`,
-`fabric.sources`, `slurm.client`, `slurm.client.fake`, `slurm.client.parsing`.
+May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.state`, `daemon.host`, `fabric.sources`,
+`slurm.client`, `slurm.client.fake`, `slurm.client.parsing`.
 """
