@@ -5,7 +5,7 @@ from muster.simulator.planted_bugs.planting import PlantedBug
 RECOVERY_BUGS: dict[str, PlantedBug] = {
     "skip-the-fence": PlantedBug(
         "A generation starts although some nodes have not fenced the one before.",
-        function="transitions._recover",
+        function="recovering.recover",
         code="not all(ranks_ended(A, B) for C in D)",
         bug="gang_turn.index.present and gang_turn.index.present <= D",
     ),
@@ -107,7 +107,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "take-a-planned-swap-for-the-end": PlantedBug(
         "The job counts as done when its ranks have exited for a planned swap.",
-        function="transitions._supervise_running",
+        function="running.supervise",
         code="whole and A is not None and B and have_ranks_stopped(C)",
         bug="False",
     ),

@@ -17,7 +17,7 @@ STATE_BUGS: dict[str, PlantedBug] = {
     ),
     "tear-tensor-groups": PlantedBug(
         "Ranks get their nodes as if no groups of them communicated.",
-        function="_next_seats",
+        function="generation_start.next_seats",
         code="communicating_seats(A)",
         bug="()",
     ),

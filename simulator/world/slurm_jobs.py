@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.recovery import shared_pool
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.node_health import OUT_OF_SERVICE

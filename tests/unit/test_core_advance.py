@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.recovery.transitions import ROUNDS, UNSETTLED_PAUSE_S, advance
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.transitions import ROUNDS, UNSETTLED_PAUSE_S, advance
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 
 NOW = 50.0

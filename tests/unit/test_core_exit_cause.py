@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.core.detection.attribution import cause_in
-from muster.daemon.coordinator.core.recovery import transitions
-from muster.daemon.coordinator.core.recovery.transitions import REASON_LENGTH
+from muster.daemon.coordinator.core.recovery import failures
+from muster.daemon.coordinator.core.recovery.failures import REASON_LENGTH
 from muster.daemon.coordinator.core.state.events import RankState
 
 _GOODBYE = (
@@ -185,4 +185,4 @@ def test_whatever_a_rank_has_written_there_is_an_answer_of_one_line(text: str) -
 def test_a_reason_that_is_cut_says_so() -> None:
     for length, shown in ((REASON_LENGTH, "x" * REASON_LENGTH), (REASON_LENGTH + 1, "x" * (REASON_LENGTH - 3) + "...")):
         rank = RankState(3, 1, running=False, exit_code=1, stderr_tail="x" * length)
-        assert transitions._exit_reason("n1", rank) == f"rank 3 on n1 exited with 1: {shown}"
+        assert failures._exit_reason("n1", rank) == f"rank 3 on n1 exited with 1: {shown}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
-from muster.daemon.coordinator.core.recovery.requests.requested_swap import Refusal
+from muster.daemon.coordinator.core.requested_swap import Refusal
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase

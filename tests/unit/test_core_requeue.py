@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.recovery.growth.shared_pool import refusal
 from muster.daemon.coordinator.core.recovery.requeueing import EXCLUSION_S
-from muster.daemon.coordinator.core.recovery.shared_pool import refusal
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery import second_moves
+from muster.daemon.coordinator.core.recovery import generation_start
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import AgentStatus, GangSpec, Shard, Version
 from muster.daemon.coordinator.core.turn import placement
@@ -81,7 +81,7 @@ def test_the_size_of_the_state_decides(size: float, seats: list[int]) -> None:
 
 def price_of(world: Scenario) -> MovePrice | None:
     turn = Turn(world.core.state, world.core.observed, world.core.index, world.now)
-    return second_moves.price(GangTurn(turn, world.gang))
+    return generation_start.price_of_second_move(GangTurn(turn, world.gang))
 
 
 def report(world: Scenario, node: str, shards: Iterable[Shard]) -> None:

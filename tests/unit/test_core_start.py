@@ -4,7 +4,7 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.failure_detector import REATTACH_S
-from muster.daemon.coordinator.core.recovery.transitions import STORE_TIMEOUT_S
+from muster.daemon.coordinator.core.recovery.recovering import STORE_TIMEOUT_S
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus, RankState, Shard, Silence, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase

@@ -7,5 +7,5 @@ them again. Orders to agents are a pure function of the durable state. The durab
 Slurm has answered it. So every decision can be carried out twice without harm, and a restart is a replay.
 
 May import: `daemon.coordinator.core.detection`, `daemon.coordinator.core.recovery`,
-`daemon.coordinator.core.recovery.requests`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`.
+`daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`.
 """

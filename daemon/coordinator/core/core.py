@@ -1,23 +1,19 @@
 """The core: it takes one event, and returns the decisions that follow. The package's docstring gives the shape,
 ARCHITECTURE.md the steps of a recovery."""
 
+from muster.daemon.coordinator.core import drains, requested_swap, resuming
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, hardware_signals
-from muster.daemon.coordinator.core.recovery import (
-    gathering,
-    idle_nodes,
-    resuming,
-    shared_pool,
-)
+from muster.daemon.coordinator.core.recovery import gathering
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
-from muster.daemon.coordinator.core.recovery.requests import requested_drain, requested_swap
-from muster.daemon.coordinator.core.recovery.transitions import advance
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT, Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.transitions import advance
 from muster.daemon.coordinator.core.turn.communication import note_change
 from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Outcome, Turn
@@ -82,7 +78,7 @@ class Core:
             advance(GangTurn(turn, gang))
             self._set_deadline(gang, turn)
         if self.index.degraded and turn.outcome.facts:
-            idle_nodes.drain_degraded(turn)
+            drains.drain_degraded_without_gang(turn)
         if self.state.correlated_faults and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
             hardware_signals.resolve_explained(turn)
         if self.state.correlated_faults or self._due.get(CORRELATED_FAULTS) is not None:
@@ -180,7 +176,7 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
         case events.NodeAttached() | events.NodeHeartbeat() | events.NodeSignalled() | events.SlurmNodeChanged():
             _decide_on_node(turn, event)
         case events.DrainRequested():
-            requested_drain.begin(turn, event)
+            drains.begin(turn, event)
         case events.NodeCheckReported():
             resuming.take_check(turn, event)
         case events.FabricSeen():
@@ -288,7 +284,7 @@ def _settle_call(turn: Turn, event: events.SlurmAnswered) -> None:
     turn.record(facts.SlurmCallSettled(event.gang, event.call, event.error or ""))
     if owed.if_run_has_node is not None and not event.error:
         circuit_breaker.judge_drained(turn, owed)
-    requested_drain.end_if_refused(turn, owed, event.error)
+    drains.end_if_refused(turn, owed, event.error)
     gang = turn.state.gangs.get(owed.gang)
     if owed.verb != "requeue" or not event.error or gang is None or not _waits_for_requeue(turn, gang):
         return
@@ -342,4 +338,4 @@ def _decide_on_node(
             resumed = node.health in RESUMABLE or (node.health is NodeHealth.DEGRADED and node.drain is not None)
             if event.in_service and resumed:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))
-            requested_drain.end_if_in_service(turn, event)
+            drains.end_if_in_service(turn, event)

@@ -23,7 +23,7 @@ import grpc.aio
 
 from muster import compatibility
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.recovery import shared_pool
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.core.state.gang import Gang

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 
 from muster.compatibility import own_side
+from muster.daemon.coordinator.core import drains
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.recovery.requests import requested_drain
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
@@ -273,7 +273,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise not_found(f"{node} is no node of this cluster: see muster nodes")
         if self._engine.limits.observe:
             raise aborted("the site has Muster in observe mode, in which no node is drained: use scontrol")
-        if words := requested_drain.drained_already(core.state, node):
+        if words := drains.drained_already(core.state, node):
             return pb.DrainReply(text=f"nothing to drain: {words}", jobs=self._jobs_on(node))
         self._post(events.DrainRequested(node, by, reason))
         return pb.DrainReply(text=f"Slurm is told to start nothing more on {node}", jobs=self._jobs_on(node))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from muster.daemon.coordinator.core import resuming
 from muster.daemon.coordinator.core.detection import failure_rate
-from muster.daemon.coordinator.core.recovery import resuming
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits

@@ -1,8 +1,8 @@
 """The corruption detector: replicas that must be equal are not, or a value of the training is no number.
 
 The commit leader compares digests that the agents have made anyway (`replica_agreement` in the checkpoint library). A
-version on which replicas disagree is void there, so it never becomes a restore point. `return_to_agreement` does what
-follows. Who is named:
+version on which replicas disagree is void there, so it never becomes a restore point. What follows is decided in
+`running`. Who is named:
 
 1. A minority of three replicas or more, on one node, names that node.
 2. Without a majority (two replicas), or with a minority on several nodes, all of them are suspects and nobody is named.

@@ -1,7 +1,6 @@
-"""From node health to the next generation, or to the end: transitions, gathering, shared pool, restore, flush, stop,
-requeue.
+"""What is decided in each phase of a gang: gathering, running, recovering; flush, stop, swap, growth, requeue, end.
 
-`core.core` imports it.
+`core.transitions` says which phase has which rules.
 
 May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.coordinator.core.detection`,
 `daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.recovery.restore`, `daemon.coordinator.core.state`,

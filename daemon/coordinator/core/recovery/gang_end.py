@@ -1,6 +1,7 @@
 """The end of a gang: by decision, by a user's cancel, or with its Slurm job; and the end of the job after it."""
 
-from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
+from muster.daemon.coordinator.core.recovery import planned_stop
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase

@@ -10,7 +10,8 @@ order comes. What a user cancels is not saved.
 """
 
 from muster.daemon.coordinator.core.detection import failure_detector
-from muster.daemon.coordinator.core.recovery import flushing, shared_pool
+from muster.daemon.coordinator.core.recovery import flushing
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
-from muster.daemon.coordinator.core.recovery import restore_plan, shared_pool
+from muster.daemon.coordinator.core.recovery import restore_plan
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DrainRequest
 from muster.daemon.coordinator.core.state.events import Version

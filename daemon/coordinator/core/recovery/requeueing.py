@@ -13,7 +13,8 @@ nodes, but not for nodes that are there. Nodes that the user excluded stay exclu
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import departure
-from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
+from muster.daemon.coordinator.core.recovery import flushing, gang_end
+from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState

@@ -14,8 +14,8 @@ has come since is reason enough to ask at once.
 """
 
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_rate, progress_timeouts
-from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
-from muster.daemon.coordinator.core.recovery.growth import undone_growth
+from muster.daemon.coordinator.core.recovery import planned_stop
+from muster.daemon.coordinator.core.recovery.growth import shared_pool, undone_growth
 from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn

@@ -1,4 +1,4 @@
-"""What a growth may bring that is not wanted: ranks that crash on the nodes that came, and nodes without ranks.
+"""Nodes beyond those of the job: the shared pool, a growth that is undone, nodes that are left over.
 
 The rules of `core.recovery` import it.
 
