@@ -17,9 +17,9 @@ import grpc
 
 from benchmarks import site
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
-from muster.daemon.agent.testing.no_shards import NoShards
 from muster.daemon.host import private_file
 from muster.daemon.host.process.process_memory import collect_seldom
+from muster.daemon.testing.no_shards import NoShards
 from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.channel import bind, stop_server
 from muster.daemon.transport.server_limits import agent_limits

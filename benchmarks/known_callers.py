@@ -1,4 +1,4 @@
-"""The attack of `muster.daemon.transport.testing.known_user` on the processes of a measurement, as another user.
+"""The attack of `muster.daemon.testing.known_user` on the processes of a measurement, as another user.
 
     python -m benchmarks.known_callers FOLDER COORDINATOR_PORT AGENT_PORT UID SECONDS
 
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import known_agent, site
-from muster.daemon.transport.testing.known_user import Attacker, Target, all_attacks, tls_context
+from muster.daemon.testing.known_user import Attacker, Target, all_attacks, tls_context
 
 
 async def _attack(folder: Path, coordinator: int, agent: int, uid: int, seconds: float) -> Counter[str]:

@@ -1,8 +1,9 @@
 """muster-agent: one process per node of a gang, also on spares. It receives the coordinator's orders and reports the
 node's status.
 
-Its rooms: `ranks` (zygotes, ranks, rendezvous store), `failure_detector` (links to other agents), `batch` (the batch
-script's process), `testing`. No other program imports it; the simulator imports its pure rules.
+Its rooms: `ranks` (zygotes, ranks, rendezvous store), `failure_detector` (links to other agents), `start_checks` (what
+the node lacks for the job), `batch` (the batch script's process, which is another one than the agent). No other program
+imports it; the simulator imports its pure rules.
 
 May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store`, `checkpoint.store.memory`,
 `checkpoint.store.replication`, `checkpoint.store.streams`, `daemon.agent.batch`, `daemon.agent.failure_detector`,

@@ -9,7 +9,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import grpc.aio
 
 from muster import __version__, compatibility
 from muster.daemon.host import clock
@@ -25,7 +28,6 @@ from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.own_verdict import OwnVerdict
 from muster.daemon.node.port_reservation import ALL_ADDRESSES, STORED_PREFIX, PortReservation
-from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.node.requested_check import RequestedCheck
 from muster.daemon.node.sensors import SENSORS
 from muster.daemon.node.sensors.nvml import NvmlSensor
@@ -33,11 +35,14 @@ from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 from muster.daemon.node.watchdog import report_alive
 from muster.daemon.transport import call_binding
-from muster.daemon.transport.channel import bind
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.reachability import ProbeService
+from muster.daemon.transport.server_limits import NODE_DAEMON, ServerLimits
 from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.daemon.transport.tls import ServerKey, Trust
-from muster.v1 import node_pb2
+from muster.v1 import common_pb2_grpc, node_pb2
 
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
@@ -211,3 +216,20 @@ async def own_address(peer: str, names: NameResolver) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])
+
+
+def make_probe_server(
+    credentials: Credentials,
+    node: str,
+    incarnation: str,
+    *,
+    share_port: bool = False,
+    limits: ServerLimits = NODE_DAEMON,
+) -> grpc.aio.Server:
+    """The server of a node daemon, which answers probes. It listens nowhere yet. `share_port`: beside a reservation of
+    its port."""
+    refuse = partial(Rights(frozenset()).refusal, names_job=False)
+    names = frozenset({call_binding.name_of_node_daemon(node)})
+    server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse, share_port=share_port)
+    common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(node, "musterd", incarnation), server)
+    return server

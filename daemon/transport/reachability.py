@@ -1,5 +1,5 @@
 """Whether a process answers at an address, only its kernel does, or nothing does. Agents and the coordinator both use
-it.
+it, and agents and node daemons answer.
 
 A probe is a Ping and, at the same time, repeated bare TCP connections. The connections show the difference between a
 process that does not answer (its kernel accepts), a process that has ended (its kernel refuses), and nothing at all.
@@ -23,8 +23,8 @@ from muster.daemon.transport.credential_check import REFUSED_KEY
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import Trust
-from muster.v1.common_pb2 import PingRequest
-from muster.v1.common_pb2_grpc import ProbeServiceStub
+from muster.v1.common_pb2 import PingReply, PingRequest
+from muster.v1.common_pb2_grpc import ProbeServiceServicer, ProbeServiceStub
 
 _RETRY_S = 0.1
 _CONNECT_TIMEOUT_S = 0.25
@@ -60,6 +60,17 @@ class Reachability(Enum):
     ACCEPTED = "accepted"
     REFUSED = "refused or reset"
     NO_ANSWER = "no answer"
+
+
+class ProbeService(ProbeServiceServicer):
+    """Answers that a process of this `role` ("agent", "musterd") is alive on `node`."""
+
+    def __init__(self, node: str, role: str, incarnation: str) -> None:
+        self._node, self._role, self._incarnation = node, role, incarnation
+
+    async def Ping(self, request: PingRequest, context: Any) -> PingReply:
+        """See common.proto."""
+        return PingReply(nonce=request.nonce, node=self._node, role=self._role, incarnation=self._incarnation)
 
 
 async def try_connection(address: str, timeout: float = _CONNECT_TIMEOUT_S) -> Reachability:

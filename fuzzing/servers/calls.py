@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.call_binding import CREDENTIAL_KEY
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 
 MOST_CALLS = 6
 MOST_MESSAGES = 8

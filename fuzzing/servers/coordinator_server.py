@@ -18,11 +18,11 @@ from fuzzing.servers.health import BugLog
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host import clock
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest

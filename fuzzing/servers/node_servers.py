@@ -15,11 +15,11 @@ from fuzzing.servers.health import BugLog
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.testing.no_transport import NoTransport
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
-from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.node.daemon import make_probe_server
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind, open_channel
 from muster.daemon.transport.server_limits import agent_limits
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.v1 import common_pb2, common_pb2_grpc
 
 OWNER, OTHER = 1001, 1002

@@ -31,7 +31,7 @@ def test_a_gang_recovers_and_nobody_is_blamed_while_a_user_holds_all_that_one_ca
         attacked, dead = training.node_of(0), training.node_of(2)
         agent = address_of_agent(training, attacked)
         name = name_of_agent(str(training.view["gang_id"]), attacked)
-        module = ("python3", "-m", "muster.daemon.transport.testing.known_user")
+        module = ("python3", "-m", "muster.daemon.testing.known_user")
         attack = healthy.popen(LOGIN, *module, agent, name, str(SECONDS), user="bob")
         refused = "ss -Htn state established '( dport = :7070 )' | wc -l"
         wait_until(lambda: int(healthy.sh(LOGIN, refused)) > 100, 30, "bob holds connections to the coordinator")

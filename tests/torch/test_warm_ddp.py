@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent.ranks.zygote_handle import PRELOAD
-from muster.daemon.agent.testing.scripted_gang import Gang, alive, scripted_gang
+from muster.daemon.testing.scripted_gang import Gang, alive, scripted_gang
 from muster.v1.agent_pb2 import RANK_PHASE_EXITED
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ import pytest
 
 from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
 from muster.daemon.agent.own_status import limit_stderr
-from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentHello, AgentStatus, CoordinatorMessage, RankStatus
 

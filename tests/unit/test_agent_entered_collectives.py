@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 
 SAYS_IT = """
     import os, socket, time

@@ -23,10 +23,10 @@ from muster.checkpoint.testing.gang_in_one_process import InProcessGang, Torchle
 from muster.checkpoint.testing.no_transport import NoTransport
 from muster.checkpoint.training.agent_connection import AgentConnection
 from muster.daemon.agent.memory_handover import MemoryHandover, newest_first
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 from muster.slurm.hooks import prolog
 from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_HOLD, RANK_PHASE_EXITED, TIER_OWN, Order
 

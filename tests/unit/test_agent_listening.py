@@ -16,9 +16,9 @@ import grpc.aio
 import pytest
 
 from muster.daemon.agent.listening import listen, listen_for_streams
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import clock
 from muster.daemon.host.port_range import PortRange
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.channel import ListenError, make_server
 from muster.daemon.transport.identity import SecretCredentials

@@ -10,7 +10,7 @@ import pytest
 
 from muster.daemon.agent.ranks.process_usage import TreeUsage
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness, RankKey, is_idle
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 
 RANK = (3, 1)
 USED = TreeUsage(cpu_s=100.0, io_bytes=5000, pids=frozenset({10, 11}))

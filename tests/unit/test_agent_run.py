@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
-from muster.daemon.agent.testing.scripted_gang import Gang, alive, gone, scripted_gang
+from muster.daemon.testing.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.testing.scripted_gang import Gang, alive, gone, scripted_gang
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import (
     DUTY_EXIT,

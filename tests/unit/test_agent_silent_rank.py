@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import rank_log_files
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 
 PYTHON = sys.executable
 KEEPS_GIL = """

@@ -13,9 +13,9 @@ import pytest
 
 from muster.daemon.agent.ranks import stack_dumps
 from muster.daemon.agent.ranks.stack_dumps import native_stacks
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.held_folder import HeldFolder
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 
 PYTHON = sys.executable
 WAITS = """

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec
-from muster.daemon.agent.testing.scripted_gang import alive, gone
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.packets import Message
 from muster.daemon.host.process.step_signals import FOR_RANKS
+from muster.daemon.testing.scripted_gang import alive, gone
 
 PYTHON = sys.executable
 

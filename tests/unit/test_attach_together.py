@@ -12,11 +12,11 @@ from tests.unit.test_known_callers import ATTACH, DEADLINE_S, OWNER, SLURM, Serv
 
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
+from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.half_calls import HalfCaller
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.server_limits import KIB, MIB, coordinator_share
-from muster.daemon.transport.testing.chosen_users import ChosenUser
-from muster.daemon.transport.testing.half_calls import HalfCaller
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest

@@ -22,7 +22,8 @@ from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChanne
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
-from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.node.daemon import make_probe_server
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority_table import AUTHORITY, Answer, CallerKind
 from muster.daemon.transport.authorization import Rights
@@ -30,7 +31,6 @@ from muster.daemon.transport.channel import bind, credential_metadata, make_serv
 from muster.daemon.transport.identity import CredentialRefused, SecretCredentials, current_method
 from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.daemon.transport.server_limits import COORDINATOR, agent_limits
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import NodeAnswers, Unknown
 from muster.v1 import (

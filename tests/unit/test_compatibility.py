@@ -22,10 +22,10 @@ from muster.compatibility import PROTOCOL, Side, misfit, own_side, read, to_wire
 from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEndpoints, PeerLink
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
-from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.testing.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.transport.channel import bind, credential_metadata, open_channel
 from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import SecretCredentials

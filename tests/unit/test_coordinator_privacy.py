@@ -8,10 +8,10 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.site_config import Site, SiteError
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.slurm.client.parsing.start_text import private_data
 from muster.slurm.client.types import Unknown
 from muster.v1 import api_pb2, api_pb2_grpc

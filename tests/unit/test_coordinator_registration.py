@@ -21,10 +21,10 @@ from muster.daemon.coordinator.services.registration import BUDGET_WINDOW_S, che
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.site_config import Site
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.launcher.commands.submit import prepare
 from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.errors import NotAllowed

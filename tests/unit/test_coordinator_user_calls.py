@@ -21,11 +21,11 @@ from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.user_calls import UserCalls
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import Caller, set_call
 from muster.daemon.transport.server_limits import StreamLimits, coordinator_share, more_coordinator_calls
-from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.v1 import api_pb2, api_pb2_grpc
 from muster.v1.common_pb2 import JobSpec
 

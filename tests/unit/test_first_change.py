@@ -14,8 +14,8 @@ import pytest
 from muster.daemon.coordinator.policy import policy
 from muster.daemon.node.sensors.sensor import SensorPaths
 from muster.daemon.node.signal_windows import SignalRule
-from muster.daemon.node.testing import watched_sensor
-from muster.daemon.node.testing.watched_sensor import WatchedSensor
+from muster.daemon.testing import watched_sensor
+from muster.daemon.testing.watched_sensor import WatchedSensor
 
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 SECTION = PAGE.read_text().partition("## A first change")[2].partition("\n## ")[0]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from muster.daemon.transport.authority import Authority, bytes_of_public_key, make_key, pem_of_key
 from muster.daemon.transport.channel import bind, make_server, stop_server
 from muster.daemon.transport.server_limits import COORDINATOR
-from muster.daemon.transport.testing.chosen_users import ChosenUser
+from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.transport.tls import certificate_name
 import grpc
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
 from muster.v1.agent_pb2 import RankPhase
 
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)

@@ -18,11 +18,13 @@ import grpc
 import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
-from muster.daemon.agent.testing.no_shards import NoShards
 from muster.daemon.coordinator.services.caller_log import LINES_AT_ONCE
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
-from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.node.daemon import make_probe_server
+from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.half_calls import HalfCaller
+from muster.daemon.testing.no_shards import NoShards
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.call_binding import payload_of_call
@@ -45,8 +47,6 @@ from muster.daemon.transport.server_limits import (
     agent_limits,
     coordinator_share,
 )
-from muster.daemon.transport.testing.chosen_users import ChosenUser
-from muster.daemon.transport.testing.half_calls import HalfCaller
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import api_pb2, api_pb2_grpc, common_pb2, peer_pb2, peer_pb2_grpc
 

@@ -69,7 +69,7 @@ BOUNDARIES = {
             "checkpoint/testing/rank_processes.py": "the ranks of a test as forks of one process that has torch",
             "checkpoint/testing/gang_of_processes.py": "agents as processes, for tests and measurements",
             "checkpoint/testing/worker.py": "how such a process is called",
-            "daemon/agent/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
+            "daemon/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
             "simulator/parallel.py": "seeds run in processes; no daemon imports it",

@@ -19,8 +19,8 @@ from muster.daemon.node.sensors.host import HANG, PERIOD_S, HostSensor
 from muster.daemon.node.sensors.sensor import Observation, Sample, SensorPaths
 from muster.daemon.node.signal_windows import SignalRule
 from muster.daemon.node.sysfs.host_files import CPUS, MEMORY_CONTROLLERS, FileSystem, HostFiles, parse_file_systems
-from muster.daemon.node.testing import watched_sensor
-from muster.daemon.node.testing.watched_sensor import WatchedSensor
+from muster.daemon.testing import watched_sensor
+from muster.daemon.testing.watched_sensor import WatchedSensor
 
 RULES = [SignalRule(**asdict(rule)) for rule in Policy.load().rules()]
 ROOT_DISK = "25 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro\n"

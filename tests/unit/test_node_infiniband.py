@@ -16,7 +16,7 @@ from muster.daemon.node.sensors.infiniband_conditions import PORT
 from muster.daemon.node.sensors.sensor import Observation, Sample, SensorPaths
 from muster.daemon.node.signal_windows import SignalRule
 from muster.daemon.node.sysfs.infiniband_ports import COUNTERS, FOLDER
-from muster.daemon.node.testing.watched_sensor import WatchedSensor, watching
+from muster.daemon.testing.watched_sensor import WatchedSensor, watching
 
 RULES = [SignalRule(**asdict(rule)) for rule in Policy.load().rules()]
 

@@ -26,11 +26,11 @@ from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.channel import credential_metadata, make_server, open_channel, unavailable_error
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, current_method
 from muster.daemon.transport.job_limits import MAX_NAME_CHARS
+from muster.daemon.transport.reachability import ProbeService
 from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, STRANGERS_AT_AGENT, ServerLimits
 from muster.daemon.transport.tls import Trust
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
-from muster.v1.common_pb2 import PingReply, PingRequest
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -227,19 +227,6 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
-class ProbeService(common_pb2_grpc.ProbeServiceServicer):
-    """Answers that an agent is alive on this node."""
-
-    def __init__(self, identity: AgentIdentity) -> None:
-        self._reply = PingReply(node=identity.node, role="agent", incarnation=identity.incarnation)
-
-    async def Ping(self, request: PingRequest, context: _Context) -> PingReply:
-        reply = PingReply()
-        reply.CopyFrom(self._reply)
-        reply.nonce = request.nonce
-        return reply
-
-
 def make_agent_server(
     credentials: Credentials,
     limits: ServerLimits,
@@ -256,7 +243,8 @@ def make_agent_server(
 
     server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse, share_of=share_of)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
-    common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(identity), server)
+    probes = ProbeService(identity.node, "agent", identity.incarnation)
+    common_pb2_grpc.add_ProbeServiceServicer_to_server(probes, server)
     return server
 
 

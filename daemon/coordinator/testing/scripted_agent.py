@@ -23,6 +23,7 @@ from muster.daemon.transport.channel import (
     open_channel,
 )
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.reachability import ProbeService
 from muster.daemon.transport.server_limits import ORDER_BYTES, agent_limits
 from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import agent_pb2 as pb
@@ -84,7 +85,9 @@ class ScriptedAgent:
         """Listen for probes and peers."""
         names = frozenset({call_binding.name_of_agent(self.hello.gang_id, self.node)})
         self._server = make_server(self._credentials, agent_limits(members=2), server_names=lambda: names)
-        common_pb2_grpc.add_ProbeServiceServicer_to_server(_Probes(self.node, self.hello.incarnation), self._server)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(
+            ProbeService(self.node, "agent", self.hello.incarnation), self._server
+        )
         port = bind(self._server, "127.0.0.1:0", self._key.certificates() if self._key else None)
         self.hello.peer_address = f"127.0.0.1:{port}"
         await self._server.start()
@@ -261,11 +264,3 @@ class ScriptedAgent:
             answer = pb.LinkMeasurement(number=order.number)
             answer.MergeFrom(self.link)
             await self._write(pb.AgentMessage(link_measurement=answer))
-
-
-class _Probes(common_pb2_grpc.ProbeServiceServicer):
-    def __init__(self, node: str, incarnation: str) -> None:
-        self._node, self._incarnation = node, incarnation
-
-    async def Ping(self, request: common_pb2.PingRequest, context: Any) -> common_pb2.PingReply:
-        return common_pb2.PingReply(nonce=request.nonce, node=self._node, role="agent", incarnation=self._incarnation)

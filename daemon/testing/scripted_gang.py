@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.host import rank_log_files
+from muster.daemon.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentMessage, AgentStatus, Duty, Order, RankPhase, RankPlace, RankStatus
 from muster.v1.common_pb2 import Member

@@ -1,6 +1,6 @@
 """A user with valid credentials and without any job, who holds all that one user can of a coordinator and of an agent.
 
-    python3 -m muster.daemon.transport.testing.known_user AGENT AGENT_NAME SECONDS
+    python3 -m muster.daemon.testing.known_user AGENT AGENT_NAME SECONDS
 
 The coordinator is that of the site's settings. AGENT is "host:port", AGENT_NAME what its credentials are made for.
 The calls are those of the table "What one user can hold" of docs/SECURITY.md, all at once: calls without a message,
@@ -21,11 +21,11 @@ from typing import NoReturn
 
 import grpc
 
+from muster.daemon.testing.half_calls import HalfCaller
 from muster.daemon.transport.call_binding import payload_of_call
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.server_limits import COORDINATOR, KIB, SHARD_MESSAGE_BYTES, SPEC_MESSAGE_BYTES
 from muster.daemon.transport.site_config import Site, split_address, split_addresses
-from muster.daemon.transport.testing.half_calls import HalfCaller
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentStatus, RankStatus
 from muster.v1.api_pb2 import RegisterRequest
 from muster.v1.common_pb2 import JobSpec
