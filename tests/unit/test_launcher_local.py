@@ -107,6 +107,10 @@ def test_a_target_that_does_not_exist_is_refused() -> None:
 # Whole runs
 
 
+ONE_NODE = ("--nodes", "1", "--spares", "0")
+"""Options of a run in which no rank moves: each further node is three processes."""
+
+
 class Run:
     """`muster run --local` with a shell script, started as a user starts it."""
 
@@ -190,10 +194,10 @@ def test_what_an_earlier_local_run_has_left_is_never_taken_or_passed_over_in_sil
     left.mkdir(parents=True)
     (left / METADATA).touch()
     (left / MANIFEST).write_text(json.dumps({"gang": "local-0a1b2c3d", "job": job_identity(spec)}))
-    status, _, err = Run(tmp_path, script, "--durable-dir", str(durable)).end()
+    status, _, err = Run(tmp_path, script, *ONE_NODE, "--durable-dir", str(durable)).end()
     assert status == 64, err
     assert f"an earlier run of this job, {left}, and nobody knows how that run ended" in err
-    status, _, err = Run(tmp_path, script, "--durable-dir", str(durable), "--resume", str(left)).end()
+    status, _, err = Run(tmp_path, script, *ONE_NODE, "--durable-dir", str(durable), "--resume", str(left)).end()
     assert status == 0, err
     assert f"muster: goes on at step 176 from {left}, of gang local-0a1b2c3d" in err
     assert f"muster: generation 1 starts from {left}" in err
@@ -225,7 +229,7 @@ while step < 3 or os.environ["MUSTER_GENERATION"] == "1":
 
 def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
-    options = ("--nodes", "1", "--spares", "0", "--fault", "hang-rank@step=10", "--hang-after", "5")
+    options = (*ONE_NODE, "--fault", "hang-rank@step=10", "--hang-after", "5")
     run = Run(tmp_path, f"exec {sys.executable} train.py", *options, "--run-dir", str(tmp_path / "kept"))
     status, _, err = run.end()
     assert status == 0, err
@@ -239,7 +243,7 @@ def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_of_the_script_is_the_exit_code_of_the_run(tmp_path: Path) -> None:
-    run = Run(tmp_path, "echo cannot go on >&2; exit 7", "--run-dir", str(tmp_path / "kept"))
+    run = Run(tmp_path, "echo cannot go on >&2; exit 7", *ONE_NODE, "--run-dir", str(tmp_path / "kept"))
     status, _, err = run.end()
     assert status != 0, err
     assert "exited with 7: cannot go on" in err
@@ -251,7 +255,7 @@ def test_the_exit_code_of_the_script_is_the_exit_code_of_the_run(tmp_path: Path)
 
 
 def test_a_run_whose_coordinator_is_stopped_is_no_success(tmp_path: Path) -> None:
-    run = Run(tmp_path, "echo up; exec sleep 600")
+    run = Run(tmp_path, "echo up; exec sleep 600", *ONE_NODE)
     run.until("up")
     os.kill(run.pid_of("muster.daemon.coordinator"), signal.SIGTERM)
     status, _, err = run.end()
@@ -273,7 +277,7 @@ async def test_the_coordinators_port_is_reserved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    run = Run(tmp_path, "echo up; exec sleep 600")
+    run = Run(tmp_path, "echo up; exec sleep 600", *ONE_NODE)
     run.until("up")
     run.popen.send_signal(number)
     assert run.end()[0] == 130
