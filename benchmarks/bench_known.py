@@ -87,7 +87,7 @@ async def known_callers(folder: Path, attack_s: float) -> Figures:
             stdout=asyncio.subprocess.PIPE,
         )
         beating = asyncio.create_task(_heartbeats(load, attack_s))
-        reported = await bench_verdicts.report_faults(load[1:], others, VERDICTS)
+        reported = await bench_verdicts.report_faults(load[1:], others)
         judged = await bench_verdicts.told([coordinator], "judged", list(reported))
         rate = await beating
         told, _ = await attack.communicate()

@@ -66,9 +66,7 @@ def _boot(cluster: Cluster, host: str) -> None:
 FAULTS = {
     "stopped": Fault(lambda c, host: c.stop_service(host, COORDINATOR), _start),
     "killed": Fault(lambda c, host: c.kill_coordinator(host), _start),
-    "frozen": Fault(
-        lambda c, host: c.freeze_service(host, COORDINATOR), lambda c, host: c.thaw_service(host, COORDINATOR)
-    ),
+    "frozen": Fault(Cluster.freeze_coordinator, Cluster.thaw_coordinator),
     "power_lost": Fault(lambda c, host: c.power_off(host), _boot),
 }
 

@@ -180,9 +180,11 @@ async def connections_without_a_call(folder: Path, _: float) -> Figures:
     return await bench_idle_connections.idle_connections(folder, bench_idle_connections.CONNECTIONS)
 
 
-def tls_overhead(file: Path = TLS_OVERHEAD) -> Figures:
+def tls_overhead() -> Figures:
     """By how many percent recoveries take longer with TLS, as `make bench-tls` measured last; empty: never."""
-    return {"tls_overhead_percent": json.loads(file.read_text())["tls_overhead_percent"]} if file.exists() else {}
+    if not TLS_OVERHEAD.exists():
+        return {}
+    return {"tls_overhead_percent": json.loads(TLS_OVERHEAD.read_text())["tls_overhead_percent"]}
 
 
 MEASUREMENTS: tuple[Measurement, ...] = (

@@ -41,15 +41,15 @@ VERDICTS_DEADLINE_S = 60.0
 Figures = dict[str, float | str]
 
 
-async def report_faults(load: Sequence[Process], others: int, count: int) -> dict[str, float]:
-    """Let `count` random nodes report a fatal Xid. Returns when each of them got it from its sensor."""
+async def report_faults(load: Sequence[Process], others: int) -> dict[str, float]:
+    """Let `VERDICTS` random nodes report a fatal Xid. Returns when each of them got it from its sensor."""
     names = site.other_nodes(others)
     process_of = {
         name: process
         for number, process in enumerate(load)
         for name in names[others * number // len(load) : others * (number + 1) // len(load)]
     }
-    chosen = site.sample(names, count)
+    chosen = site.sample(names, VERDICTS)
     for name in chosen:
         process_of[name].say(name)
         await asyncio.sleep(FAULT_INTERVAL_S)
@@ -91,7 +91,7 @@ async def measure_verdicts(folder: Path, nodes: int, heartbeat_s: float, watcher
         heartbeats, hellos = _sum(load, "heartbeats"), _sum(load, "hellos")
         rss_before, admitted = memory_mib(coordinator.pid, "VmRSS"), watching.told["watching"]
         calm_lines = [len(process.lines) for process in (coordinator, *load)]
-        reported = await report_faults(load[1:], others, VERDICTS)
+        reported = await report_faults(load[1:], others)
         judged = await told([coordinator], "judged", list(reported))
         took_s, cpu = clock.monotonic() - started, cpu_s(coordinator.pid) - cpu_before
         latencies_ms = sorted(1000 * (judged[name] - at) for name, at in reported.items())

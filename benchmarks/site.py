@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -125,11 +124,3 @@ async def tell_lag() -> NoReturn:
 def sample(names: Sequence[str], count: int) -> list[str]:
     """Random ones of these, the same at each run."""
     return random.Random(7).sample(names, count)
-
-
-def started_by_hand(usage: str, count: int) -> bool:
-    """Whether the command line lacks arguments. Says how to start the program."""
-    if len(sys.argv) > count:
-        return False
-    print(usage, file=sys.stderr)
-    return True

@@ -38,7 +38,7 @@ class GangCounts(Counts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running = self.agents_attached = 0
+        self.running = 0
 
 
 async def run_agent(

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-SECONDS, RATE, RATIO, PERCENT, MEBIBYTES, COUNT = "s", "GB/s", "times", "%", "MiB", ""
+SECONDS, RATE, PERCENT, MEBIBYTES, COUNT = "s", "GB/s", "%", "MiB", ""
 
 
 @dataclass

@@ -30,16 +30,14 @@ class Peer:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def under_srun(requeue: str, srun: str = "", train: str = "") -> str:
-    """A batch script with 8 ranks under srun. `requeue`, `srun` and `train` are options of sbatch, srun and the
-    training.
-    """
+def under_srun(requeue: str, srun: str = "") -> str:
+    """A batch script with 8 ranks under srun. `requeue` and `srun` are options of sbatch and srun."""
     return f"""#!/bin/bash
 #SBATCH --job-name=train --nodes=8 --ntasks-per-node=1 --exclusive {requeue}
 #SBATCH --output=slurm.out --open-mode=append
 export OMP_NUM_THREADS=1 MASTER_PORT=29500
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun {srun} python3 {TRAIN} {train}
+srun {srun} python3 {TRAIN}
 """
 
 

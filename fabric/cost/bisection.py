@@ -26,8 +26,3 @@ def all_to_all_crossing(ranks: int, size: float) -> float:
 def ring_crossing(ranks: int, size: float) -> float:
     """Bytes that a ring all-reduce sends across, one way: one edge of the ring, 2(n−1)/n · B."""
     return 2 * (ranks - 1) / ranks * size
-
-
-def crossing_time(crossing: float, bandwidth: float) -> float:
-    """Seconds that bytes which cross need at least, over `bandwidth` bytes a second."""
-    return crossing / bandwidth

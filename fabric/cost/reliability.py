@@ -40,11 +40,6 @@ def daly_interval(mtbf: float, checkpoint: float) -> float:
     return young_interval(mtbf, checkpoint) * (1 + math.sqrt(part) / 3 + part / 9) - checkpoint
 
 
-def lost_share(lost: float, every: float) -> float:
-    """The share of time that is lost if `lost` is lost in each `every`."""
-    return lost / every
-
-
 def goodput(mtbf: float, interval: float, checkpoint: float, recovery: float) -> float:
     """The share of time that trains, with failures in checkpoints and recoveries too: Daly's complete model.
 

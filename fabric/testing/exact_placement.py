@@ -23,6 +23,8 @@ from muster.fabric.placement.step_time import weighed
 from muster.fabric.placement.weights import Weight
 
 ROUNDING = 1e-9
+_SAMPLES = 20
+"""Random orders of which a mean is taken."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class Problem:
         seconds = group.messages * link.latency + group.size / link.bandwidth
         return weighed(seconds, self.fabric, a, b, group.within, group.preferred)
 
-    def random_cost(self, chance: random.Random, samples: int = 20) -> float:
+    def random_cost(self, chance: random.Random) -> float:
         """The mean cost of random orders."""
         nodes = sorted(self.fabric.nodes)
-        return sum(self.cost(chance.sample(nodes, self.seats)) for _ in range(samples)) / samples
+        return sum(self.cost(chance.sample(nodes, self.seats)) for _ in range(_SAMPLES)) / _SAMPLES
 
 
 def least_cost(problem: Problem, known: float) -> float:

@@ -1,6 +1,6 @@
 """What Slurm's commands print with --json. It gives jobs and nodes with fields of the right types, or one error.
 
-A user chooses a job's name, comment, features and work_dir.
+A user chooses a job's name, comment and work_dir.
 """
 
 import asyncio
@@ -37,5 +37,5 @@ def _check_job(job: Job) -> None:
 
 def _check_node(node: Node) -> None:
     assert all(isinstance(text, str) for text in (node.name, node.address, node.hostname, node.reason, node.gres))
-    assert type(node.cpus) is int
+    assert type(node.memory_mib) is int
     assert node.boot_time is None or type(node.boot_time) is float

@@ -53,17 +53,11 @@ class Node:
     address: str = ""
     hostname: str = ""
     reason: str = ""
-    reason_by: str = ""
     reason_at: float | None = None
     boot_time: float | None = None
-    slurmd_start_time: float | None = None
-    last_busy: float | None = None
-    features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     gres: str = ""
-    cpus: int = 0
     memory_mib: int = 0
-    version: str = ""
     unrecognised: tuple[str, ...] = ()
 
     @property
@@ -92,7 +86,6 @@ class Job:
     name: str = ""
     user_id: int = -1
     user_name: str = ""
-    account: str = ""
     partition: str = ""
     reason: str = ""
     nodes: tuple[str, ...] = ()
@@ -104,7 +97,6 @@ class Job:
     """0 to 255; None while the job has not ended."""
     exit_signal: int | None = None
     """The signal that ended the job; None if no signal did."""
-    submit_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
     """The time of the end. While the job runs, the time at which its time limit ends it."""

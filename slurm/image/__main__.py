@@ -25,7 +25,7 @@ def main() -> int:
     args = parser.parse_args(argv[:cut])
     try:
         if args.verb == "run":
-            return run_in_image(argv[cut + 1 :], user=args.user)
+            return run_in_image(argv[cut + 1 :], args.user)
         engine = find_engine()
         if args.verb == "base":
             print(ensure_base(engine))

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from muster.slurm.image.engine import INSTALL_HINT, Engine, EngineError, cache_dir
@@ -32,21 +32,19 @@ from muster.slurm.image.recipe import (
 LABEL = "muster.image"
 KEEP = {"cluster": 6, "tests": 4, "base": 4, "debian": 4}  # how many images of each kind are kept
 
-Say = Callable[[str], None]
 
-
-def say_on_stderr(line: str) -> None:
-    """The default progress output: one line on standard error."""
+def _say(line: str) -> None:
+    """Progress: one line on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
-def ensure_cluster_image(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
+def ensure_cluster_image(engine: Engine, recipe: Recipe) -> str:
     """Returns the name of an image with Muster's current source. Builds it if it does not exist."""
     source = read_source()
     image = recipe.cluster_image(source)
     if engine.has_image(image):
         return image
-    below = (ensure_tests if recipe.for_tests else ensure_base)(engine, recipe, say)
+    below = (ensure_tests if recipe.for_tests else ensure_base)(engine, recipe)
     with _lock("cluster"):
         if not engine.has_image(image):
             _build_cluster(engine, below, image, source)
@@ -54,32 +52,32 @@ def ensure_cluster_image(engine: Engine, recipe: Recipe = Recipe(), say: Say = s
     return image
 
 
-def ensure_base(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
+def ensure_base(engine: Engine, recipe: Recipe = Recipe()) -> str:  # noqa: B008
     """Returns the name of the base image. Builds it if it does not exist (about two minutes without any layer)."""
     if engine.has_image(recipe.base_image):
         return recipe.base_image
     with _lock(f"base-{recipe.suite}"):
         if not engine.has_image(recipe.debian_image):
-            say(f"image: Debian {recipe.suite} with Slurm and torch (once, a minute or two)")
+            _say(f"image: Debian {recipe.suite} with Slurm and torch (once, a minute or two)")
             _build_debian(engine, recipe)
         if not engine.has_image(recipe.base_image):
-            say("image: Python packages")
+            _say("image: Python packages")
             _build_base(engine, recipe)
             for kind in ("base", "debian"):
                 _prune(engine, kind)
     return recipe.base_image
 
 
-def ensure_tests(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
+def ensure_tests(engine: Engine, recipe: Recipe = Recipe()) -> str:  # noqa: B008
     """Returns the name of the image with everything that the tests need, except Muster. Builds it if it does not
     exist."""
     if engine.has_image(recipe.tests_image):
         return recipe.tests_image
-    base = ensure_base(engine, recipe, say)
+    base = ensure_base(engine, recipe)
     with _lock(f"tests-{recipe.suite}"):
         if not engine.has_image(recipe.tests_image):
-            wheels = _wheels(engine, recipe, say)
-            say("image: what only the tests need")
+            wheels = _wheels(engine, recipe)
+            _say("image: what only the tests need")
             _install(engine, base, recipe.tests_image, "tests", TEST_REQUIREMENTS, wheels)
             _prune(engine, "tests")
     return recipe.tests_image
@@ -108,7 +106,7 @@ def _debian_mirror(engine: Engine) -> list[str]:
     return [site for site in sites if not site.rstrip("/").endswith("security")][:1]
 
 
-def _wheels(engine: Engine, recipe: Recipe, say: Say) -> Path:
+def _wheels(engine: Engine, recipe: Recipe) -> Path:
     """A folder with the pyslurm wheel of this recipe. Empty if the recipe has none."""
     if recipe.pyslurm is None:
         folder = cache_dir() / "wheels" / "none"
@@ -118,7 +116,7 @@ def _wheels(engine: Engine, recipe: Recipe, say: Say) -> Path:
     versions = [engine.call("run", "--rm", "--network=none", recipe.debian_image, *one).checked() for one in asked]
     folder = cache_dir() / "wheels" / recipe.wheel_key("".join(versions))
     if not folder.exists():
-        say(f"image: building pyslurm {recipe.pyslurm} (once, about a minute)")
+        _say(f"image: building pyslurm {recipe.pyslurm} (once, about a minute)")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as out:
             mounts, environment = _outside()

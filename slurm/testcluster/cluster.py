@@ -151,9 +151,9 @@ class Cluster:
             outcome.checked()
         return outcome
 
-    def sh(self, host: str, script: str, user: str = "root", timeout: float = 60.0) -> str:
+    def sh(self, host: str, script: str, user: str = "root") -> str:
         """Runs a shell script on `host` as `user` and returns its output. Raises `EngineError` if the script fails."""
-        return self.exec(host, "bash", "-c", script, user=user, timeout=timeout).stdout.strip()
+        return self.exec(host, "bash", "-c", script, user=user).stdout.strip()
 
     def exec_argv(self, host: str, *command: str, user: str = "root") -> list[str]:
         """The command line on this host that runs `command` on `host`, for callers that keep the process."""
@@ -301,13 +301,13 @@ class Cluster:
         """Restarts slurmd on `node`. It registers with slurmctld again."""
         self.restart_service(node, "slurmd")
 
-    def freeze_service(self, host: str, service: str) -> None:
-        """Freezes a service (SIGSTOP). The rest of the host continues."""
-        self._signal(host, service, "STOP")
+    def freeze_coordinator(self, host: str) -> None:
+        """Freezes the coordinator (SIGSTOP). The rest of the host continues."""
+        self._signal(host, COORDINATOR, "STOP")
 
-    def thaw_service(self, host: str, service: str) -> None:
-        """Resumes a frozen service."""
-        self._signal(host, service, "CONT")
+    def thaw_coordinator(self, host: str) -> None:
+        """Resumes a frozen coordinator."""
+        self._signal(host, COORDINATOR, "CONT")
 
     def kill_coordinator(self, host: str = CONTROLLER) -> float:
         """Sends SIGKILL to the coordinator. It remains down until `start_service`."""

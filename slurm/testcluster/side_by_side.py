@@ -39,18 +39,18 @@ mv "$site/muster.new" "$site/muster"
 """
 
 
-def wheel_of(commit: str, into: Path, root: Path = ROOT) -> Path:
-    """Builds the wheel of `commit` of the repository at `root` into the folder `into`, without a network.
+def wheel_of(commit: str, into: Path) -> Path:
+    """Builds the wheel of `commit` of this repository into the folder `into`, without a network.
 
     Raises:
         EngineError: the repository lacks the commit, or its wheel can't be built.
     """
     with tempfile.TemporaryDirectory() as name:
         sources, archive = Path(name) / "sources", Path(name) / "sources.tar"
-        made = _run("git", "-C", str(root), "archive", "--output", str(archive), commit)
+        made = _run("git", "-C", str(ROOT), "archive", "--output", str(archive), commit)
         if made.returncode:
             raise EngineError(
-                f"the test of upgrades needs the commit {commit}, which {root} lacks: run it in a whole clone "
+                f"the test of upgrades needs the commit {commit}, which {ROOT} lacks: run it in a whole clone "
                 f"(git fetch --unshallow). git says: {made.stderr.strip()}"
             )
         with tarfile.open(archive) as files:

@@ -20,7 +20,6 @@ STANDBY = "ctl2"
 USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shared/home
 
 COORDINATOR_PORT = 7070
-DAEMON_PORT = 7071
 KMSG = "/var/log/muster-kmsg"
 HEALTH_CHECK_INTERVAL_S = 20
 """Seconds between two runs of HealthCheckProgram. A test waits for one of them."""

@@ -48,11 +48,9 @@ class SystemdNode:
         self._engine = engine
         self._container = container
 
-    def sh(self, script: str, *, check: bool = True, stdin: str = "", timeout: float = 60.0) -> Outcome:
+    def sh(self, script: str, *, check: bool = True, stdin: str = "") -> Outcome:
         """Run a shell script. With `check`, a failure raises EngineError."""
-        done = self._engine.call(
-            *("exec", "-i", self._container, "sh", "-c", script), stdin=stdin.encode(), timeout=timeout
-        )
+        done = self._engine.call("exec", "-i", self._container, "sh", "-c", script, stdin=stdin.encode())
         if check:
             done.checked()
         return done

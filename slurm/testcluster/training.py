@@ -180,7 +180,7 @@ class Training:
         view = self.wait(done, timeout, f"first step of generation {generation}")
         return next(r for r in view["recoveries"] if _number(r, "generation") >= generation and r.get("first_step_s"))
 
-    def wait_left(self, node: str, timeout: float = 120.0) -> View:
+    def wait_left(self, node: str) -> View:
         """Returns the RecoveryView of the generation that runs without `node`, after its first finished step.
 
         Another recovery may come before it: on a busy machine an agent hears nobody for seconds, and ends its ranks.
@@ -189,7 +189,7 @@ class Training:
         def left(view: View) -> list[View]:
             return [r for r in view.get("recoveries", ()) if node in r.get("nodes_out", ()) and r.get("first_step_s")]
 
-        return left(self.wait(lambda view: bool(left(view)), timeout, f"a first step without {node}"))[0]
+        return left(self.wait(lambda view: bool(left(view)), 120.0, f"a first step without {node}"))[0]
 
     def wait_final(self, timeout: float = 300.0) -> View:
         """Returns the view of the final gang."""

@@ -45,11 +45,11 @@ def test_a_standby_takes_over_and_the_old_leader_stops_acting(pair: Cluster) -> 
         # The leader is frozen in the middle of a recovery. The standby completes the recovery.
         frozen, dead = pid(pair, CONTROLLER), training.node_of(1)
         pair.crash(dead)
-        pair.freeze_service(CONTROLLER, COORDINATOR)
+        pair.freeze_coordinator(CONTROLLER)
         wait_served(pair, STANDBY, "2")
         assert training.wait_left(dead)["nodes_out"] == [dead]
         # The old leader exits before it does anything else. Its restarted process is the standby.
-        pair.thaw_service(CONTROLLER, COORDINATOR)
+        pair.thaw_coordinator(CONTROLLER)
         wait_until(lambda: pid(pair, CONTROLLER) not in ("", frozen), 10, f"{CONTROLLER}'s coordinator is started anew")
         assert terms(pair, CONTROLLER) == ["1"]
         # The new standby takes over when the new leader is killed.

@@ -181,7 +181,6 @@ async def a_running_job_is_shown_in_full(world: World) -> None:
     assert job.user_name
     assert job.exit_code is None
     assert job.time_limit_s == 1800
-    assert job.submit_time is not None
     assert job.start_time is not None
     assert job.end_time == job.start_time + 1800
     assert not job.final

@@ -2,9 +2,10 @@
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES, HELD_AFTER_LAUNCH
+from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import HELD_AFTER_LAUNCH
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import waiting_for
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words

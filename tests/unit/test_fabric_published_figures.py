@@ -154,8 +154,6 @@ FIGURES = (
            lambda: reliability.fleet_mtbf(50_000, 100_000), "0.5", "h", "published"),
     Figure("MTBF of 12,500 nodes", "MTBF / nodes", "50,000 h, 12,500 nodes",
            lambda: reliability.fleet_mtbf(50_000, 12_500), "4", "h", "corrected"),
-    Figure("lost time", "lost / every", "20 min lost of each 120 min", lambda: reliability.lost_share(20, 120), "17",
-           "%", "published", PERCENT),
     Figure("bubble", "(s−1)/(m+s−1)", "s = 16, m = 64", lambda: pipeline.bubble_share(16, 64), "19.0", "%",
            "formula published", PERCENT),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from muster.fabric.model.level import Level
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit, read_fabric
 from muster.fabric.sources.tiers import Tiers
 from muster.slurm.client.backends.commands import CliSlurm
-from muster.slurm.client.parsing import topology_conf, topology_text
+from muster.slurm.client.parsing import records, topology_conf, topology_text
 from muster.slurm.client.parsing.hostlist import collapse, expand
 from muster.slurm.client.types import Unknown
 
@@ -192,7 +192,7 @@ def test_a_torus_that_is_none_is_flat_and_says_why(text: str, problem: str) -> N
 
 @pytest.mark.parametrize("text", ["a: [", "5", "- 5", "x: 1", "- tree: {switches: [{}]}", "[" * 3000, "- &a [*a]"])
 def test_a_text_that_is_no_list_of_topologies_is_refused(text: str) -> None:
-    with pytest.raises(topology_conf.UnknownForm):
+    with pytest.raises(records.UnknownForm):
         topology_conf.read(text)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from muster.daemon.coordinator.core.state.observed_state import HELD_AFTER_LAUNCH
+
 _CANCEL = "muster cancel {job}, and submit it with less"
 _WAY_OUT = (
     (
-        r"launch failed requeued held",
+        HELD_AFTER_LAUNCH,
         "held because its launch failed{where}: scontrol release {job} lets it start on other nodes",
     ),
     (r"JobHeldUser", "held by its user: scontrol release {job} lets it start"),

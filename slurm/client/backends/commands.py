@@ -90,7 +90,7 @@ class CliSlurm(Sbatch, Procedures):
             return topology_conf.read(out)
         except SlurmRefused:
             return ()
-        except topology_conf.UnknownForm as error:
+        except records.UnknownForm as error:
             return (SlurmTopology(Kind.FLAT, problem=str(error)),)
 
     async def _with_units(self, topology: SlurmTopology, deadline: Deadline) -> SlurmTopology:
@@ -182,18 +182,15 @@ class CliSlurm(Sbatch, Procedures):
             return Unknown(str(error))
 
     async def max_switch_wait_s(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int | Unknown:
-        try:
-            return start_text.max_switch_wait_s(
-                await self._run("show the configuration", timeout_s, "scontrol", "show", "config")
-            )
-        except (SlurmError, ValueError) as error:
-            return Unknown(str(error))
+        return await self._of_configuration(start_text.max_switch_wait_s, timeout_s)
 
     async def private_data(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> frozenset[str] | Unknown:
+        return await self._of_configuration(start_text.private_data, timeout_s)
+
+    async def _of_configuration(self, read: Callable[[str], T], timeout_s: float) -> T | Unknown:
+        """What `read` finds in Slurm's configuration."""
         try:
-            return start_text.private_data(
-                await self._run("show the configuration", timeout_s, "scontrol", "show", "config")
-            )
+            return read(await self._run("show the configuration", timeout_s, "scontrol", "show", "config"))
         except (SlurmError, ValueError) as error:
             return Unknown(str(error))
 

@@ -109,17 +109,11 @@ def _node(node: Any) -> Record:
         "address": node.address or "",
         "hostname": node.hostname or "",
         "reason": node.reason or "",
-        "reason_set_by_user": node.reason_user or "",
         "reason_changed_at": node.reason_time or 0,
         "boot_time": node.boot_time or 0,
-        "slurmd_start_time": node.slurmd_start_time or 0,
-        "last_busy": node.last_busy_time or 0,
-        "active_features": list(node.active_features or ()),
         "partitions": list(node.partitions or ()),
         "gres": _gres(node),
-        "cpus": node.total_cpus or 0,
         "real_memory": node.real_memory or 0,
-        "version": node.slurm_version or "",
     }
 
 
@@ -136,7 +130,6 @@ def _job(job: Any) -> Record:
         "name": job.name or "",
         "user_id": job.user_id,
         "user_name": job.user_name or "",
-        "account": job.account or "",
         "partition": job.partition or "",
         "state_reason": job.state_reason or "",
         "nodes": job.allocated_nodes or "",
@@ -144,7 +137,6 @@ def _job(job: Any) -> Record:
         "excluded_nodes": job.excluded_nodes or "",
         "restart_cnt": job.requeue_count or 0,
         "exit_code": {"return_code": job.exit_code or 0, "signal": {"id": job.exit_code_signal or 0}},
-        "submit_time": job.submit_time or 0,
         "start_time": job.start_time or 0,
         "end_time": job.end_time or 0,
         "time_limit": job.time_limit,

@@ -189,7 +189,6 @@ class FakeCluster:
             user_id=(user or self._user)[0],
             user_name=(user or self._user)[1],
             excluded=request.exclude,
-            submit_time=self._now(),
             time_limit_s=request.time_limit_s,
             comment=request.comment,
             requeue=request.requeue,
@@ -214,7 +213,7 @@ class FakeCluster:
         """Sets DRAIN and the reason."""
         host = self._host(f"drain {node}", node)
         states = host.node.states | {NodeState.DRAIN}
-        host.node = replace(host.node, states=states, reason=reason, reason_by="slurm", reason_at=self._now())
+        host.node = replace(host.node, states=states, reason=reason, reason_at=self._now())
         self.apply_due_changes()
 
     def down(self, node: str, reason: str) -> None:
@@ -227,7 +226,7 @@ class FakeCluster:
         """Clears DRAIN and DOWN."""
         host = self._host(f"resume {node}", node)
         states = host.node.states - {NodeState.DRAIN, NodeState.DOWN, NodeState.FAIL}
-        host.node = replace(host.node, states=states, reason="", reason_by="", reason_at=None)
+        host.node = replace(host.node, states=states, reason="", reason_at=None)
         if host.lost_at is not None:
             host.lost_at = self._now()
         self.apply_due_changes()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class UnknownForm(ValueError):
-    """A record that Slurm does not print, or a newer Slurm prints."""
+    """A record or a text that Slurm does not print, or a newer Slurm prints."""
 
 
 def _one_error(convert: Callable[[Record], T]) -> Callable[[Record], T]:
@@ -48,17 +48,11 @@ def node(record: Record) -> Node:
         address=_words(record.get("address")),
         hostname=_words(record.get("hostname")),
         reason=_words(record.get("reason")),
-        reason_by=_words(record.get("reason_set_by_user")) if record.get("reason") else "",
         reason_at=_time(record.get("reason_changed_at")),
         boot_time=_time(record.get("boot_time")),
-        slurmd_start_time=_time(record.get("slurmd_start_time")),
-        last_busy=_time(record.get("last_busy")),
-        features=tuple(map(_words, record.get("active_features", ()))),
         partitions=tuple(map(_words, record.get("partitions", ()))),
         gres=_words(record.get("gres")),
-        cpus=_number(record.get("cpus")) or 0,
         memory_mib=_number(record.get("real_memory")) or 0,
-        version=_words(record.get("version")),
     )
 
 
@@ -76,7 +70,6 @@ def job(record: Record) -> Job:
         name=_words(record.get("name")),
         user_id=_integer(-1 if record.get("user_id") is None else record["user_id"]),
         user_name=_words(record.get("user_name")),
-        account=_words(record.get("account")),
         partition=_words(record.get("partition")),
         # The description says more, where there is one: "launch failed requeued held".
         reason=_reason(_words(record.get("state_description")) or _words(record.get("state_reason"))),
@@ -86,7 +79,6 @@ def job(record: Record) -> Job:
         restart_count=_number(record.get("restart_cnt")) or 0,
         exit_code=code,
         exit_signal=signal,
-        submit_time=_time(record.get("submit_time")),
         start_time=_time(record.get("start_time")),
         end_time=_time(record.get("end_time")),
         time_limit_s=None if limit is None else limit * 60,

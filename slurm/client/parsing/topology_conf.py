@@ -15,16 +15,13 @@ from typing import Any, Final
 from muster.fabric.model.grid import MOST_POSITIONS
 from muster.fabric.sources.slurm_topology import Kind, SlurmTopology, Unit
 from muster.slurm.client.parsing.hostlist import expand
+from muster.slurm.client.parsing.records import UnknownForm
 from muster.wording import counted
 
 _MOST_CHARS: Final = 32_000_000
 """Characters of the text. A site of 65,536 nodes needs a tenth of them."""
 _KINDS: Final = (Kind.TORUS, Kind.RING, Kind.BLOCK, Kind.TREE)
 """The keys of one topology. Slurm prints those of the other kinds too, with nothing in them."""
-
-
-class UnknownForm(ValueError):
-    """A text that Slurm does not print, or a newer Slurm prints."""
 
 
 def read(text: str) -> tuple[SlurmTopology, ...]:

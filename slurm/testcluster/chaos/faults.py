@@ -199,9 +199,9 @@ class FaultInjector:
     def _freeze_coordinator(self, _: JobSequence) -> str:
         """Sometimes long enough for the standby, if there is one, to take over."""
         host, pause_s = self._management(), self.random.uniform(1, 12)
-        self.cluster.freeze_service(host, COORDINATOR)
+        self.cluster.freeze_coordinator(host)
         time.sleep(pause_s)
-        self.cluster.thaw_service(host, COORDINATOR)
+        self.cluster.thaw_coordinator(host)
         return f"coordinator of {host} frozen for {pause_s:.1f} s"
 
     def _management(self) -> str:

@@ -26,8 +26,6 @@ from muster.wording import counted, listed
 EXCLUSION_S = 600.0
 """Seconds for which a requeued job may not start on a node that is in service but was bad for the job."""
 
-HELD_AFTER_LAUNCH = "launch failed requeued held"
-"""Slurm's reason for the hold of a job whose launch failed. Slurm writes it with blanks or with underscores."""
 _DRAINED_BY_LAUNCH = ("Prolog error", "batch job complete failure", "SlurmdSpoolDir is full")
 """How the reasons begin with which Slurm drains a node that could not launch a job."""
 FAILED_LAUNCHES = 2
@@ -141,11 +139,6 @@ def _daemon_is_silent(gang_turn: GangTurn, node: str) -> bool:
     )
 
 
-def is_held_after_launch(reason: str) -> bool:
-    """Whether Slurm holds the job because its launch failed."""
-    return reason.replace("_", " ") == HELD_AFTER_LAUNCH
-
-
 def launch_failed_on(observed: ObservedState, gang: Gang) -> list[str]:
     """The nodes of the job that Slurm has drained because a launch failed there. None is known of a job that Slurm has
     put back before anybody looked: Slurm forgets which nodes it had."""
@@ -156,7 +149,7 @@ def launch_failed_on(observed: ObservedState, gang: Gang) -> list[str]:
 def release_after_failed_launch(gang_turn: GangTurn) -> None:
     """Let a pending job start again that Slurm holds because its launch failed: once for each launch."""
     gang, seen, turn = gang_turn.gang, gang_turn.observed, gang_turn.turn
-    if not seen.job_pending or not is_held_after_launch(seen.pending_reason):
+    if not seen.is_held_after_launch:
         return
     may = gang.spec.requeue and not turn.limits.observe and gang.slurm.runs_without_start < FAILED_LAUNCHES
     owed = any(call.gang == gang.id and call.verb == "requeue" for call in turn.state.owed.values())

@@ -22,6 +22,9 @@ HEARTBEAT_TIMEOUT_S = 11.0
 """Seconds without a heartbeat after which an attached agent, or a node's daemon, counts as silent. An agent sends a
 heartbeat every 5 s: two are missed, and a margin. Watched peers notice a silent agent sooner."""
 
+HELD_AFTER_LAUNCH = "launch failed requeued held"
+"""Slurm's reason for the hold of a job whose launch failed. Slurm writes it with blanks or with underscores."""
+
 
 @dataclass(slots=True)
 class Probe:
@@ -168,6 +171,11 @@ class ObservedGang:
         """Newest status of the node's agent; an empty one if there is none."""
         agent = self.agents.get(node)
         return agent.status if agent else AgentStatus()
+
+    @property
+    def is_held_after_launch(self) -> bool:
+        """Slurm holds the job because its launch failed."""
+        return self.job_pending and self.pending_reason.replace("_", " ") == HELD_AFTER_LAUNCH
 
     def note_answer(self, node: str) -> None:
         """The node's agent has sent something, or was reached."""
