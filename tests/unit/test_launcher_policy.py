@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.policy.policy import Policy, SignalAction
 from muster.launcher.main import main
 from muster.launcher.policy.explanation import explain
 from muster.launcher.policy.log_lines import MAX_LINE_BYTES, read_line
@@ -46,12 +47,19 @@ def test_check_names_each_mistake_in_one_line(tmp_path: Path, capsys: pytest.Cap
     for words in (
         "unknown kind of signal 'xd': did you mean 'xid'?",
         "sxid: codes = 3: this key needs a table",
-        "xid.codes.79.action = 'fatal': an action is one of unfit, unfit_unless_explained, degraded, rank, ignore",
+        "xid.codes.79.action = 'fatal': an action is one of unfit, unfit_unless_explained, ",
         "xid.codes.080: a code is a whole number, written in digits only, without a zero in front",
         "limits.fraction = 7",
         "unknown key pool.wait: did you mean 'wait_s'?",
     ):
         assert len([line for line in lines if words in line and str(file) in line]) == 1, words
+
+
+@pytest.mark.parametrize("action", get_args(SignalAction))
+def test_explain_has_words_for_each_action(action: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(f'[xid.codes]\n79 = {{ action = "{action}" }}\n')
+    assert f"action    {action}\n  follows   " in _explained("xid 79", Policy.load(file))
 
 
 def test_check_says_what_differs_from_the_shipped_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

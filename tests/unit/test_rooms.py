@@ -17,6 +17,8 @@ PACKAGES = ("launcher", "fabric", "daemon", "checkpoint", "slurm", "simulator")
 
 MOST_MODULES = 17
 """In a larger folder a newcomer loses the way. About ten is the aim."""
+CATALOGUES = {"launcher/commands"}
+"""Folders with one thing of a kind in each file, named after it. The way is not lost there, so they may grow."""
 
 
 def _modules() -> dict[str, Path]:
@@ -97,7 +99,7 @@ def test_arrows_point_one_way() -> None:
 
 def test_rooms_are_small() -> None:
     modules = [_room(path) for path in _modules().values() if path.name not in ("__init__.py", "__main__.py")]
-    assert {room: count for room, count in Counter(modules).items() if count > MOST_MODULES} == {}
+    assert {room: count for room, count in Counter(modules).items() if count > MOST_MODULES}.keys() <= CATALOGUES
 
 
 @pytest.mark.parametrize(
