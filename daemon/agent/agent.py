@@ -17,11 +17,11 @@ from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, Strea
 from muster.daemon.agent import listening
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
+from muster.daemon.agent.ending import Lifetime, WindDown
 from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
 from muster.daemon.agent.failure_detector.peer_prober import PeerProber
 from muster.daemon.agent.failure_detector.peers import PeerChannels, PeerService, make_agent_server
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
-from muster.daemon.agent.lifetime import Lifetime
 from muster.daemon.agent.link_meter import LinkMeter
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.ordered_flush import OrderedFlush
@@ -34,7 +34,6 @@ from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
-from muster.daemon.agent.wind_down import WindDown
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.site_config import split_address
@@ -83,7 +82,7 @@ class Agent:
         self.wind_down = WindDown(
             spec,
             settings.notice_s,
-            self._ranks,
+            self._ranks.self_fence,
             self._supervisor,
             self._checkpoints,
             self._handover,

@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.daemon.agent.lifetime import Lifetime
+from muster.daemon.agent.ending import Lifetime
 from muster.v1.agent_pb2 import FlushOrder, Order
 from muster.v1.common_pb2 import JobSpec, Version
 

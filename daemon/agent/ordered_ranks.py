@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.daemon.agent.lifetime import Lifetime
+from muster.daemon.agent.ending import Lifetime
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.v1.agent_pb2 import Order

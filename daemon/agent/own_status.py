@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.daemon.agent.ending import WindDown
 from muster.daemon.agent.failure_detector.peer_monitor import PeerMonitor
 from muster.daemon.agent.failure_detector.peers import PeerService
 from muster.daemon.agent.ordered_flush import OrderedFlush
@@ -15,7 +16,6 @@ from muster.daemon.agent.pool_jobs import PoolRequests
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
-from muster.daemon.agent.wind_down import WindDown
 from muster.daemon.transport.job_limits import MAX_STDERR_BYTES
 from muster.v1.agent_pb2 import AgentStatus, RankPhase, RankStatus
 

@@ -1,16 +1,20 @@
-"""How the ranks of a node are asked to stop, and how their agent leaves when Slurm ends the job."""
+"""How an agent ends: what it works on until then, what gives it its exit code, and how its ranks stop before.
+
+An order or a dismissal ends it. After SIGTERM it follows the coordinator's orders; without one it winds down by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.daemon.agent.lifetime import Lifetime
 from muster.daemon.agent.memory_handover import MemoryHandover
-from muster.daemon.agent.ordered_ranks import OrderedRanks
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.v1.common_pb2 import JobSpec
 
@@ -23,11 +27,58 @@ _EXIT_SIGTERM = 128 + signal.SIGTERM
 _SIGTERM_NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """With which code the agent exits, and whether it leaves the memory of its ranks to the job's next run."""
+
+    exit_code: int
+    keep_memory: bool
+
+
+class Lifetime:
+    """What one agent works on, and its ending. Only the first ending counts.
+
+    ended: the ending, or the error of a vital task.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    def end(self, exit_code: int, reason: str, *, keep_memory: bool = False) -> None:
+        """Leave. `reason` is logged."""
+        if not self.ended.done():
+            log.info("leaving with exit code %d: %s", exit_code, reason)
+            self.ended.set_result(Ending(exit_code, keep_memory))
+
+    def start(self, work: Coroutine[Any, Any, Any], *, vital: bool = False) -> asyncio.Task[Any]:
+        """Start a task. If a `vital` task fails, that is a bug: it ends the agent and its ranks."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._task_ended, vital))
+        return task
+
+    def cancel_tasks(self) -> None:
+        """Cancel all that still works."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _task_ended(self, vital: bool, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not vital:
+            log.error("%s", error, exc_info=error)
+        elif not self.ended.done():
+            self.ended.set_exception(error)
+
+
 class WindDown:
     """The end of one agent's ranks, and of the agent if no order comes.
 
     Args:
         notice_s: seconds for which the agent waits for an order after SIGTERM.
+        self_fence: kills this node's ranks, for the reason given.
         status_changed: called when the coordinator must know.
 
     notice: what Slurm has said of the job's end; empty: nothing.
@@ -38,7 +89,7 @@ class WindDown:
         self,
         spec: JobSpec,
         notice_s: float,
-        ranks: OrderedRanks,
+        self_fence: Callable[[str], None],
         supervisor: RankSupervisor,
         checkpoints: CheckpointService,
         handover: MemoryHandover,
@@ -47,7 +98,7 @@ class WindDown:
     ) -> None:
         self._spec = spec
         self._notice_s = notice_s
-        self._ranks = ranks
+        self._self_fence = self_fence
         self._supervisor = supervisor
         self._checkpoints = checkpoints
         self._handover = handover
@@ -95,7 +146,7 @@ class WindDown:
         self.request_stop(self.failure)
         if self._spec.stop_signal or self._spec.memory_checkpoint:
             await self._wait_for_ranks()
-        self._ranks.self_fence(self.failure)
+        self._self_fence(self.failure)
         await self._wait_for_ranks()
         # No order has written the memory or ended the job.
         self._lifetime.end(_EXIT_SIGTERM, self.failure, keep_memory=True)
