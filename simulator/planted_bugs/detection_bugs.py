@@ -17,25 +17,25 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     ),
     "leave-out-nodes-that-passed": PlantedBug(
         "A node leaves its gang for a check that another node has failed.",
-        function="leave_out_failed",
+        function="_left_out",
         code="check_failed - A",
-        bug="gang_turn.index.present - A",
+        bug="index.present - A",
     ),
     "trust-one-witness": PlantedBug(
         "Only the coordinator's own probe counts.",
-        function="probe_result.evaluate",
+        function="probe_rounds.evaluate",
         code="A != MUSTERD",
         bug='A == "agent"',
     ),
     "ignore-an-answer": PlantedBug(
         "A node that answers one witness is lost because another witness hears nothing.",
-        function="probe_result.evaluate",
+        function="probe_rounds.evaluate",
         code="any(A is None for A in B)",
         bug="probe.complete and all(A is None for A in B)",
     ),
     "ignore-progress": PlantedBug(
         "A node is called lost while its gang makes progress.",
-        function="probe_result.evaluate",
+        function="probe_rounds.evaluate",
         code="moved_at > A",
         bug="moved_at > A + 1000.0",
     ),
@@ -96,8 +96,8 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     "blame-a-late-order": PlantedBug(
         "A node is called unfit although it had no order to obey.",
         function="_kill_timeout_at",
-        code="max(_phase_observed_since(A), B, C)",
-        bug="_phase_observed_since(A)",
+        code="max(phase_observed_since(A), B, C)",
+        bug="phase_observed_since(A)",
     ),
     "ignore-the-circuit-breaker": PlantedBug(
         "Node after node is taken out of service.",
@@ -125,13 +125,9 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     ),
     "blame-after-one-crash": PlantedBug(
         "A node is blamed as soon as one rank has crashed on it.",
-        function="node_to_swap",
-        code="node = find_crashed_node(A)",
-        bug=(
-            "node = find_crashed_node(A)\n"
-            "if not last.hardware and any(one.node == node for one in A.usable()):\n"
-            "    return node"
-        ),
+        function="_crashing_node",
+        code="node = find_crashed_node(A, B, C, D)",
+        bug="node = find_crashed_node(A, B, C, D)\nif not last.hardware:\n    return node",
     ),
     "blame-the-first-report": PlantedBug(
         "The node whose crash was reported first is blamed, although its rank died of a peer's reset.",
@@ -191,6 +187,6 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         "A generation that hangs after its first step is left alone.",
         function="_may_stall",
         code="known and A and B",
-        bug="known and not progress_timeouts.has_finished_step(gang_turn) and A and B",
+        bug="known and not gang.newest.has_finished_step and A and B",
     ),
 }

@@ -5,7 +5,7 @@ from muster.simulator.planted_bugs.planting import PlantedBug
 STATE_BUGS: dict[str, PlantedBug] = {
     "accept-a-stale-generation": PlantedBug(
         "A rank of an earlier generation counts as a rank of the current one.",
-        function="ranks_of_generation",
+        function="AgentStatus.ranks_of",
         code="A == generation",
         bug="True",
     ),

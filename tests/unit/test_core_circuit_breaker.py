@@ -380,8 +380,9 @@ def test_losses_count_for_an_hour() -> None:
     world = training()
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-    assert "has lost 1 node" in circuit_breaker.too_many_swaps(world.gang, world.now, 0)
-    assert circuit_breaker.too_many_swaps(world.gang, world.now + 3600.0, 0) == ""
+    none = Limits(swaps_per_hour=0)
+    assert "has lost 1 node" in circuit_breaker.too_many_swaps(world.gang.recovery, none, world.now)
+    assert circuit_breaker.too_many_swaps(world.gang.recovery, none, world.now + 3600.0) == ""
 
 
 def test_observe_mode_lets_no_node_go() -> None:

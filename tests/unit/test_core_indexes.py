@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.detection import time_fencing
+from muster.daemon.coordinator.core.detection import fencing
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
@@ -172,7 +172,7 @@ def test_after_fencing_by_time_a_report_costs_the_same_in_a_gang_of_any_size() -
         gang_turn = GangTurn(Turn(core.state, core.observed, core.index, world.now), world.gang)
         assert gang_turn.index.time_fenced_at <= world.now
         gang_turn.index.reported_since.add("n2")
-        return _lines(lambda: time_fencing.ranks_ended_at(gang_turn))
+        return _lines(lambda: fencing.ranks_ended_at(gang_turn))
 
     assert cost(8) == cost(40)
 

@@ -193,10 +193,10 @@ def test_what_one_user_adds_stops_no_job_of_another_user() -> None:
     _add_records(state, "b", 5 * MIB, 100.0)
 
     def stopped(gang: str, now: float) -> str:
-        return circuit_breaker.too_many_records(state, state.gangs[gang], limits, now)
+        return circuit_breaker.too_many_records(state, state.gangs[gang].account, limits, now)
 
     def refused(gang: str, now: float) -> str:
-        return circuit_breaker.why_no_request(state, state.gangs[gang], limits, now)
+        return circuit_breaker.why_no_request(state, state.gangs[gang].account, limits, now)
 
     words = "the records of all jobs of uid 1000 count 11.00 MiB in the journal, and 10 MiB are allowed"
     assert stopped("a", 100.0) == f"{words} (journal_mib_per_user), and 6.00 MiB of them are of this job"

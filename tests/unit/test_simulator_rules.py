@@ -16,7 +16,7 @@ def test_a_rule_is_found_by_its_words_with_all_that_checks_it() -> None:
 def test_every_planted_bug_is_listed_with_its_module() -> None:
     listed = [rule.where for rule in rules(["(bug)"])]
     assert len(listed) == len(PLANTED_BUGS)
-    assert len(list(rules(["(bug)", "probe_result.py"]))) > 1
+    assert len(list(rules(["(bug)", "probe_rounds.py"]))) > 1
 
 
 def test_scenarios_are_listed() -> None:

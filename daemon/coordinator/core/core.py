@@ -3,7 +3,7 @@ ARCHITECTURE.md the steps of a recovery."""
 
 from muster.daemon.coordinator.core import drains, requested_swap, resuming
 from muster.daemon.coordinator.core.deadlines import Deadlines
-from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, hardware_signals
+from muster.daemon.coordinator.core.detection import circuit_breaker, fencing, hardware_signals
 from muster.daemon.coordinator.core.recovery import gathering
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
@@ -261,7 +261,7 @@ def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     carried = member is not None and any(s.node == event.node for s in gang.roster.seats)
     if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
         gang_turn = GangTurn(turn, gang)
-        failure_detector.fence_generation(gang_turn, f"muster-agent on {event.node} was started anew", True, turn.now)
+        fencing.fence_generation(gang_turn, f"muster-agent on {event.node} was started anew", True, turn.now)
     turn.record(
         facts.MemberJoined(
             gang.id,

@@ -7,7 +7,7 @@ What a request adds to the journal counts as for every request (`circuit_breaker
 
 from dataclasses import dataclass
 
-from muster.daemon.coordinator.core.detection import circuit_breaker, progress_timeouts
+from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -26,7 +26,7 @@ class Refusal:
 def plan(gang_turn: GangTurn, request: events.SwapRequested) -> None:
     """Plan the swap that a user requests. A request that can't be carried out is dropped: the API has told the user."""
     gang, turn = gang_turn.gang, gang_turn.turn
-    beyond_limits = circuit_breaker.why_no_request(turn.state, gang, turn.limits, turn.now)
+    beyond_limits = circuit_breaker.why_no_request(turn.state, gang.account, turn.limits, turn.now)
     if not beyond_limits and why_not(gang_turn, request.node) is None:
         reason = requested_words(request.by, request.reason)
         turn.record(facts.SwapPlanned(gang.id, request.node, gang.newest.generation, reason, request.by))
@@ -75,7 +75,7 @@ def _why_not_that_gang(gang_turn: GangTurn) -> str:
         return f"the gang is {gang.phase}: a node can be swapped while the gang is RUNNING"
     if gang.findings.hang is not None:
         return f"the gang hangs, and is restarted: {gang.findings.hang.reason}"
-    if not progress_timeouts.has_finished_step(gang_turn):
+    if not gang_turn.gang.newest.has_finished_step:
         return f"generation {gang.newest.generation} has finished no step yet: try again after its first step"
     if not planned_swap.may_plan(gang_turn):
         return f"no step of generation {gang.newest.generation} is whole in memory yet: try again after the next commit"

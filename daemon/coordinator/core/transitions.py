@@ -9,7 +9,7 @@ their silence is no evidence. Once resumed, every agent has its whole time to be
 
 from collections.abc import Callable
 
-from muster.daemon.coordinator.core.detection import departure, failure_detector, node_checks
+from muster.daemon.coordinator.core.detection import departure, failure_detector, fencing, node_checks
 from muster.daemon.coordinator.core.recovery import (
     completion,
     failures,
@@ -84,7 +84,7 @@ def _remove_unfit(gang_turn: GangTurn) -> None:
     """Remove the members whose node is out of service. If one carries running ranks, they are fenced."""
     for node in sorted(gang_turn.index.out_of_service):
         member = gang_turn.gang.roster.members[node]
-        failure_detector.remove_member(gang_turn, member, gang_turn.turn.state.node(node).reason, alive=True)
+        fencing.remove_member(gang_turn, member, gang_turn.turn.state.node(node).reason, alive=True)
 
 
 def advance(gang_turn: GangTurn, decide: Rule = _apply_rules) -> None:

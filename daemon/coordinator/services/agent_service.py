@@ -258,7 +258,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if gang and _is_known(gang, hello) and gang.roster.members[hello.node].incarnation == hello.incarnation:
             return
         limits, now = self._engine.limits, self._engine.clock.now()
-        if gang and (refused := circuit_breaker.too_many_records(self._engine.core.state, gang, limits, now)):
+        if gang and (refused := circuit_breaker.too_many_records(self._engine.core.state, gang.account, limits, now)):
             raise resource_exhausted(f"no new agent may join: {refused}")
         what = f"the agent of {hello.gang_id} on {hello.node}"
         self._attach_rate.note((hello.gang_id, hello.node), what, clock.monotonic())

@@ -424,7 +424,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     def _check_may_request(self, gang: Gang, instead: str = "") -> None:
         """Check that the site's limits leave room in the journal for a request of a user."""
         state, limits, now = self._engine.core.state, self._engine.limits, self._engine.clock.now()
-        if refused := circuit_breaker.why_no_request(state, gang, limits, now):
+        if refused := circuit_breaker.why_no_request(state, gang.account, limits, now):
             raise resource_exhausted("; ".join(filter(None, (refused, instead))))
 
     def _check_may_watch(self, refused_at: Shedding) -> None:

@@ -1,5 +1,5 @@
-"""From evidence to node health: failure detector, probe results, hardware signals, attribution, hangs, stragglers,
-outages, circuit breaker.
+"""From evidence to node health: failure detector, rounds of probes, fencing, hardware signals, attribution, hangs,
+stragglers, outages, circuit breaker.
 
 `core.recovery` imports it.
 

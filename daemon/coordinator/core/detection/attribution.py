@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.detection.progress_timeouts import has_finished_step
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import RankState
-from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.state.generations import NewestGeneration, Recovery, RecoveryState
+from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
+from muster.daemon.coordinator.core.state.roster import Roster
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 CRASHES_UNTIL_SWAP = 2
@@ -62,9 +62,8 @@ class RankExit:
         return (self.rank.exit_code or 0) < 0 and self.rank.exit_code not in EXITS_WITHOUT_FAULT
 
 
-def exit_of(gang_turn: GangTurn, node: str, rank: RankState) -> RankExit:
+def exit_of(agent: ObservedAgent, node: str, rank: RankState) -> RankExit:
     """The exit of `rank` on `node`. An agent of an earlier version does not say when it was."""
-    agent = gang_turn.observed.agents[node]
     return RankExit(node, rank, agent.reported_at - (rank.ended_s_ago or 0.0))
 
 
@@ -82,17 +81,15 @@ def first_to_fail(failed: Sequence[RankExit]) -> RankExit:
     return min(failed, key=lambda one: (one.at > first + SAME_TIME_S, not one.by_fault, one.at))
 
 
-def find_crashed_node(gang_turn: GangTurn) -> str:
+def find_crashed_node(last: Recovery, roster: Roster, newest: NewestGeneration, seen: ObservedGang) -> str:
     """The node on which ranks crashed and ended the newest generation; empty if no single node can be named.
 
     Called when all ranks have ended. The first reported exit proves little: a healthy rank dies of the reset of a
-    peer's connection, and its agent may report first.
+    peer's connection, and its agent may report first. `last`: the recovery from that end.
     """
-    gang = gang_turn.gang
-    last = gang.recovery.recoveries[-1]
     if last.hung or not last.crashed_on:
         return last.crashed_on
-    exits = {seat.node: _exit_codes(gang_turn, seat.node) for seat in gang.roster.seats}
+    exits = {seat.node: _exit_codes(seen.status(seat.node).ranks_of(newest.generation)) for seat in roster.seats}
     ended = {last.crashed_on, *(node for node, codes in exits.items() if codes - {0, EXIT_BY_SIGKILL})}
     if len(ended) == 1:
         return last.crashed_on
@@ -100,10 +97,7 @@ def find_crashed_node(gang_turn: GangTurn) -> str:
     return faults[0] if len(faults) == 1 else ""
 
 
-def _exit_codes(gang_turn: GangTurn, node: str) -> set[int]:
-    ranks: list[RankState] = ranks_of_generation(
-        gang_turn.observed.status(node).ranks, gang_turn.gang.newest.generation
-    )
+def _exit_codes(ranks: Sequence[RankState]) -> set[int]:
     return {rank.exit_code for rank in ranks if rank.exit_code is not None}
 
 
@@ -117,18 +111,23 @@ def swap_crashing_node(gang_turn: GangTurn) -> None:
 def node_to_swap(gang_turn: GangTurn) -> str:
     """The node on which ranks have crashed twice in a row, if a spare can take its place; else empty."""
     gang = gang_turn.gang
-    if len(gang.recovery.recoveries) < 2:
-        return ""
-    *_, before, last = gang.recovery.recoveries
-    node = find_crashed_node(gang_turn)
-    if last.hardware or before.hardware or not node or before.crashed_on != node:
-        return ""
-    if gang.recovery.failures_in_a_row < CRASHES_UNTIL_SWAP:
-        return ""  # between the crashes the ranks got further, on that very node
+    node = _crashing_node(gang.recovery, gang.roster, gang.newest, gang_turn.observed)
     member, seat = gang.roster.members.get(node), next((seat for seat in gang.roster.seats if seat.node == node), None)
     if member is None or member.removed or seat is None or seat.group_rank in gang.recovery.group_ranks_swapped_once:
         return ""
     return node if len(gang_turn.usable()) > len(gang.roster.seats) else ""
+
+
+def _crashing_node(recovery: RecoveryState, roster: Roster, newest: NewestGeneration, seen: ObservedGang) -> str:
+    """The node on which ranks have crashed twice in a row, the second time no further than the first; else empty."""
+    if len(recovery.recoveries) < 2:
+        return ""
+    *_, before, last = recovery.recoveries
+    node = find_crashed_node(last, roster, newest, seen)
+    if last.hardware or before.hardware or before.crashed_on != node:
+        return ""
+    # Fewer failures in a row: between the crashes the ranks got further, on that very node.
+    return node if recovery.failures_in_a_row >= CRASHES_UNTIL_SWAP else ""
 
 
 def attribute_to_node(gang_turn: GangTurn) -> None:
@@ -136,28 +135,33 @@ def attribute_to_node(gang_turn: GangTurn) -> None:
     gang, node = gang_turn.gang, gang_turn.gang.recovery.unattributed_node
     if (
         not node
-        or not has_finished_step(gang_turn)
-        or gang_turn.observed.last_step[0] != gang.newest.generation
-        or _came_back(gang)
+        or not _gets_further(gang.newest, gang.recovery, gang_turn.observed)
+        or _came_back(gang.recovery, gang.roster)
     ):
         return
-    if gang_turn.observed.last_step[1] <= gang.recovery.furthest_step + 1:
-        return  # a finished step proves of other ranks only that they finished the step before
     reason = f"ranks failed on {node} in two consecutive generations, and the gang trains on without this node"
     if node not in gang_turn.turn.index.out_of_service:
         circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang, gang.roster.members[node], reason)
     gang_turn.turn.record(facts.MemberRemoved(gang.id, node, reason, alive=gang.roster.members[node].alive))
 
 
-def _came_back(gang: Gang) -> bool:
+def _gets_further(newest: NewestGeneration, recovery: RecoveryState, seen: ObservedGang) -> bool:
+    """The running generation is further than any before. A finished step proves of other ranks only that they finished
+    the step before."""
+    generation, step = seen.last_step
+    return newest.has_finished_step and generation == newest.generation and step > recovery.furthest_step + 1
+
+
+def _came_back(recovery: RecoveryState, roster: Roster) -> bool:
     """The node has carried ranks again since its removal, as a node of the shared pool may. Then progress elsewhere
     proves nothing."""
-    if any(seat.node == gang.recovery.unattributed_node for seat in gang.roster.seats):
+    node = recovery.unattributed_node
+    if any(seat.node == node for seat in roster.seats):
         return True
-    for recovery in reversed(gang.recovery.recoveries):
-        if gang.recovery.unattributed_node in recovery.nodes_in:
+    for one in reversed(recovery.recoveries):
+        if node in one.nodes_in:
             return True
-        if gang.recovery.unattributed_node in recovery.nodes_out:
+        if node in one.nodes_out:
             return False
     return False
 

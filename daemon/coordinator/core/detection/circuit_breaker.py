@@ -15,9 +15,10 @@ from math import ceil
 from muster.daemon.coordinator.core.detection import drain_reason, failure_rate
 from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, DrainSource
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.account import JournalUse
+from muster.daemon.coordinator.core.state.account import Account, JournalUse
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import RecoveryState
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -131,53 +132,54 @@ def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:
 
 def reason_to_stop(gang_turn: GangTurn) -> str:
     """Why the gang is stopped for good instead of recovered; empty if it is not."""
-    gang, turn = gang_turn.gang, gang_turn.turn
-    return too_many_swaps(gang, turn.now, turn.limits.swaps_per_hour) or too_many_records(
-        turn.state, gang, turn.limits, turn.now
-    )
+    gang, limits, now = gang_turn.gang, gang_turn.turn.limits, gang_turn.now
+    swaps = too_many_swaps(gang.recovery, limits, now) if gang.phase is Phase.RECOVERING else ""
+    return swaps or too_many_records(gang_turn.turn.state, gang.account, limits, now)
 
 
-def too_many_swaps(gang: Gang, now: float, most: int) -> str:
-    """Why the gang may not go on with further nodes; empty if it may. Losses in an earlier run of the job do not keep
-    this run from its start."""
-    if gang.phase is not Phase.RECOVERING or not gang.recovery.recoveries[-1].nodes_out:
+def too_many_swaps(recovery: RecoveryState, limits: Limits, now: float) -> str:
+    """Why a gang that recovers may not go on with further nodes; empty if it may. Losses in an earlier run of the job
+    do not keep this run from its start."""
+    if not recovery.recoveries[-1].nodes_out:
         return ""
-    if (lost := _nodes_lost(gang, now)) <= most:
+    lost, most = _nodes_lost(recovery, now), limits.swaps_per_hour
+    if lost <= most:
         return ""
     words = f"the job has lost {counted(lost, 'node')} within the hour, and {most} may be replaced"
     return f"{words}: the job may be what breaks them"
 
 
-def swaps_left(gang_turn: GangTurn) -> int:
+def swaps_left(turn: Turn, recovery: RecoveryState) -> int:
     """How many nodes the gang may still leave within this hour."""
-    return gang_turn.turn.limits.swaps_per_hour - _nodes_lost(gang_turn.gang, gang_turn.now)
+    return turn.limits.swaps_per_hour - _nodes_lost(recovery, turn.now)
 
 
-def _nodes_lost(gang: Gang, now: float) -> int:
+def _nodes_lost(recovery: RecoveryState, now: float) -> int:
     """Nodes that the gang has lost within the hour. Nodes left on request, or to undo a growth, show no fault."""
-    recent = (recovery for recovery in gang.recovery.recoveries if now - recovery.detected_at < LIMIT_WINDOW_S)
+    recent = (one for one in recovery.recoveries if now - one.detected_at < LIMIT_WINDOW_S)
     return sum(len(one.nodes_out) - len(one.nodes_requested) - len(one.nodes_undone) for one in recent)
 
 
-def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:
+def too_many_records(state: DurableState, account: Account, limits: Limits, now: float) -> str:
     """Why the gang may not go on and cause further records of the journal; empty if it may."""
-    of_user = state.journal_use.get(gang.account.owner_uid, JournalUse()).counted_at(now) / MIB
-    of_job = gang.account.journal_use.counted_at(now) / MIB
+    of_user = state.journal_use.get(account.owner_uid, JournalUse()).counted_at(now) / MIB
+    of_job = account.journal_use.counted_at(now) / MIB
     if of_job > limits.journal_mib_per_job:
         return f"the job was recovered too often: {_use_of_job(of_job, limits)}"
     if of_user > limits.journal_mib_per_user and of_job > SPARED_MIB:
-        return f"{_use_of_user(gang, of_user, limits)}, and {of_job:.2f} MiB of them are of this job"
+        return f"{_use_of_user(account.owner_uid, of_user, limits)}, and {of_job:.2f} MiB of them are of this job"
     return ""
 
 
-def why_no_request(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:
+def why_no_request(state: DurableState, account: Account, limits: Limits, now: float) -> str:
     """Why users may request nothing of the gang that adds records to the journal, and when they may; empty if they may
     now."""
-    of_job, of_user = gang.account.journal_use, state.journal_use.get(gang.account.owner_uid, JournalUse())
+    uid, of_job = account.owner_uid, account.journal_use
+    of_user = state.journal_use.get(uid, JournalUse())
     most_of_job, most_of_user = limits.journal_mib_per_job * MIB, limits.journal_mib_per_user * MIB
     wait_s, words = max(
         (of_job.wait_s(REQUESTS_PART * most_of_job, now), _use_of_job(of_job.counted_at(now) / MIB, limits)),
-        (of_user.wait_s(REQUESTS_PART * most_of_user, now), _use_of_user(gang, of_user.counted_at(now) / MIB, limits)),
+        (of_user.wait_s(REQUESTS_PART * most_of_user, now), _use_of_user(uid, of_user.counted_at(now) / MIB, limits)),
     )
     return f"{words}. Requests may use half of that: try again in {ceil(wait_s)} s" if wait_s else ""
 
@@ -187,6 +189,6 @@ def _use_of_job(mib: float, limits: Limits) -> str:
     return f"the records of this job count {mib:.2f} MiB in the journal, and {most}"
 
 
-def _use_of_user(gang: Gang, mib: float, limits: Limits) -> str:
+def _use_of_user(uid: int, mib: float, limits: Limits) -> str:
     most = f"{limits.journal_mib_per_user:g} MiB are allowed (journal_mib_per_user)"
-    return f"the records of all jobs of uid {gang.account.owner_uid} count {mib:.2f} MiB in the journal, and {most}"
+    return f"the records of all jobs of uid {uid} count {mib:.2f} MiB in the journal, and {most}"

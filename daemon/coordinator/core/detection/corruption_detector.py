@@ -19,7 +19,11 @@ A loss that is NaN or infinite is recorded, once a generation. It accuses nobody
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import NotFinite, ReplicaDisagreement
-from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Disagreement
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
+from muster.daemon.coordinator.core.state.roster import Roster
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.wording import listed
 
@@ -36,12 +40,13 @@ def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
     Once the comparison has ended, nothing more is recorded in this run: nobody is fenced for it, so an owner's agent
     could add records without end.
     """
-    found, before = _reported(gang_turn), gang_turn.gang.findings.disagreement
+    gang, seen = gang_turn.gang, gang_turn.observed
+    found, before = _reported(gang, gang_turn.index, seen), gang.findings.disagreement
     if found is None or (before is not None and (before.comparison_ends or before.version == found.version)):
         return None
-    gang, nodes = gang_turn.gang, _nodes_of(gang_turn, found)
+    nodes = _nodes_of(gang.roster, gang.spec.ranks_per_node, found)
     node = nodes[0] if found.majority and len(nodes) == 1 else ""
-    why_over = _why_comparison_ends(gang_turn)
+    why_over = _why_comparison_ends(before, _agreed_step(gang.roster, seen), gang_turn.turn.limits.observe)
     reason = _words(found, nodes, node) + (f"; {why_over}" if why_over else "")
     fact = facts.ReplicasDisagreed(
         gang.id, gang.newest.generation, found.version, found.ranks, nodes, node, reason, bool(why_over)
@@ -58,7 +63,7 @@ def note_not_finite(gang_turn: GangTurn) -> None:
     reports: list[tuple[int, int, str, NotFinite]] = [
         (rank.not_finite.step, rank.rank, node, rank.not_finite)
         for node in nodes
-        for rank in ranks_of_generation(gang_turn.observed.status(node).ranks, gang.newest.generation)
+        for rank in gang_turn.observed.status(node).ranks_of(gang.newest.generation)
         if rank.not_finite is not None
     ]
     if reports:
@@ -82,20 +87,19 @@ def note_corrupt_copies(gang_turn: GangTurn) -> None:
         gang_turn.turn.record(fact)
 
 
-def _reported(gang_turn: GangTurn) -> ReplicaDisagreement | None:
+def _reported(gang: Gang, index: GangIndex, seen: ObservedGang) -> ReplicaDisagreement | None:
     """What the commit leader of the running generation, the agent on the node of rank 0, has found."""
-    for leader in gang_turn.index.disagreeing:
-        found = gang_turn.observed.status(leader).disagreement
-        if found is not None and found.ranks and max(found.ranks) < gang_turn.gang.ranks:
+    for leader in index.disagreeing:
+        found = seen.status(leader).disagreement
+        if found is not None and found.ranks and max(found.ranks) < gang.ranks:
             return found
     return None
 
 
-def _nodes_of(gang_turn: GangTurn, found: ReplicaDisagreement) -> tuple[str, ...]:
+def _nodes_of(roster: Roster, ranks_per_node: int, found: ReplicaDisagreement) -> tuple[str, ...]:
     """The nodes of the ranks that are named, in the order of their ranks."""
-    per_node = gang_turn.gang.spec.ranks_per_node
-    group_ranks = {rank // per_node for rank in found.ranks}
-    seats = sorted(gang_turn.gang.roster.seats, key=lambda seat: seat.group_rank)
+    group_ranks = {rank // ranks_per_node for rank in found.ranks}
+    seats = sorted(roster.seats, key=lambda seat: seat.group_rank)
     return tuple(seat.node for seat in seats if seat.group_rank in group_ranks)
 
 
@@ -112,21 +116,23 @@ def _words(found: ReplicaDisagreement, nodes: tuple[str, ...], node: str) -> str
     return f"replicas disagree: {ranks} differ in {where}, and nobody can tell which are right"
 
 
-def _why_comparison_ends(gang_turn: GangTurn) -> str:
-    """Why replicas of this run are no longer compared; empty if they still are."""
-    before = gang_turn.gang.findings.disagreement
-    if gang_turn.turn.limits.observe:
+def _why_comparison_ends(before: Disagreement | None, agreed_step: int, observe: bool) -> str:
+    """Why replicas of this run are no longer compared, now that they disagree again; empty if they still are.
+
+    `agreed_step`: the newest step on which all of them agree. `observe`: Muster is in observe mode.
+    """
+    if observe:
         return "observe mode: the ranks would restart from the last version on which all agreed"
     if before is None:
         return ""
-    if _agreed_step(gang_turn) < before.version.step:
+    if agreed_step < before.version.step:
         return "this is repeated after a restart, so replicas of this run are no longer compared"
     if before.count + 1 >= MOST_DISAGREEMENTS:
         return f"this is the {before.count + 1}th time, so replicas of this run are no longer compared"
     return ""
 
 
-def _agreed_step(gang_turn: GangTurn) -> int:
+def _agreed_step(roster: Roster, seen: ObservedGang) -> int:
     """The newest committed step: all replicas that are compared agree on it."""
-    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.roster.seats]
+    statuses = [seen.status(seat.node) for seat in roster.seats]
     return max((status.committed.step for status in statuses if status.committed is not None), default=0)

@@ -8,9 +8,11 @@ A node that Slurm has DOWN can be no other user's. Slurm may have lost its own c
 trains on, so the failure detector decides about that node.
 """
 
-from muster.daemon.coordinator.core.detection.failure_detector import remove_member
+from muster.daemon.coordinator.core.detection.fencing import remove_member
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 
@@ -24,7 +26,7 @@ def remove_departed(gang_turn: GangTurn) -> None:
     else:
         nodes = gang.roster.members.keys() & {turn.changed_node}  # a report costs the work of its own node
     for member in [gang.roster.members[node] for node in sorted(nodes)]:
-        if not _has_departed(gang_turn, member):
+        if member.gone or not _job_lacks(gang_turn, member):
             continue
         if member.removed:
             turn.record(facts.MemberRemoved(gang.id, member.node, member.removal_reason, alive=False, left_job=True))
@@ -43,19 +45,20 @@ def was_given_back(gang_turn: GangTurn, member: Member) -> bool:
     return ended and _job_lacks(gang_turn, member)
 
 
-def _has_departed(gang_turn: GangTurn, member: Member) -> bool:
-    return not member.gone and _job_lacks(gang_turn, member)
-
-
 def _job_lacks(gang_turn: GangTurn, member: Member) -> bool:
-    """Slurm's job no longer has the node of a member, and Slurm does not have the node DOWN.
+    """Slurm's job no longer has the node of a member, and Slurm does not have the node DOWN."""
+    down = gang_turn.turn.observed.node(member.node).down
+    return not down and _has_left(gang_turn.gang.slurm, gang_turn.observed, member)
+
+
+def _has_left(slurm: SlurmJob, seen: ObservedGang, member: Member) -> bool:
+    """Slurm's job no longer has the node of a member, as Slurm says.
 
     Slurm's answer may be older than the newest run of the job, or may be about a job that ends: such an answer takes no
     node away.
     """
-    gang, seen = gang_turn.gang, gang_turn.observed
     held = seen.held_nodes.get(member.job)
-    if held is None or member.node in held or gang_turn.turn.observed.node(member.node).down:
+    if held is None or member.node in held:
         return False
-    of_this_run = seen.job_running is not None and seen.job_running[0] == gang.slurm.restart_count
-    return member.job != gang.slurm.job or of_this_run
+    of_this_run = seen.job_running is not None and seen.job_running[0] == slurm.restart_count
+    return member.job != slurm.job or of_this_run

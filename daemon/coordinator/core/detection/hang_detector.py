@@ -20,12 +20,15 @@ after one failure in a place a silent rank shortens nothing there.
 
 from dataclasses import dataclass
 
-from muster.daemon.coordinator.core.detection import failure_detector, progress_timeouts
+from muster.daemon.coordinator.core.detection import fencing, probe_rounds, progress_timeouts
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import RankState
-from muster.daemon.coordinator.core.state.observed_state import AGENT, Stall
-from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.turn.turn import GangTurn, ProbeRequest
+from muster.daemon.coordinator.core.state.events import GangSpec, RankState
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Hang, NewestGeneration
+from muster.daemon.coordinator.core.state.observed_state import AGENT, ObservedGang, Stall
+from muster.daemon.coordinator.core.state.roster import Roster
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
+from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 REPORT_DELAY_S = 1.0
 """Seconds after its answer within which an agent that stood still reports the steps made meanwhile."""
@@ -38,59 +41,62 @@ STACKS_TIMEOUT_S = 2.0
 
 def detect_hang(gang_turn: GangTurn) -> bool:
     """Look for a stall, probe all agents in one, and end a generation that hangs. True: it was fenced."""
-    if gang_turn.gang.findings.hang is not None:
-        return _fence_after_stacks(gang_turn)
-    if not _may_stall(gang_turn):
-        gang_turn.observed.stall = None
+    gang, index, seen = gang_turn.gang, gang_turn.index, gang_turn.observed
+    if gang.findings.hang is not None:
+        return _fence_after_stacks(gang_turn, gang.findings.hang)
+    if not _may_stall(gang, index, seen):
+        seen.stall = None
         return False
     due = _due(gang_turn)
     if gang_turn.now < due:
-        gang_turn.observed.stall = None
+        seen.stall = None
         gang_turn.turn.tick_at(due)
-    elif gang_turn.observed.stall is None or not gang_turn.observed.stall.unanswered <= gang_turn.index.present:
+    elif seen.stall is None or not seen.stall.unanswered <= index.present:
         _probe_all(gang_turn)  # again if an agent to be waited for was removed: the other answers are old by then
-    elif _all_have_answered(gang_turn, gang_turn.observed.stall):
+    elif _all_have_answered(gang_turn, seen.stall):
         _record_hang(gang_turn)
     return False
 
 
-def _may_stall(gang_turn: GangTurn) -> bool:
+def _may_stall(gang: Gang, index: GangIndex, seen: ObservedGang) -> bool:
     """All ranks run and declare steps, or are idle, and no rank has declared why there would be no step."""
-    gang, index = gang_turn.gang, gang_turn.index
-    known = gang.plans.stop is None and (_declares_steps(gang_turn) or _idle_for_long(gang_turn))
+    known = gang.plans.stop is None and (_declares_steps(gang.spec, gang.newest) or _idle_for_long(gang, index, seen))
     return known and not index.unattached and not index.in_declared_phase
 
 
-def _declares_steps(gang_turn: GangTurn) -> bool:
+def _declares_steps(spec: GangSpec, newest: NewestGeneration) -> bool:
     """The job wants hangs to be found by missing steps, and its script has declared a step."""
-    return gang_turn.gang.spec.hang_after_s > 0 and gang_turn.gang.newest.stepped_generation > 0
+    return spec.hang_after_s > 0 and newest.stepped_generation > 0
 
 
-def _idle_for_long(gang_turn: GangTurn) -> bool:
+def _idle_for_long(gang: Gang, index: GangIndex, seen: ObservedGang) -> bool:
     """The job limits for how long its ranks may be idle, and all of them have been idle for that long."""
-    allowed = progress_timeouts.idle_timeout_quarters(gang_turn)
-    return gang_turn.gang.spec.hang_after_idle_s > 0 and gang_turn.index.idle_quarters() >= allowed
+    allowed = progress_timeouts.idle_timeout_quarters(gang.newest, gang.recovery, seen)
+    return gang.spec.hang_after_idle_s > 0 and index.idle_quarters() >= allowed
 
 
 def _due(gang_turn: GangTurn) -> float:
     """When the agents have to be asked (seconds)."""
-    if _idle_for_long(gang_turn):
+    gang, index, seen = gang_turn.gang, gang_turn.index, gang_turn.observed
+    if _idle_for_long(gang, index, seen):
         return gang_turn.now
-    return progress_timeouts.last_progress_at(gang_turn) + _timeout_s(gang_turn)
+    return progress_timeouts.last_progress_at(gang_turn) + _timeout_s(gang, index, seen)
 
 
-def _timeout_s(gang_turn: GangTurn) -> float:
-    timeout_s = progress_timeouts.hang_timeout_s(gang_turn) * _exited_factor(gang_turn)
-    if (silent := _silent_rank(gang_turn)) is not None:
-        timeout_s = min(timeout_s, progress_timeouts.silent_rank_timeout_s(gang_turn, silent.silent_s))
-    return timeout_s
+def _timeout_s(gang: Gang, index: GangIndex, seen: ObservedGang) -> float:
+    """Seconds that may pass until the next step.
 
-
-def _exited_factor(gang_turn: GangTurn) -> int:
-    """Factor of the timeout once some ranks have exited with 0. The other ranks may have much work left without a step,
-    or may wait for the ranks that have exited."""
-    known = gang_turn.observed.pace.median_step_s > 0  # else the timeout has this factor already
-    return progress_timeouts.UNKNOWN_PACE_FACTOR if gang_turn.index.exited_cleanly and known else 1
+    Once some ranks have exited with 0, the other ranks may have much work left without a step, or may wait for the
+    ranks that have exited. Then the timeout is longer, and no silent rank shortens it.
+    """
+    timeout_s = progress_timeouts.hang_timeout_s(gang, seen)
+    if index.exited_cleanly:
+        known = seen.pace.median_step_s > 0  # else the timeout has this factor already
+        return timeout_s * (progress_timeouts.UNKNOWN_PACE_FACTOR if known else 1)
+    silent = _silent_rank(gang, index, seen)
+    if silent is None:
+        return timeout_s
+    return min(timeout_s, progress_timeouts.silent_rank_timeout_s(gang, seen, silent.silent_s))
 
 
 def _probe_all(gang_turn: GangTurn) -> None:
@@ -98,27 +104,15 @@ def _probe_all(gang_turn: GangTurn) -> None:
     present = gang_turn.index.present
     gang_turn.observed.stall = Stall(gang_turn.now, set(present))
     for node in sorted(present):
-        gang_turn.turn.observed.last_probe_number += 1
-        address = gang_turn.gang.roster.members[node].peer_address
-        gang_turn.turn.outcome.probe_requests.append(
-            ProbeRequest(
-                gang_turn.turn.observed.last_probe_number,
-                gang_turn.gang.id,
-                node,
-                (AGENT,),
-                address,
-                "",
-                failure_detector.PROBE_TIMEOUT_S,
-            )
-        )
-    gang_turn.turn.tick_at(gang_turn.now + failure_detector.PROBE_TIMEOUT_S)
+        member = gang_turn.gang.roster.members[node]
+        probe_rounds.request(gang_turn, member, (AGENT,), "", probe_rounds.PROBE_TIMEOUT_S)
+    gang_turn.turn.tick_at(gang_turn.now + probe_rounds.PROBE_TIMEOUT_S)
 
 
 def _all_have_answered(gang_turn: GangTurn, stall: Stall) -> bool:
     """Every agent has answered, and had the time to report a step. A silent agent is suspected as any other."""
-    asked_after = (
-        gang_turn.index.present & gang_turn.observed.suspected_since.keys()
-    )  # their last words may be old, from a connection that was cut
+    # The last words of suspected nodes may be old, from a connection that was cut.
+    asked_after = gang_turn.index.present & gang_turn.observed.suspected_since.keys()
     if stall.unanswered or asked_after:
         gang_turn.turn.tick_at(gang_turn.now + REPORT_DELAY_S)
         return False
@@ -130,12 +124,13 @@ def _all_have_answered(gang_turn: GangTurn, stall: Stall) -> bool:
 
 
 def _record_hang(gang_turn: GangTurn) -> None:
-    since, silent = progress_timeouts.last_progress_at(gang_turn), _silent_rank(gang_turn)
-    node = silent.node if silent is not None else _held_up_by(gang_turn)
+    gang, index, seen = gang_turn.gang, gang_turn.index, gang_turn.observed
+    since, silent = progress_timeouts.last_progress_at(gang_turn), _silent_rank(gang, index, seen)
+    node = silent.node if silent is not None else _held_up_by(gang.roster, gang.newest, seen)
     words = f"hang: no rank has finished a step for {gang_turn.now - since:.0f} s, and every agent answers"
-    if _idle_for_long(gang_turn):
-        idle_s = gang_turn.index.idle_quarters() * gang_turn.gang.spec.hang_after_idle_s / 4
-        since, node = max(gang_turn.gang.newest.started_at, gang_turn.now - idle_s), ""
+    if _idle_for_long(gang, index, seen):
+        idle_s = index.idle_quarters() * gang.spec.hang_after_idle_s / 4
+        since, node = max(gang.newest.started_at, gang_turn.now - idle_s), ""
         words = f"hang: all ranks have been idle for {idle_s:.0f} s or more, and every agent answers"
     elif silent is not None:
         words += f"; rank {silent.rank} on {node} has run no Python for {silent.silent_s} s or more, all others do"
@@ -143,7 +138,7 @@ def _record_hang(gang_turn: GangTurn) -> None:
         words += f"; the ranks on {node} are a step behind all others"
     if gang_turn.turn.limits.observe:
         words += "; observe mode: the ranks would be restarted in place"
-    gang_turn.turn.record(facts.HangDetected(gang_turn.gang.id, gang_turn.gang.newest.generation, words, since, node))
+    gang_turn.turn.record(facts.HangDetected(gang.id, gang.newest.generation, words, since, node))
     gang_turn.turn.tick_at(gang_turn.now + STACKS_TIMEOUT_S)
 
 
@@ -156,57 +151,66 @@ class _SilentRank:
     silent_s: int
 
 
-def _silent_rank(gang_turn: GangTurn) -> _SilentRank | None:
+def _silent_rank(gang: Gang, index: GangIndex, seen: ObservedGang) -> _SilentRank | None:
     """The rank that has been silent for long while every other rank of the gang sends signs of life; None: there is no
     such rank. If several are silent, a node or all of them may be short of processors."""
-    gang, index = gang_turn.gang, gang_turn.index
     if index.silent != 1 or index.signing != gang.ranks - 1 or gang.ranks == 1:
         return None
     (node,) = index.with_silent_rank
-    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang.newest.generation)
+    ranks = seen.status(node).ranks_of(gang.newest.generation)
     rank, silent_s = next((rank.rank, rank.silent_s) for rank in ranks if rank.running and rank.silent_s)
     return _SilentRank(node, rank, silent_s) if silent_s >= SILENT_RANK_S else None
 
 
-def _held_up_by(gang_turn: GangTurn) -> str:
+def _held_up_by(roster: Roster, newest: NewestGeneration, seen: ObservedGang) -> str:
     """The only node whose ranks are a step behind all others, and hold them up; empty if no single node is."""
-    steps = {seat.node: _slowest(gang_turn, seat.node) for seat in gang_turn.gang.roster.seats}
+    steps = {seat.node: _slowest(seen.status(seat.node).ranks_of(newest.generation)) for seat in roster.seats}
     least = min(steps.values())
     last = [node for node, step in steps.items() if step == least]
     return last[0] if len(last) == 1 < len(steps) else ""
 
 
-def _slowest(gang_turn: GangTurn, node: str) -> int:
-    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.newest.generation)
+def _slowest(ranks: list[RankState]) -> int:
     return min((rank.step if rank.progressed else -1 for rank in ranks), default=-1)
 
 
-def _fence_after_stacks(gang_turn: GangTurn) -> bool:
+def _fence_after_stacks(gang_turn: GangTurn, hang: Hang) -> bool:
     """Fence the generation once the stacks are written, or STACKS_TIMEOUT_S have passed. True: it was fenced."""
-    hang = gang_turn.gang.findings.hang
-    if hang is None or gang_turn.turn.limits.observe:
+    if gang_turn.turn.limits.observe:
         return False
     until = max(hang.at, gang_turn.turn.observed.observing_since) + STACKS_TIMEOUT_S
     if gang_turn.index.stacks_missing and gang_turn.now < until:
         gang_turn.turn.tick_at(until)
         return False
     node, reason = hang.node, hang.reason
-    if not node and (found := _rank_elsewhere(gang_turn) or _rank_behind(gang_turn)):
+    if not node and (found := _rank_apart(gang_turn.gang, gang_turn.observed)):
         node, reason = found[0], f"{reason}; {found[1]}"
     # Agents that miss each other: the network may hold the ranks up as well as the software.
     hardware = bool(gang_turn.index.accusers)
-    failure_detector.fence_generation(gang_turn, reason, hardware, suspected_at=hang.suspected_at, crashed_on=node)
+    fencing.fence_generation(gang_turn, reason, hardware, suspected_at=hang.suspected_at, crashed_on=node)
     return True
 
 
-def _rank_elsewhere(gang_turn: GangTurn) -> tuple[str, str] | None:
+def _rank_apart(gang: Gang, seen: ObservedGang) -> tuple[str, str] | None:
+    """The node of the only rank that the stacks, or else the counts of collectives, tell apart from all others, and how
+    in words; None: there is none, or not every rank has reported."""
+    ranks = [
+        (seat.node, rank)
+        for seat in gang.roster.seats
+        for rank in seen.status(seat.node).ranks_of(gang.newest.generation)
+    ]
+    if len(ranks) != gang.ranks or gang.ranks == 1:
+        return None
+    return _rank_elsewhere(ranks) or _rank_behind(ranks)
+
+
+def _rank_elsewhere(ranks: list[tuple[str, RankState]]) -> tuple[str, str] | None:
     """The node of the only rank that did not wait for others when the stacks were written, and what it did in words.
 
     None: not every rank's stacks show where it was, or several ranks did not wait.
     """
-    gang, ranks = gang_turn.gang, _ranks_with_nodes(gang_turn)
     elsewhere = [(node, rank) for node, rank in ranks if rank.hang_place is None or not rank.hang_place.waits]
-    if len(ranks) != gang.ranks or len(elsewhere) != 1 or gang.ranks == 1:
+    if len(elsewhere) != 1:
         return None
     ((node, rank),) = elsewhere
     if rank.hang_place is None:
@@ -214,28 +218,17 @@ def _rank_elsewhere(gang_turn: GangTurn) -> tuple[str, str] | None:
     return node, f"rank {rank.rank} on {node} was in {rank.hang_place.where} while all others waited for other ranks"
 
 
-def _rank_behind(gang_turn: GangTurn) -> tuple[str, str] | None:
+def _rank_behind(ranks: list[tuple[str, RankState]]) -> tuple[str, str] | None:
     """The node of the only rank that has entered fewer collectives than all others, and that in words.
 
     None: not every rank's count is known, or several ranks have the least.
     """
-    gang, ranks = gang_turn.gang, _ranks_with_nodes(gang_turn)
     counts = sorted(
         (rank.entered_collectives, rank.rank, node) for node, rank in ranks if rank.entered_collectives is not None
     )
-    if len(counts) != gang.ranks or gang.ranks == 1:
+    if len(counts) != len(ranks):
         return None
     (least, number, node), (next_least, *_) = counts[:2]
     if least == next_least:
         return None
     return node, f"rank {number} on {node} has entered {least} collectives, all others {next_least} or more"
-
-
-def _ranks_with_nodes(gang_turn: GangTurn) -> list[tuple[str, RankState]]:
-    """All ranks of the running generation, as far as their agents have reported them, with their nodes."""
-    gang, observed = gang_turn.gang, gang_turn.observed
-    return [
-        (seat.node, rank)
-        for seat in gang.roster.seats
-        for rank in ranks_of_generation(observed.status(seat.node).ranks, gang.newest.generation)
-    ]

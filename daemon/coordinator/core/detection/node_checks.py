@@ -10,11 +10,12 @@ all stay. One result is recorded in the life of an agent, because the job's owne
 from collections import defaultdict
 from statistics import median
 
-from muster.daemon.coordinator.core.detection import failure_detector
+from muster.daemon.coordinator.core.detection import fencing
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import CheckOutcome, NodeCheck
-from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.roster import Member, Roster
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 ALL_CHECKS_WAIT_S = 20.0
@@ -46,21 +47,26 @@ def leave_out_failed(gang_turn: GangTurn) -> None:
     gang, index = gang_turn.gang, gang_turn.index
     if not index.check_failed or gang.phase is Phase.RECOVERING or gang_turn.turn.limits.observe:
         return
-    if _may_end_soon(gang_turn):
+    if _may_end_soon(index, gang.phase_at, gang_turn.now):
         return
-    failed = sum(member.failed_check for member in gang.roster.members.values())
-    if 2 * failed > len(gang.roster.members):
-        return
-    for node in sorted(index.check_failed - {seat.node for seat in gang.roster.seats}):
-        member = gang.roster.members[node]
+    for member in _left_out(gang.roster, index):
         found = member.check.reason or member.check.outcome if member.check else ""
-        failure_detector.remove_member(gang_turn, member, f"{node} has failed its node check: {found}", alive=True)
+        words = f"{member.node} has failed its node check: {found}"
+        fencing.remove_member(gang_turn, member, words, alive=True)
+
+
+def _left_out(roster: Roster, index: GangIndex) -> list[Member]:
+    """The members that have failed and carry no ranks, by name; none if most members have failed."""
+    failed = sum(member.failed_check for member in roster.members.values())
+    if 2 * failed > len(roster.members):
+        return []
+    return [roster.members[node] for node in sorted(index.check_failed - {seat.node for seat in roster.seats})]
 
 
 def are_awaited(gang_turn: GangTurn) -> bool:
     """Before the first start, checks still run, and more nodes may pass. A swap waits for no check."""
-    gang = gang_turn.gang
-    if gang.phase is not Phase.PREFLIGHT or not _may_end_soon(gang_turn):
+    gang, index = gang_turn.gang, gang_turn.index
+    if gang.phase is not Phase.PREFLIGHT or not _may_end_soon(index, gang.phase_at, gang_turn.now):
         return False
     reluctant = last_choices(gang_turn)
     enough = sum(member.node not in reluctant for member in gang_turn.usable()) >= gang.spec.nodes
@@ -83,9 +89,9 @@ def last_choices(gang_turn: GangTurn) -> dict[str, int]:
     }
 
 
-def _may_end_soon(gang_turn: GangTurn) -> bool:
+def _may_end_soon(index: GangIndex, phase_at: float, now: float) -> bool:
     """Checks run that still have time."""
-    return bool(gang_turn.index.check_pending) and gang_turn.now < gang_turn.gang.phase_at + CHECK_WAIT_S
+    return bool(index.check_pending) and now < phase_at + CHECK_WAIT_S
 
 
 def _is_slow(check: NodeCheck | None) -> bool:

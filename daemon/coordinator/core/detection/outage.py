@@ -5,7 +5,11 @@ nodes of all gangs count together. The owner of a job can stop all of its agents
 another job: a node whose daemon is heard is not silent.
 """
 
-from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedNode
+from collections.abc import Set
+
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang, ObservedNode
+from muster.daemon.coordinator.core.state.roster import Roster
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import UNRESPONSIVE
@@ -16,13 +20,16 @@ SIMULTANEOUS_S = 10.0
 DAEMON_HEARD_S = 6.0
 """Seconds for which the last word of a node's daemon shows that the node is not silent: a heartbeat comes every 5 s."""
 
+RECHECK_S = 1.0
+"""Seconds until the next look at how many nodes are silent or stuck, while a node waits for that."""
+
 STUCK_AFTER_S = 5.0
 """Seconds after SIGKILL from which a live rank counts as one that can't be killed."""
 
 
-def chance_limit(gang_turn: GangTurn) -> int:
+def chance_limit(state: DurableState, roster: Roster) -> int:
     """Number of nodes that may fall silent at once by chance."""
-    return max(2, max(len(gang_turn.turn.state.nodes), len(gang_turn.gang.roster.members)) // 10)
+    return max(2, max(len(state.nodes), len(roster.members)) // 10)
 
 
 def many_silent(gang_turn: GangTurn, node: str) -> bool:
@@ -30,11 +37,12 @@ def many_silent(gang_turn: GangTurn, node: str) -> bool:
 
     Called only when `node` is about to be taken out: it looks at every gang if the gang's own nodes do not settle it.
     """
-    most, found = chance_limit(gang_turn), {node} | _silent(gang_turn.turn, gang_turn.observed)
+    turn = gang_turn.turn
+    most, found = chance_limit(turn.state, gang_turn.gang.roster), {node} | _silent(turn, gang_turn.observed)
     if len(found) <= most:
-        out = [gang_turn.turn.state.node(name) for name in gang_turn.turn.index.out_of_service]
-        found |= {n.name for n in out if n.health in UNRESPONSIVE and gang_turn.now - n.judged_at < SIMULTANEOUS_S}
-    return len(found) > most or _others_silent(gang_turn, found, most)
+        out = [turn.state.node(name) for name in turn.index.out_of_service]
+        found |= {n.name for n in out if n.health in UNRESPONSIVE and turn.now - n.judged_at < SIMULTANEOUS_S}
+    return len(found) > most or _others_silent(turn, found, most)
 
 
 def _silent(turn: Turn, gang: ObservedGang) -> set[str]:
@@ -53,37 +61,35 @@ def is_daemon_heard(daemon: ObservedNode, since: float, now: float) -> bool:
     return max(daemon.heard_at, daemon.answered_at) > max(since, daemon.unanswered_at, now - DAEMON_HEARD_S)
 
 
-def _others_silent(gang_turn: GangTurn, found: set[str], most: int) -> bool:
+def _others_silent(turn: Turn, found: set[str], most: int) -> bool:
     """Together with the silent nodes of other gangs, `found` holds more than `most` nodes."""
-    for gang in gang_turn.turn.state.gangs.values():
-        seen = gang_turn.turn.observed.gangs.get(gang.id)
+    for gang in turn.state.gangs.values():
+        seen = turn.observed.gangs.get(gang.id)
         if seen is not None and seen.suspected_since and gang.phase in MONITORED:
-            found |= _silent(gang_turn.turn, seen)
+            found |= _silent(turn, seen)
             if len(found) > most:
                 return True
     return False
 
 
-def many_stuck(gang_turn: GangTurn) -> bool:
-    """Ranks outlive SIGKILL on more nodes than fail by chance. They wait for something that all share, such as storage.
+def many_stuck(turn: Turn, roster: Roster) -> bool:
+    """Ranks outlive SIGKILL on more nodes than fail by chance in the gang of `roster`. They wait for something that all
+    share, such as storage.
 
     Called only when such a node is about to be blamed.
     """
     found: set[str] = set()
-    for gang in gang_turn.turn.state.gangs.values():
-        if gang.phase in FENCING and gang_turn.now - gang.phase_at > STUCK_AFTER_S:
-            found |= _stuck(GangTurn(gang_turn.turn, gang))
-    return len(found) > chance_limit(gang_turn)
+    for gang in turn.state.gangs.values():
+        if gang.phase in FENCING and turn.now - gang.phase_at > STUCK_AFTER_S:
+            found |= _stuck(turn.observed.gang(gang.id), turn.index.of(gang).unfenced, turn.now)
+    return len(found) > chance_limit(turn.state, roster)
 
 
-def _stuck(gang_turn: GangTurn) -> set[str]:
+def _stuck(seen: ObservedGang, unfenced: Set[str], now: float) -> set[str]:
     """Nodes whose agent is reached, or was until SIMULTANEOUS_S ago, and that have not acknowledged the fence."""
-    reached = gang_turn.observed.reachability
-    return {
-        node for node in gang_turn.index.unfenced if _in_touch(gang_turn, node) and reached.get(node, (False, 0.0))[0]
-    }
+    reached = (node for node in unfenced if seen.reachability.get(node, (False, 0.0))[0])
+    return {node for node in reached if _in_touch(seen.agents.get(node), now)}
 
 
-def _in_touch(gang_turn: GangTurn, node: str) -> bool:
-    agent = gang_turn.observed.agents.get(node)
-    return agent is not None and (agent.attached or gang_turn.now - agent.gone_at < SIMULTANEOUS_S)
+def _in_touch(agent: ObservedAgent | None, now: float) -> bool:
+    return agent is not None and (agent.attached or now - agent.gone_at < SIMULTANEOUS_S)

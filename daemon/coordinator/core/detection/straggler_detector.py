@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from muster.daemon.coordinator.core.detection.straggler_evidence import follow
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.block_times import RankPace
-from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.generations import Findings
 from muster.daemon.coordinator.core.state.limits import StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.turn.turn import GangTurn
@@ -50,7 +50,7 @@ def _record(gang_turn: GangTurn, group_rank: int, stragglers: Mapping[int, RankP
     """Record the stragglers of one seat once, and once more when one of them lasts."""
     gang, rule = gang_turn.gang, gang_turn.turn.limits.straggler
     known = [straggler for straggler in gang.findings.stragglers if straggler.generation == gang.newest.generation]
-    mine = next((straggler for straggler in known if _group_rank(gang, straggler.rank) == group_rank), None)
+    mine = next((one for one in known if one.rank // gang.spec.ranks_per_node == group_rank), None)
     if mine is None and len(known) < FINDINGS_PER_GENERATION:
         _record_stragglers(gang_turn, group_rank, stragglers, None)
     elif mine is not None and mine.response is None and rule is not None:
@@ -66,10 +66,12 @@ def _record_stragglers(
     node = next((seat.node for seat in gang.roster.seats if seat.group_rank == group_rank), "")
     if not node:
         return
-    reason = _reason(stragglers, gang.spec.ranks_per_node, node)
+    per_node = gang.spec.ranks_per_node
+    reason = _reason(stragglers, per_node, node)
     response = None
     if rule is not None:
-        elsewhere = _slow_before_on(gang, group_rank, node)
+        ranks = range(group_rank * per_node, (group_rank + 1) * per_node)
+        elsewhere = _slow_before_on(gang.findings, ranks, node)
         reason += f", for {rule.share:.0%} of {rule.window_s:g} s"
         who = "it was" if len(stragglers) == 1 else "they were"
         reason += f"; {who} slow on {elsewhere}, too, so the cause is in the job" if elsewhere else ""
@@ -92,12 +94,7 @@ def _reason(stragglers: Mapping[int, RankPace], ranks_per_node: int, node: str) 
     )
 
 
-def _slow_before_on(gang: Gang, group_rank: int, node: str) -> str:
-    """Another node on which ranks of the same seat were stragglers that lasted; empty if there is none."""
-    before = (straggler for straggler in gang.findings.stragglers if straggler.response is not None)
-    mine = (straggler for straggler in before if _group_rank(gang, straggler.rank) == group_rank)
-    return next((straggler.node for straggler in mine if straggler.node != node), "")
-
-
-def _group_rank(gang: Gang, rank: int) -> int:
-    return rank // gang.spec.ranks_per_node
+def _slow_before_on(findings: Findings, ranks: range, node: str) -> str:
+    """Another node on which one of `ranks`, those of a seat, was a straggler that lasted; empty if there is none."""
+    before = (one for one in findings.stragglers if one.response is not None and one.rank in ranks)
+    return next((one.node for one in before if one.node != node), "")

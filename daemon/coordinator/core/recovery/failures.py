@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 
-from muster.daemon.coordinator.core.detection import attribution, failure_detector
+from muster.daemon.coordinator.core.detection import attribution, fencing
 from muster.daemon.coordinator.core.recovery import gang_end
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.roster import Roster
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
-from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.wording import listed
 
@@ -30,8 +29,8 @@ def fence_if_ranks_crashed(gang_turn: GangTurn) -> bool:
         return False
     seen, generation = gang_turn.observed, gang_turn.gang.newest.generation
     nodes = sorted(index.crashed, key=lambda node: index.seats[node].group_rank)
-    ranks = [(node, rank) for node in nodes for rank in ranks_of_generation(seen.status(node).ranks, generation)]
-    failed = [one for node, rank in ranks if (one := attribution.exit_of(gang_turn, node, rank)).failed]
+    ranks = [(node, rank) for node in nodes for rank in seen.status(node).ranks_of(generation)]
+    failed = [one for node, rank in ranks if (one := attribution.exit_of(seen.agents[node], node, rank)).failed]
     if attribution.may_have_failed_earlier_elsewhere(gang_turn, failed):
         return True  # `failure_detector.examine` suspects the agents that do not come
     # An agent that has fenced the running generation by itself was cut off: not a fault of the software, unless a rank
@@ -41,7 +40,7 @@ def fence_if_ranks_crashed(gang_turn: GangTurn) -> bool:
         # A script that fails during a planned stop is not at fault.
         first = attribution.first_to_fail(crashed)
         stops = gang_turn.gang.plans.stop is not None
-        failure_detector.fence_generation(
+        fencing.fence_generation(
             gang_turn,
             _exit_reason(first.node, first.rank),
             hardware=stops,
@@ -50,7 +49,7 @@ def fence_if_ranks_crashed(gang_turn: GangTurn) -> bool:
         )
     else:
         words = f"{failed[0].node} was cut off from the coordinator and most of its gang, and has ended its ranks"
-        failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+        fencing.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True
 
 
@@ -83,7 +82,7 @@ def are_agents_failing(gang_turn: GangTurn) -> bool:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, _first_failure(gang.roster, words))
         return True
     for node, reason in words.items():
-        failure_detector.remove_member(gang_turn, gang.roster.members[node], f"{node}: {reason}", alive=True)
+        fencing.remove_member(gang_turn, gang.roster.members[node], f"{node}: {reason}", alive=True)
     return False
 
 

@@ -52,7 +52,7 @@ def flush_before_start(gang_turn: GangTurn, version: Version | None) -> bool:
         and gang.checkpoint.flush.asked_at >= gang.phase_at
     ):
         return False
-    if circuit_breaker.too_many_records(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+    if circuit_breaker.too_many_records(gang_turn.turn.state, gang.account, gang_turn.turn.limits, gang_turn.now):
         return False
     _order_flush(gang_turn, newest, "another number of ranks goes on, and a lost state can only be rebuilt whole")
     return True
@@ -63,7 +63,7 @@ def flush_newer_version(gang_turn: GangTurn) -> bool:
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None or gang.checkpoint.flush is None or not gang.checkpoint.flush.path:
         return False
-    if circuit_breaker.too_many_records(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+    if circuit_breaker.too_many_records(gang_turn.turn.state, gang.account, gang_turn.turn.limits, gang_turn.now):
         return False  # agents whose owner lies could report newer versions without end
     _order_flush(gang_turn, version, gang.checkpoint.flush.reason)
     return True
@@ -159,7 +159,7 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
     asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
     if version is None or not gang.spec.durable_dir:
         return
-    if not circuit_breaker.why_no_request(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+    if not circuit_breaker.why_no_request(gang_turn.turn.state, gang.account, gang_turn.turn.limits, gang_turn.now):
         _order_flush(gang_turn, version, f"asked for by {asked_by}")
 
 
@@ -182,7 +182,7 @@ def start_due_flush(gang_turn: GangTurn) -> None:
     if gang_turn.now < due_at:
         if due_at < inf:
             gang_turn.turn.tick_at(due_at)
-    elif circuit_breaker.why_no_request(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+    elif circuit_breaker.why_no_request(gang_turn.turn.state, gang.account, gang_turn.turn.limits, gang_turn.now):
         gang_turn.turn.tick_at(gang_turn.now + RETRY_S)
     else:
         _order_flush(gang_turn, version, words)

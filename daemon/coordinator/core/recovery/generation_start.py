@@ -17,6 +17,7 @@ from muster.daemon.coordinator.core.recovery.restore import lost_shards
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.core.turn.communication import (
@@ -110,7 +111,7 @@ def start(gang_turn: GangTurn, ranked: list[str]) -> None:
             durable_path="" if version else gang.checkpoint.durable_path,
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
-            crashed_on=attribution.find_crashed_node(gang_turn) if gang.recovery.recoveries else None,
+            crashed_on=_crashed_on(gang, gang_turn.observed),
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),
             warning=warning,
             resharded=version is not None
@@ -174,3 +175,10 @@ def _choose_state(
     others = (*others, *restore_plan.combined_sources(held, version, rebuilt_from, needed, leaving))
     sources = tuple(sorted((*sources, *(one for one in rebuilt_from if one.digest)), key=lambda source: source.rank))
     return version, sources, (*others, *(one for one in rebuilt_from if not one.digest)), warning
+
+
+def _crashed_on(gang: Gang, seen: ObservedGang) -> str | None:
+    """The node on which ranks crashed and ended the generation before; None: there was no recovery."""
+    if not gang.recovery.recoveries:
+        return None
+    return attribution.find_crashed_node(gang.recovery.recoveries[-1], gang.roster, gang.newest, seen)

@@ -15,7 +15,7 @@ growth is planned anew later. Where ranks crash after a growth, it is undone (`g
 from collections.abc import Sequence
 from dataclasses import replace
 
-from muster.daemon.coordinator.core.detection import failure_detector
+from muster.daemon.coordinator.core.detection import fencing
 from muster.daemon.coordinator.core.recovery import flushing, planned_swap, wanted_nodes
 from muster.daemon.coordinator.core.recovery.growth import surplus_nodes
 from muster.daemon.coordinator.core.recovery.growth.undone_growth import GIVES_WAY, GROWTH, next_at
@@ -115,7 +115,7 @@ def fence_stopped(gang_turn: GangTurn) -> None:
     before = [seat.node for seat in gang_turn.gang.roster.seats]
     kept = "" if len(_grown(gang_turn, before, swap.nodes)) > len(before) else ", but no spare is left for that"
     words = f"{_words_of(swap)}, after step {gang_turn.observed.step_number}{kept}"
-    failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+    fencing.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
 
 
 def grown_seats(gang_turn: GangTurn, seats: list[str]) -> list[str]:

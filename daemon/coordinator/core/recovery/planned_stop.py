@@ -9,7 +9,7 @@ newest version is written, and the gang is requeued or ends. SIGTERM ends no age
 order comes. What a user cancels is not saved.
 """
 
-from muster.daemon.coordinator.core.detection import failure_detector
+from muster.daemon.coordinator.core.detection import fencing
 from muster.daemon.coordinator.core.recovery import flushing
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
@@ -126,5 +126,5 @@ def fence_if_overdue(gang_turn: GangTurn) -> bool:
         gang_turn.turn.tick_at(stop.at + STOP_TIMEOUT_S)
         return False
     words = f"{stop.reason}; the ranks have not stopped within {STOP_TIMEOUT_S:.0f} s"
-    failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+    fencing.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True

@@ -19,7 +19,7 @@ ranks have stopped, they are started again where they were: a node that still wo
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
+from muster.daemon.coordinator.core.detection import circuit_breaker, fencing
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
@@ -27,7 +27,6 @@ from muster.daemon.coordinator.core.state.durable_state import DrainRequest
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.generations import Straggler
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
-from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 
@@ -81,7 +80,7 @@ def may_plan(gang_turn: GangTurn) -> bool:
         or gang.findings.hang is not None
     ):
         return False
-    if not progress_timeouts.has_finished_step(gang_turn):
+    if not gang_turn.gang.newest.has_finished_step:
         return False
     version = restore_plan.newest_restorable(gang_turn, gang.ranks_of)
     return version is not None and version.generation == gang.newest.generation
@@ -105,7 +104,7 @@ def leave_nodes(gang_turn: GangTurn) -> bool:
                 gang_turn.turn, gang_turn.gang, concern.node, NodeHealth.UNFIT, concern.reason
             )
             continue
-        failure_detector.remove_member(
+        fencing.remove_member(
             gang_turn,
             gang_turn.gang.roster.members[concern.node],
             concern.reason,
@@ -121,7 +120,7 @@ def have_ranks_stopped(gang_turn: GangTurn) -> bool:
     if index.stopped < index.reported or index.exited_cleanly == index.reported:
         return index.exited_cleanly == index.reported
     statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.roster.seats]
-    last = max(rank.stopped_step for status in statuses for rank in ranks_of_generation(status.ranks, generation))
+    last = max(rank.stopped_step for status in statuses for rank in status.ranks_of(generation))
     return any(status.committed == Version(generation, last) for status in statuses)
 
 
@@ -132,7 +131,7 @@ def fence_stopped(gang_turn: GangTurn) -> None:
     assert swap is not None
     if not leave_nodes(gang_turn):
         words = f"{swap.reason}; {swap.node} keeps its ranks, because {_why_kept(gang_turn, swap.node)}"
-        failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+        fencing.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
 
 
 def _why_kept(gang_turn: GangTurn, node: str) -> str:
@@ -186,7 +185,7 @@ def _degraded_to_leave(gang_turn: GangTurn) -> list[_Concern]:
     wanted = [concern for concern in _degraded(gang_turn) if concern.response is Response.SWAP]
     if not wanted or circuit_breaker.reason_to_withhold(gang_turn.turn):
         return []
-    return wanted[: max(0, circuit_breaker.swaps_left(gang_turn))]
+    return wanted[: max(0, circuit_breaker.swaps_left(gang_turn.turn, gang_turn.gang.recovery))]
 
 
 def _degraded(gang_turn: GangTurn) -> list[_Concern]:

@@ -7,9 +7,8 @@ if the job is elastic, and a requeue after the newest version is written.
 from muster.daemon.coordinator.core.detection import (
     attribution,
     circuit_breaker,
-    failure_detector,
+    fencing,
     node_checks,
-    time_fencing,
 )
 from muster.daemon.coordinator.core.recovery import (
     completion,
@@ -38,9 +37,9 @@ may deliver modules slowly. After that, another node would not help."""
 def recover(gang_turn: GangTurn) -> None:
     """No rank may run: start the next generation once all ranks have ended. Requeue or end a gang that can't go on."""
     gang = gang_turn.gang
-    if not all(failure_detector.ranks_ended(gang_turn, gang.roster.members[node]) for node in gang_turn.index.unfenced):
+    if not all(fencing.ranks_ended(gang_turn, gang.roster.members[node]) for node in gang_turn.index.unfenced):
         return  # `failure_detector.examine` probes the members that do not answer
-    clear_at = time_fencing.ranks_ended_at(gang_turn)
+    clear_at = fencing.ranks_ended_at(gang_turn)
     if gang_turn.now < clear_at:
         gang_turn.turn.tick_at(clear_at)
         return

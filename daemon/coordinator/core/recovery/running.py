@@ -11,9 +11,8 @@ from muster.daemon.coordinator.core.detection import (
     attribution,
     circuit_breaker,
     corruption_detector,
-    failure_detector,
+    fencing,
     hang_detector,
-    progress_timeouts,
     straggler_detector,
 )
 from muster.daemon.coordinator.core.recovery import (
@@ -31,7 +30,6 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.turn.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 RELEASE_AFTER_S = 30.0
@@ -48,7 +46,7 @@ def supervise(gang_turn: GangTurn) -> None:
     # A step needs every rank, though one of them may be out of the coordinator's reach.
     if (whole or index.progressed) and gang.phase is Phase.STARTING:
         gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if index.progressed and not progress_timeouts.has_finished_step(gang_turn):
+    if index.progressed and not gang_turn.gang.newest.has_finished_step:
         watched = gang_turn.turn.observed.observing_since <= gang.newest.started_at
         gang_turn.turn.record(
             facts.FirstStep(gang.id, gang.newest.generation, _first_step(gang, gang_turn.observed), watched)
@@ -73,8 +71,7 @@ def supervise(gang_turn: GangTurn) -> None:
 
 
 def _first_step(gang: Gang, seen: ObservedGang) -> int:
-    of_all = (seen.status(seat.node).ranks for seat in gang.roster.seats)
-    ranks = (rank for ranks in of_all for rank in ranks_of_generation(ranks, gang.newest.generation))
+    ranks = (rank for seat in gang.roster.seats for rank in seen.status(seat.node).ranks_of(gang.newest.generation))
     return min(rank.step for rank in ranks if rank.progressed)
 
 
@@ -85,15 +82,18 @@ def _fence_if_replicas_disagree(gang_turn: GangTurn) -> bool:
         return False  # a planned stop saves the last version on which all agreed
     if found.node and _may_leave(gang_turn):
         member = gang_turn.gang.roster.members[found.node]
-        failure_detector.remove_member(gang_turn, member, found.reason, alive=True)
+        fencing.remove_member(gang_turn, member, found.reason, alive=True)
     else:
-        failure_detector.fence_generation(gang_turn, found.reason, hardware=True, suspected_at=gang_turn.now)
+        fencing.fence_generation(gang_turn, found.reason, hardware=True, suspected_at=gang_turn.now)
     return True
 
 
 def _may_leave(gang_turn: GangTurn) -> bool:
     """A spare is ready, and no limit forbids that the gang leaves a node."""
-    spare = planned_swap.free_spares(gang_turn) > 0 and circuit_breaker.swaps_left(gang_turn) > 0
+    spare = (
+        planned_swap.free_spares(gang_turn) > 0
+        and circuit_breaker.swaps_left(gang_turn.turn, gang_turn.gang.recovery) > 0
+    )
     return spare and not circuit_breaker.reason_to_withhold(gang_turn.turn)
 
 
@@ -103,11 +103,11 @@ def _release_removed(gang_turn: GangTurn) -> None:
     A node that may be the cause of crashes stays until that is decided: Slurm drains it only while the job has it.
     """
     gang = gang_turn.gang
-    undecided = {gang.recovery.unattributed_node} if progress_timeouts.has_finished_step(gang_turn) else set()
+    undecided = {gang.recovery.unattributed_node} if gang_turn.gang.newest.has_finished_step else set()
     leaving = [gang.roster.members[node] for node in sorted(gang_turn.index.to_release - undecided)]
     if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
         return
-    if not progress_timeouts.has_finished_step(gang_turn) and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:
+    if not gang_turn.gang.newest.has_finished_step and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:
         gang_turn.turn.tick_at(gang.phase_at + RELEASE_AFTER_S + 0.01)
         return
     for member in leaving:

@@ -13,7 +13,7 @@ not stand behind one that trains. The next request follows later, and each one i
 has come since is reason enough to ask at once.
 """
 
-from muster.daemon.coordinator.core.detection import circuit_breaker, failure_rate, progress_timeouts
+from muster.daemon.coordinator.core.detection import circuit_breaker, failure_rate
 from muster.daemon.coordinator.core.recovery import planned_stop
 from muster.daemon.coordinator.core.recovery.growth import shared_pool, undone_growth
 from muster.daemon.coordinator.core.state.roster import Member
@@ -69,12 +69,12 @@ def may_change(gang_turn: GangTurn) -> bool:
         or gang.findings.hang is not None
     ):
         return False
-    if turn.limits.observe or not progress_timeouts.has_finished_step(gang_turn):
+    if turn.limits.observe or not gang_turn.gang.newest.has_finished_step:
         return False
     stop_at = planned_stop.due_at(gang_turn)
     if stop_at is not None and gang_turn.now + WORTH_S > stop_at:
         return False
-    return not circuit_breaker.why_no_request(turn.state, gang, turn.limits, gang_turn.now)
+    return not circuit_breaker.why_no_request(turn.state, gang.account, turn.limits, gang_turn.now)
 
 
 def lacks_nodes(gang_turn: GangTurn) -> bool:

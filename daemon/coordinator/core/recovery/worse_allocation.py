@@ -57,7 +57,10 @@ def _wider(gang_turn: GangTurn, spec: GangSpec) -> str:
 
 
 def _first_seats(gang_turn: GangTurn, spec: GangSpec) -> list[str]:
-    usable, last_choices = [member.node for member in gang_turn.usable()], node_checks.last_choices(gang_turn)
+    usable, last_choices = (
+        [member.node for member in gang_turn.usable()],
+        node_checks.last_choices(gang_turn),
+    )
     groups = communicating_seats(spec)
     return placement.first_seats(gang_turn.fabric, usable, spec.nodes, last_choices, groups, spec.spread_spares)
 

@@ -371,6 +371,10 @@ class AgentStatus:
     flush_progress: FlushProgress | None = None
     """Of the newest flush; None: it has not begun on this node."""
 
+    def ranks_of(self, generation: int) -> list[RankState]:
+        """The ranks that belong to `generation`."""
+        return [rank for rank in self.ranks if rank.generation == generation]
+
 
 @dataclass(frozen=True, slots=True)
 class GangSubmitted:

@@ -29,6 +29,11 @@ class NewestGeneration:
     """How far the gang had come when its ranks were last ended, or its phase changed. Journals of earlier versions may
     lack it."""
 
+    @property
+    def has_finished_step(self) -> bool:
+        """This generation has finished a step."""
+        return self.stepped_generation == self.generation
+
 
 @dataclass(slots=True)
 class Hang:

@@ -5,11 +5,10 @@ reports a step, and a report must cost as much as one node does. Sets of nodes h
 decision depends on the order.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import AgentStatus, CheckOutcome, RankState
+from muster.daemon.coordinator.core.state.events import AgentStatus, CheckOutcome
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
 from muster.daemon.coordinator.core.state.roster import Member
@@ -43,9 +42,9 @@ class RankCount:
     idle_quarters: int | None = None
 
     @staticmethod
-    def of(ranks: Iterable[RankState], generation: int) -> "RankCount":
+    def of(status: AgentStatus, generation: int) -> "RankCount":
         """Count those of `generation`."""
-        mine = ranks_of_generation(ranks, generation)
+        mine = status.ranks_of(generation)
         return RankCount(
             len(mine),
             sum(rank.progressed for rank in mine),
@@ -61,11 +60,6 @@ class RankCount:
 
 
 _NO_RANKS = RankCount()
-
-
-def ranks_of_generation(ranks: Iterable[RankState], generation: int) -> list[RankState]:
-    """The ranks that belong to `generation`."""
-    return [rank for rank in ranks if rank.generation == generation]
 
 
 @dataclass(slots=True)
@@ -204,7 +198,7 @@ class GangIndex:
         seat, ranks = self.seats.get(node), _NO_RANKS
         carries = seat is not None and seat.group_rank >= 0
         if carries:
-            ranks = RankCount.of(status.ranks, gang.newest.generation)
+            ranks = RankCount.of(status, gang.newest.generation)
         _put(self.crashed, node, ranks.failed)
         _put(self.in_declared_phase, node, ranks.in_declared_phase)
         _put(self.not_finite, node, ranks.not_finite)
