@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
+from muster.checkpoint.store.kept_for_others import why_unable
 from muster.checkpoint.store.memory.memory_need import CopiesOfOthers, check_memory
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
-from muster.checkpoint.store.parity import exclusive_or
-from muster.checkpoint.store.parity.exclusive_or import NoNumpy
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import rank_pb2
@@ -58,13 +57,24 @@ class RankSlots:
         """Why a rank of this generation has no slots; empty: each rank that asked has them, or no rank gets any."""
         return "" if self.never else next(iter(self._without_slots.values()), "")
 
-    def begin_generation(self, copied_ranks: Collection[int]) -> None:
-        """Other ranks are here than before. `copied_ranks`: those of other nodes whose copies this node keeps."""
+    def begin_generation(self) -> None:
+        """Other ranks are here than before, and other shards are kept for other nodes."""
         self._with_slots, self._without_slots = set(), {}
         local_ranks = self._commit.local_ranks
-        share = sum(part.share for part in self._commit.parity_places.held)
-        self.copies = CopiesOfOthers(len(copied_ranks), len(local_ranks), parity_share=share)
+        places = self._commit.places
+        self.copies = CopiesOfOthers(
+            len(places.copied_ranks), len(local_ranks), share_of_parts=places.share_of_parts, words=places.words
+        )
         self.pool.retire_all_but(local_ranks)
+
+    async def answer(self, rank: int, generation: int, layout: rank_pb2.RankLayout) -> None:
+        """Give a rank its slots, or say why it gets none."""
+        self._commit.record_new_slots(rank, generation)
+        answer, slots = await self.give(rank, layout.slot_bytes, layout.shared_bytes)
+        message = rank_pb2.AgentRankMessage(slots=answer)
+        self._sockets.send_in(generation, rank, message, *(slot.memory.fd for slot in slots))
+        if slots:
+            self.grant_free(rank, for_any_step=True)
 
     async def give(self, rank: int, size: int, shared_bytes: int) -> tuple[rank_pb2.AgentSlots, list[Slot]]:
         """Have two slots of `size` bytes for a rank: those that it has, and new ones.
@@ -79,16 +89,14 @@ class RankSlots:
         """
         new_memories: list[SealedMemory] = []
         try:
-            if self.never:
-                raise NoMemoryLeft(self.never)
+            if why := self.never or why_unable(self._commit.places):
+                raise NoMemoryLeft(why)
             self.pool.close_free_of_other_sizes(rank, size)  # the rank no longer writes to these
-            if any(self._commit.parity_places.sent.values()):
-                exclusive_or.load()
             new_slots = SLOTS_PER_RANK - self.pool.count_of_size(rank, size)
             self.copies.note(rank, size, shared_bytes)
             check_memory(rank, new_slots - self.pool.reserve.count(size), size, self.copies, self._upload_bytes)
             await self._allocate(rank, size, new_slots, new_memories)
-        except (NoMemoryLeft, NoNumpy) as error:
+        except NoMemoryLeft as error:
             for memory in new_memories:
                 memory.close()
             if rank not in self._without_slots:  # it asks again and again

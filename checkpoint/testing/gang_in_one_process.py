@@ -347,7 +347,7 @@ class InProcessGang:
                     plan.sources.add(rank=shard.rank, tier=shard.tier, node=name, digest=shard.digest)
         copied = {source.rank for source in plan.sources}
         for name, node in self.nodes.items():
-            for parity in node.checkpoint_service.parities():
+            for parity in node.checkpoint_service.combined():
                 for rank, digest in zip(parity.ranks, parity.digests, strict=True):
                     if digest and Version.from_wire(parity.version) == version and rank not in copied:
                         source = plan.sources.add(rank=rank, tier=agent_pb2.TIER_PARITY, node=name, digest=digest)

@@ -90,7 +90,7 @@ class NodeAgent:
         """A serialized status of each part of a parity that this node holds."""
 
         async def collect() -> list[bytes]:
-            return [parity.SerializeToString() for parity in self._service.parities()]
+            return [parity.SerializeToString() for parity in self._service.combined()]
 
         return self._run(collect())  # type: ignore[no-any-return]
 

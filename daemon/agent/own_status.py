@@ -45,7 +45,7 @@ class OwnStatus:
             fenced_generation=ranks.fenced_generation,
             ranks=self.rank_statuses.read(ranks.fenced_generation, ranks.killed_generation),
             shards=checkpoints.shards(),
-            parities=checkpoints.parities(),
+            parities=checkpoints.combined(),
             committed=checkpoints.committed(),
             store_port=listening.port if listening is not None else 0,
             store_generation=listening.generation if listening is not None else 0,

@@ -37,7 +37,7 @@ def test_copies_need_two_versions_of_what_no_local_rank_holds() -> None:
 
 def test_parts_of_parities_need_two_versions_of_whole_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks, each with a part of a parity of four ranks."""
-    copies = CopiesOfOthers(0, 2, parity_share=2 / 3)
+    copies = CopiesOfOthers(0, 2, share_of_parts=2 / 3, words="parts of parities")
     copies.note(0, 30 * MIB, 29 * MIB)
     copies.note(1, 21 * MIB, 0)
     assert copies.bytes == 2 * 20 * MIB

@@ -26,11 +26,12 @@ from tests.unit.test_checkpoint_service import (
 from muster.checkpoint.format.errors import FlushError, RestoreError
 from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.redundancy.scheme import Place
+from muster.checkpoint.redundancy.wire import places_of_order
 from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.parity import exclusive_or, parity_receiver, parity_restore
 from muster.checkpoint.store.parity.parity_part import ParityPart, PartDropped, PartKey
-from muster.checkpoint.store.parity.parity_places import ParityPlaces, PartPlace
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
 
 SIX = {rank: f"n{rank}" for rank in range(6)}
@@ -66,7 +67,7 @@ def whole_parts(gang: Gang, version: Version) -> set[tuple[str, tuple[int, ...],
     return {
         (name, tuple(parity.ranks), parity.part)
         for name, node in gang.nodes.items()
-        for parity in node.checkpoint_service.parities()
+        for parity in node.checkpoint_service.combined()
         if Version.from_wire(parity.version) == version
     }
 
@@ -102,7 +103,7 @@ async def test_a_node_may_hold_several_parts_of_one_parity() -> None:
     """It has got the seat of another rank meanwhile."""
     async with gang_with_parities() as gang:
         key = PartKey(Version(1, 2), (0, 1, 2), 2)
-        stores = {name: gang.nodes[name].checkpoint_service._parity_store for name in ("n0", "n2")}
+        stores = {name: gang.nodes[name].checkpoint_service._kept._parts for name in ("n0", "n2")}
         stores["n0"]._parts[key] = stores["n2"]._parts.pop(key)
         assert {("n0", (0, 1, 2), part) for part in (0, 2)} < whole_parts(gang, Version(1, 2))
         await gang.lose("n1")
@@ -285,11 +286,28 @@ def test_a_part_is_the_xor_of_what_was_added_in_any_order_and_more_than_once(dat
 def test_an_order_names_the_parts_of_each_node() -> None:
     order = agent_pb2.Order(parity_groups=[common_pb2.ParityGroup(nodes=["b", "a"]), common_pb2.ParityGroup(nodes="c")])
     order.places.extend(agent_pb2.RankPlace(rank=rank, node="abc"[rank // 2]) for rank in range(6))
-    places = ParityPlaces(order, "a")
-    assert places.sent == {0: (PartPlace((2, 0), 0, "b"),), 1: (PartPlace((3, 1), 0, "b"),)}
-    assert places.held == [PartPlace((2, 0), 1, "a"), PartPlace((3, 1), 1, "a")]
-    alone = ParityPlaces(order, "c")
-    assert (alone.sent, alone.held) == ({4: (), 5: ()}, [])
+    places = places_of_order(order, "a")
+    assert places.shards_sent == {0: (Place("b", (2, 0), 0),), 1: (Place("b", (3, 1), 0),)}
+    assert places.parts == (Place("a", (2, 0), 1), Place("a", (3, 1), 1))
+    assert places.share_of_parts == 2
+    alone = places_of_order(order, "c")
+    assert (alone.shards_sent, alone.parts) == ({4: (), 5: ()}, ())
+
+
+def test_an_order_names_the_holders_of_whole_copies() -> None:
+    order = agent_pb2.Order(
+        members=[
+            common_pb2.Member(node="a", buddy="b", more_buddies=["c"]),
+            common_pb2.Member(node="b", buddy="c", more_buddies=["a"]),
+            common_pb2.Member(node="c"),
+        ]
+    )
+    order.places.extend(agent_pb2.RankPlace(rank=rank, node="abc"[rank // 2]) for rank in range(6))
+    places = places_of_order(order, "a")
+    assert places.shards_sent == dict.fromkeys((0, 1), (Place("b"), Place("c")))
+    assert places.sent(5) == (Place("b"), Place("c")), "what only this node has left goes to its own holders"
+    assert (places.copied_ranks, places.parts) == ((2, 3), ())
+    assert places_of_order(order, "c").copied_ranks == (0, 1, 2, 3)
 
 
 async def test_impossible_offers_are_refused_and_leave_nothing() -> None:
@@ -308,7 +326,7 @@ async def test_impossible_offers_are_refused_and_leave_nothing() -> None:
             assert "names an impossible parity" in answer.refused
         offer.gang_id = "other"
         assert "belongs to gang" in (await gang.dial("n0", gang.nodes["n0"].address).Offer(offer)).refused
-        assert not service.parities()
+        assert not service.combined()
 
 
 async def test_an_agent_without_numpy_gives_no_slots_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

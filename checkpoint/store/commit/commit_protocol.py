@@ -20,17 +20,17 @@ import grpc
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.format.versions import NO_VERSION, Version
+from muster.checkpoint.redundancy.scheme import NodePlaces, Place
+from muster.checkpoint.redundancy.wire import places_of_order
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.commit.snapshot_interval import SnapshotCosts
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.parity.parity_places import ParityPlaces
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
 from muster.checkpoint.store.replication.transfer_rates import TransferRates
 from muster.checkpoint.store.streams.transport import PieceTransport
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order, ReplicaDisagreement
-from muster.v1.common_pb2 import Member
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -104,7 +104,8 @@ class CommitProtocol:
         self.transfer_rates = TransferRates()
         self.order = Order()
         self.local_ranks: frozenset[int] = frozenset()
-        self.parity_places = ParityPlaces(self.order, node)
+        self.places = NodePlaces()
+        """What this node sends and keeps in this generation."""
         self.costs = SnapshotCosts()
         """What snapshots cost in this generation. Complete on the commit leader, whose node has rank 0."""
         self._stalls: dict[Version, float] = {}
@@ -122,7 +123,7 @@ class CommitProtocol:
             return False
         self.order = order
         self.local_ranks = frozenset(place.rank for place in order.places if place.node == self._node)
-        self.parity_places = ParityPlaces(order, self._node)
+        self.places = places_of_order(order, self._node)
         ranks_by_node = Counter(place.node for place in order.places)
         nodes = frozenset(ranks_by_node)
         self._ranks_per_node = max(ranks_by_node.values(), default=0)
@@ -186,9 +187,14 @@ class CommitProtocol:
         self._answered_ranks.add(rank)
         self.skip(version)
 
-    def record_new_slots(self, rank: int) -> None:
-        """Record that a rank of this node asks for slots. It will not be told any more which older step was to be kept,
-        and other ranks may wait for that step: what it skipped last, and all before, is void."""
+    def record_new_slots(self, rank: int, generation: int) -> None:
+        """Record that a rank of this node asks for slots. It has its state, so shards that no restore plan needs are
+        dropped. It will not be told any more which older step was to be kept, and other ranks may wait for that step:
+        what it skipped last, and all before, is void."""
+        restored = Version.from_wire(self.order.restore.version)
+        self._shard_store.drop_versions(
+            lambda version: version.generation < generation and version != restored, "a newer generation runs"
+        )
         if rank in self._skipped_last:
             self.skip(self._skipped_last.pop(rank))
 
@@ -235,12 +241,11 @@ class CommitProtocol:
         """The ranks whose shards of the restored version are this node's to replicate.
 
         If another number of ranks wrote it, these are the shards that the plan would take from this node first: its
-        own, and replicas of nodes that are gone. All ranks need them until the next commit. They are in no parity.
+        own, and replicas of nodes that are gone. All ranks need them until the next commit. Only whole copies of them
+        are kept.
         """
         if not self.order.restore.resharded:
             return sorted(self.local_ranks)
-        if self.parity_places.sent:
-            return []
         first: dict[int, str] = {}
         for source in self.order.restore.sources:
             first.setdefault(source.rank, source.node)
@@ -256,10 +261,10 @@ class CommitProtocol:
             self._restored_version_task = None
 
     async def _replicate_until_stored(self, shard: Shard) -> bool:
-        """Replicate a shard to all buddies, or add it to a parity; retry until its version is decided.
+        """Bring a shard to all its places; retry until its version is decided.
 
         Returns:
-            True: each buddy holds a replica, or the whole parity has the shard. False: the version is no longer needed.
+            True: it is in all of them. False: the version is no longer needed.
 
         Raises:
             CorruptShard: the shard's bytes have changed; the shard is quarantined.
@@ -277,35 +282,29 @@ class CommitProtocol:
                 if self.stale_reason(shard.version):
                     return False
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("rank %d's shard of %s has no replica yet: %s", shard.rank, shard.version, reason)
+                log.info("rank %d's shard of %s is not in all its places yet: %s", shard.rank, shard.version, reason)
             await asyncio.sleep(delay)
         return False
 
     async def _replicate(self, shard: Shard) -> None:
-        """Bring the shard to each buddy, or to each holder of its parity, to all of them at the same time."""
-        own = next((member for member in self.order.members if member.node == self._node), Member())
-        buddies = {*own.more_buddies, own.buddy} - {"", self._node}
-        parts = self.parity_places.sent.get(shard.rank, ())
-        brought = (
-            *(self._bring(shard, buddy) for buddy in buddies),
-            *(self._bring(shard, part.holder, part.to_wire()) for part in parts),
-        )
+        """Bring the shard to all its places at the same time."""
+        brought = (self._bring(shard, place) for place in self.places.sent(shard.rank))
         outcomes = await asyncio.gather(*brought, return_exceptions=True)
         failures = [outcome for outcome in outcomes if outcome is not None]
         if failures:
             raise next((failure for failure in failures if isinstance(failure, CorruptShard)), failures[0])
 
-    async def _bring(self, shard: Shard, buddy: str, parity: peer_pb2.ParityPart | None = None) -> None:
+    async def _bring(self, shard: Shard, place: Place) -> None:
         sent = await replicate(
             self._gang_id,
             self._node,
             shard,
-            self._stub(buddy),
+            self._stub(place.holder),
             self._transport,
-            lambda size, seconds: self.transfer_rates.note(buddy, size, seconds),
-            parity,
+            lambda size, seconds: self.transfer_rates.note(place.holder, size, seconds),
+            place,
         )
-        log.debug("rank %d's shard of %s is on %s, %d bytes sent", shard.rank, shard.version, buddy, sent)
+        log.debug("rank %d's shard of %s is on %s, %d bytes sent", shard.rank, shard.version, place.holder, sent)
 
     async def _report(self, version: Version, *, skipped: bool) -> None:
         """Tell the commit leader that this node has stored or skipped a version; retry until the leader has it."""

@@ -2,5 +2,6 @@
 
 Promises that a folder has its final name only once it is complete. Never imports torch. `checkpoint.store` imports it.
 
-May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store.memory`, `daemon.host`.
+May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.redundancy`, `checkpoint.store.memory`,
+`daemon.host`.
 """

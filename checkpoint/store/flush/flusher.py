@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 from muster.checkpoint.durable.durable_store import DurableStore
-from muster.checkpoint.format.errors import FlushError
+from muster.checkpoint.durable.locations import is_url, open_store
+from muster.checkpoint.format.errors import CheckpointError, FlushError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.redundancy.wire import is_combined
 from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
 from muster.checkpoint.store.flush.give_up import SLOTS_NEEDED, FlushCancellation
 from muster.checkpoint.store.flush.held_shards import HeldShards
@@ -19,7 +21,7 @@ from muster.checkpoint.store.flush.retention import KEEP_ALL, Retention, remove_
 from muster.checkpoint.store.flush.written_bytes import WrittenBytes
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import TIER_PARITY, FlushOrder, FlushProgress
+from muster.v1.agent_pb2 import FlushOrder, FlushProgress
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,19 @@ is over within this time copies nothing."""
 
 Rebuild = Callable[[int, FlushOrder, WrittenBytes, FlushCancellation], Awaitable[Shard]]
 """Rank, order, what counts the bytes, what ends it early: to a shard that no node holds."""
+
+
+async def open_durable(durable_dir: str, run_in_thread: WorkerThreads) -> DurableStore:
+    """The store behind a durable folder, or a URL.
+
+    Raises:
+        FlushError: it can't be opened.
+    """
+    try:
+        # Loading the packages for a store of objects takes a second.
+        return await run_in_thread(open_store, durable_dir) if is_url(durable_dir) else open_store(durable_dir)
+    except CheckpointError as error:
+        raise FlushError(f"durable_dir = {error}") from error
 
 
 class Flusher:
@@ -206,7 +221,7 @@ class Flusher:
         What is lost is rebuilt when all nodes have said which version they hold: it takes long, and they wait.
         """
         version = Version.from_wire(order.version)
-        named = {source.rank for source in order.sources if source.tier == TIER_PARITY}
+        named = {source.rank for source in order.sources if is_combined(source)}
         lost = [rank for rank in ranks if rank in named and self._shard_store.find(rank, version) is None]
         ranks = [rank for rank in ranks if rank not in lost]
         dropped = any(self._shard_store.find(rank, version) is None for rank in ranks)

@@ -4,16 +4,14 @@ Slots are allocated at once. Copies of other nodes' shards are sparse memory tha
 after the slots. A limit that they would break would end the job then. So their need is counted beforehand: this node
 keeps as many copies as other nodes have ranks whose buddy it is, each of them of two versions, and each without the
 bytes that the ranks of this node hold as well. What two copied ranks hold in common is stored once, but how much that
-is shows only when it comes: it is counted for each of them. Parts of parities hold all bytes. The shards of other nodes
-are taken to be as large as those of this one.
+is shows only when it comes: it is counted for each of them. Parts that combine shards hold all bytes. The shards of
+other nodes are taken to be as large as those of this one.
 """
 
 from dataclasses import dataclass, field
 
+from muster.checkpoint.redundancy.scheme import VERSIONS_KEPT
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, left_to_this_process, sparse_bytes
-
-VERSIONS_OF_COPIES = 2
-"""The committed version, and the next one while it comes."""
 
 MOST_LEFT_FREE = 2 << 30
 """Bytes that a flush leaves to the job beside the copy that it makes, or as many again as it copies if that is less. To
@@ -22,9 +20,9 @@ keep a slot is better than to have the training killed for its next allocation."
 
 @dataclass
 class CopiesOfOthers:
-    """What this node's copies for other nodes need, and its parts of parities.
+    """What this node's copies for other nodes need, and its parts that combine their shards.
 
-    `parity_share`: how many times the slot of a rank these parts need, for one version.
+    `share_of_parts`: how many times the slot of a rank these parts need, for one version. `words`: what all this is.
     `copied_ranks`: the ranks of other nodes of which this node keeps copies; `local_ranks`: those that run here.
     """
 
@@ -32,7 +30,8 @@ class CopiesOfOthers:
     local_ranks: int = 1
     _own_bytes: dict[int, int] = field(default_factory=dict)
     """For each local rank that has asked for slots: the bytes of its shard that no other rank holds."""
-    parity_share: float = 0.0
+    share_of_parts: float = 0.0
+    words: str = "copies of other nodes' states"
     _slot_bytes: int = 0
 
     def note(self, rank: int, slot_bytes: int, shared_bytes: int) -> None:
@@ -44,13 +43,8 @@ class CopiesOfOthers:
     def bytes(self) -> int:
         """What all copies will need."""
         ranks_each = -(-self.copied_ranks // max(1, self.local_ranks))
-        parities = VERSIONS_OF_COPIES * round(self.parity_share * self._slot_bytes)
-        return VERSIONS_OF_COPIES * ranks_each * sum(self._own_bytes.values()) + parities
-
-    @property
-    def words(self) -> str:
-        """What they are."""
-        return "parts of parities" if self.parity_share else "copies of other nodes' states"
+        parts = VERSIONS_KEPT * round(self.share_of_parts * self._slot_bytes)
+        return VERSIONS_KEPT * ranks_each * sum(self._own_bytes.values()) + parts
 
 
 def check_memory(rank: int, slots: int, slot_bytes: int, copies: CopiesOfOthers, upload_bytes: int = 0) -> None:

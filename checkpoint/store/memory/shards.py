@@ -187,7 +187,7 @@ class ShardStore:
             self._on_change()
 
     def drop_versions(self, is_dropped: Callable[[Version], bool], reason: str) -> None:
-        """Remove every shard, and every parity, of the versions for which `is_dropped` returns True."""
+        """Remove every shard, and what else is kept, of the versions for which `is_dropped` returns True."""
         self.drop(lambda shard: is_dropped(shard.version), reason)
         self.on_versions_dropped(is_dropped)
 

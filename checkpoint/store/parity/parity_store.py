@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable
 
 from muster.checkpoint.format.layout import PIECE_BYTES
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.redundancy.scheme import Place
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, available_bytes
 from muster.checkpoint.store.parity.parity_part import ParityPart, PartKey
-from muster.checkpoint.store.parity.parity_places import PartPlace
 from muster.v1.agent_pb2 import ParityStatus
 
 log = logging.getLogger(__name__)
 
-Place = tuple[tuple[int, ...], int]
+_PartName = tuple[tuple[int, ...], int]
 """Ranks and part: a part at any version."""
 _SPARE_PIECES = 8
 """Pieces for which there is more room than the first shard needs: the other shards may be a little larger."""
@@ -30,11 +30,11 @@ class ParityStore:
         self._gang_id = gang_id
         self._on_change = on_change
         self._parts: dict[PartKey, ParityPart] = {}
-        self._reusable: dict[Place, tuple[SealedMemory, int]] = {}
-        self._held: frozenset[Place] = frozenset()
+        self._reusable: dict[_PartName, tuple[SealedMemory, int]] = {}
+        self._held: frozenset[_PartName] = frozenset()
         self._allocated_count = 0
 
-    def set_held(self, places: Iterable[PartPlace]) -> None:
+    def set_held(self, places: Iterable[Place]) -> None:
         """Set the parts that belong on this node. Reusable memory of all others is closed."""
         self._held = frozenset((place.ranks, place.part) for place in places)
         for place in self._reusable.keys() - self._held:
@@ -75,7 +75,7 @@ class ParityStore:
         name = f"muster-{self._gang_id}-r{key.ranks[0]}-x{self._allocated_count}"
         return SealedMemory(name, capacity * PIECE_BYTES, sparse=True), capacity
 
-    def _reuse_or_close(self, place: Place, memory: SealedMemory, capacity: int) -> None:
+    def _reuse_or_close(self, place: _PartName, memory: SealedMemory, capacity: int) -> None:
         if place in self._held and place not in self._reusable:
             self._reusable[place] = memory, capacity
         else:

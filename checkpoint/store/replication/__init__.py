@@ -3,5 +3,6 @@
 Promises that every byte is verified before a replica counts. Never imports torch. `checkpoint.store` and the agent
 import it.
 
-May import: `checkpoint.format`, `checkpoint.store.memory`, `checkpoint.store.streams`, `daemon.host`.
+May import: `checkpoint.format`, `checkpoint.redundancy`, `checkpoint.store.memory`, `checkpoint.store.streams`,
+`daemon.host`.
 """

@@ -1,7 +1,7 @@
-"""Sending a replica: an agent brings a second copy of its shard to its buddy.
+"""Sending a shard to one of its places: a whole copy, or a part that combines it with others.
 
-The sender offers the shard with the digest of every piece, and with the bytes of small pieces. The buddy fetches the
-pieces that it lacks, and answers when its replica is complete. Replicas of data parallelism mostly lack none, so that
+The sender offers the shard with the digest of every piece, and with the bytes of small pieces. The holder fetches the
+pieces that it lacks, and answers when it has all. Replicas of data parallelism mostly lack none, so that
 nothing but the offer travels.
 """
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.redundancy.scheme import Place
+from muster.checkpoint.redundancy.wire import address_offer
 from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.replication import shard_offers
 from muster.checkpoint.store.streams.transport import PieceTransport
-from muster.v1.peer_pb2 import ParityPart
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -24,7 +25,7 @@ LEAST_BYTES_PER_S = 20 << 20
 
 
 class ReplicaRefused(Exception):
-    """The buddy does not take the shard. The message says why."""
+    """The holder does not take the shard. The message says why."""
 
 
 async def replicate(
@@ -34,24 +35,22 @@ async def replicate(
     stub: "PeerServiceAsyncStub",
     transport: PieceTransport,
     note_sent: Callable[[int, float], None],
-    parity: ParityPart | None = None,
+    place: Place,
 ) -> int:
-    """Bring a replica of `shard` to the buddy behind `stub`, which fetches what it lacks through `transport`.
+    """Bring `shard` to its `place`, whose holder is behind `stub` and fetches what it lacks through `transport`.
     `note_sent` is told the bytes of pieces that were fetched, and the seconds.
-    `parity`: the buddy adds the shard to this part of a parity, and holds no replica.
 
     Returns:
         How many bytes of pieces were sent.
 
     Raises:
-        ReplicaRefused: the buddy refuses the shard.
-        grpc.aio.AioRpcError: the buddy can't be reached.
+        ReplicaRefused: the holder refuses the shard.
+        grpc.aio.AioRpcError: the holder can't be reached.
         CorruptShard: the shard's own bytes have changed.
     """
     with shard.held(), transport.grant(shard) as grant:
         offer = shard_offers.make_offer(gang_id, node, shard, grant.access, inline=True)
-        if parity is not None:
-            offer.parity.CopyFrom(parity)
+        address_offer(offer, place)
         stored = await stub.Offer(offer, timeout=OFFER_TIMEOUT_S + shard.bytes / LEAST_BYTES_PER_S)
         sent_bytes, seconds = grant.sent
         if grant.changed:

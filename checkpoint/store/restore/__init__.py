@@ -2,6 +2,6 @@
 
 Promises that no byte is seen by a rank before it is verified. Never imports torch. `checkpoint.store` imports it.
 
-May import: `checkpoint.format`, `checkpoint.store.memory`, `checkpoint.store.replication`,
+May import: `checkpoint.format`, `checkpoint.redundancy`, `checkpoint.store.memory`, `checkpoint.store.replication`,
 `checkpoint.store.streams`, `daemon.host`.
 """

@@ -15,6 +15,7 @@ from functools import partial
 
 from muster.checkpoint.format.errors import CheckpointError, RestoreError
 from muster.checkpoint.format.versions import Version, source_rank
+from muster.checkpoint.redundancy.wire import is_combined
 from muster.checkpoint.store.memory.pieces import Piece, shard_digest, size_of, verify_pieces
 from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
@@ -24,7 +25,7 @@ from muster.checkpoint.store.restore.restore_progress import NodeRestore
 from muster.checkpoint.store.restore.shard_holders import ShardHolders, Source
 from muster.checkpoint.store.streams.transport import FetchFailed, PieceTransport
 from muster.daemon.host.worker_threads import WorkerThreads
-from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY, Order, RestorePlan, RestoreSource
+from muster.v1.agent_pb2 import TIER_OWN, Order, RestorePlan, RestoreSource
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Recall:
         transport: how pieces travel.
         run_in_thread: runs a function in a thread.
         on_change: called now and then while a recall runs: `progress` has something new.
-        rebuild: rebuilds a shard of which there is no copy from a parity.
+        rebuild: rebuilds a shard of which there is no copy.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Recall:
     ) -> Shard:
         """The shard in a slot of this node, verified. What goes wrong with single nodes is added to `failures`."""
         wrote = source_rank(rank, plan.written_ranks)
-        sources = [s for s in plan.sources if s.rank == wrote and s.tier != TIER_PARITY]
+        sources = [s for s in plan.sources if s.rank == wrote and not is_combined(s)]
         if not sources and any(s.rank == wrote for s in plan.sources):
             return await self._rebuild_shard(rank, wrote, version, plan, progress)
         digest = next((s.digest for s in sources if s.digest), "")
@@ -235,7 +236,7 @@ class Recall:
         """
         by_rank: dict[int, RestoreSource] = {}
         for source in plan.sources:
-            if source.node != self._node and source.tier != TIER_PARITY:
+            if source.node != self._node and not is_combined(source):
                 by_rank.setdefault(source.rank, source)
         mine = {s.node for s in plan.sources if s.rank == rank}
         count = 1 + max((s.rank for s in plan.sources), default=0)
