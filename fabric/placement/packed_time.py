@@ -11,6 +11,7 @@ from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.level import Level
 from muster.fabric.placement.node_groups import NodeGroup, without_preferences
 from muster.fabric.placement.step_time import step_seconds
+from muster.wording import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class StepTimes:
         """ "predicted communication of a step: 1.9 s instead of 1.2 s (58 % more)"."""
         share = self.extra / self.packed if self.packed else 0.0
         more = f"{100 * share:.0f} % more" if share >= 0.01 else "less than 1 % more"
-        return f"predicted communication of a step: {_seconds(self.actual)} instead of {_seconds(self.packed)} ({more})"
+        return f"predicted communication of a step: {duration(self.actual)} instead of {duration(self.packed)} ({more})"
 
 
 def step_times(fabric: Fabric, groups: Sequence[NodeGroup], seats: Sequence[str]) -> StepTimes:
@@ -59,7 +60,3 @@ def _one_domain(fabric: Fabric, like: Domain, seats: Sequence[str]) -> Fabric:
     inner = Domain(like.level, nodes, like.link)
     details = tuple(node for node in fabric.details if node.name in nodes)
     return Fabric(Domain(Level.ANY, nodes, fabric.root.link, (inner,)), details)
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -14,9 +14,9 @@ from muster.launcher.diagnosis.links import MeasuredLink, Side, SlowLink
 from muster.launcher.diagnosis.steps import Earlier, speaks_of_link, wait_of
 from muster.launcher.output.screen import Screen, time_with_zone
 from muster.launcher.output.table import labelled
-from muster.launcher.plan.units import percent, scaled, seconds
+from muster.launcher.plan.units import percent, scaled
 from muster.slurm.client.parsing.hostlist import collapse
-from muster.wording import counted
+from muster.wording import counted, duration
 
 MOST_SHOWN = 5
 """Torn groups, slow links and reports that are shown, the worst first."""
@@ -85,7 +85,9 @@ def _kind(kind: PlacedKind) -> str:
 
 def _torn(group: TornGroup) -> Iterator[str]:
     ranks = _numbers(group.ranks)
-    cost = f"{seconds(group.extra_s)} a step more, {group.factor:.2f} times as long" if group.extra_s > 0 else "no cost"
+    cost = (
+        f"{duration(group.extra_s)} a step more, {group.factor:.2f} times as long" if group.extra_s > 0 else "no cost"
+    )
     way = f"{collapse(group.nodes)}, over {', '.join(group.switches)}"
     yield f"{group.name} (ranks {ranks}) on {way}; predicted: {cost}"
 
@@ -140,16 +142,17 @@ def _nodes(found: Diagnosis) -> Iterator[str]:
 def _step(found: Diagnosis) -> Iterator[str]:
     if not found.measured.step_s:
         return
-    step, parts = seconds(found.measured.step_s), found.parts
+    step, parts = duration(found.measured.step_s), found.parts
     if parts is None:
         yield f"{step} (median)"
         return
-    wait = f"{seconds(parts.wait)} wait for gradients ({percent(parts.waits)})"
-    yield f"{step} = {seconds(parts.compute)} compute + {wait}; medians of {counted(len(found.measured.ranks), 'rank')}"
+    wait = f"{duration(parts.wait)} wait for gradients ({percent(parts.waits)})"
+    medians = f"medians of {counted(len(found.measured.ranks), 'rank')}"
+    yield f"{step} = {duration(parts.compute)} compute + {wait}; {medians}"
     if parts.fetch is None:
         yield "the wait for data is a part of compute: the script does not declare it (checkpoint.fetching())"
     else:
-        fetch = f"{seconds(parts.fetch)} wait for data ({percent(parts.fetches)})"
+        fetch = f"{duration(parts.fetch)} wait for data ({percent(parts.fetches)})"
         yield f"of compute, {fetch}, on the rank that waits longest"
     if slow := found.slowest:
         yield f"rank {slow.rank} on {slow.node} computes {percent(slow.longer_by)} longer than the median rank"
@@ -160,17 +163,17 @@ def _predicted(found: Diagnosis) -> Iterator[str]:
         return
     here, planned = prediction.here, prediction.planned
     yield (
-        f"{seconds(here.total)} = {seconds(here.compute + here.bubble + here.optimizer)} compute and bubble + "
-        f"{seconds(here.exposed)} exposed communication, of which {seconds(wait_of(here))} for gradients"
+        f"{duration(here.total)} = {duration(here.compute + here.bubble + here.optimizer)} compute and bubble + "
+        f"{duration(here.exposed)} exposed communication, of which {duration(wait_of(here))} for gradients"
     )
     if here.exposed:
         most = max(here.traffic, key=lambda one: one.exposed)
         level = next((kind.loosest for kind in found.kinds if kind.kind is most.traffic.group), None)
         where = f" {WHERE[level]}" if level is not None else ""
-        yield f"its bottleneck: {most.traffic.group} {most.traffic.kind}{where}, {seconds(most.exposed)} exposed"
+        yield f"its bottleneck: {most.traffic.group} {most.traffic.kind}{where}, {duration(most.exposed)} exposed"
     if here.total > 1.001 * planned.total:
         factor = here.total / planned.total
-        yield f"in the places that muster plan shows: {seconds(planned.total)}, {factor:.3g} times faster"
+        yield f"in the places that muster plan shows: {duration(planned.total)}, {factor:.3g} times faster"
     if found.measured.step_s:
         share = found.measured.step_s / here.total
         yield f"the measured step takes {share:.3g} times the prediction"
@@ -194,14 +197,14 @@ def _own(found: Diagnosis, zone: tzinfo) -> str:
     if not own:
         return ""
     last = own[0]
-    parts = f" ({seconds(last.compute_s)} compute, {seconds(last.wait_s)} wait)" if last.compute_s else ""
+    parts = f" ({duration(last.compute_s)} compute, {duration(last.wait_s)} wait)" if last.compute_s else ""
     until = time_with_zone(last.ended_s, zone)
-    return f"its last generation, {last.generation}, took {seconds(last.step_s)} a step{parts}, until {until}"
+    return f"its last generation, {last.generation}, took {duration(last.step_s)} a step{parts}, until {until}"
 
 
 def _earlier(earlier: Earlier, zone: tzinfo) -> str:
     where = "this generation" if earlier.same_run else f"job {earlier.job}, generation {earlier.generation}"
-    when = f"{seconds(earlier.step)} a step in {where}, {time_with_zone(earlier.at, zone)}"
+    when = f"{duration(earlier.step)} a step in {where}, {time_with_zone(earlier.at, zone)}"
     if earlier.share < SLOWER_THAN_BEFORE:
         return f"it reaches {percent(earlier.share)} of the speed that it had: {when}"
     return f"as fast as ever, {percent(earlier.share)} of its best: {when}"
@@ -220,15 +223,15 @@ def _tier(found: Diagnosis) -> Iterator[str]:
         if data is None:
             yield "no tier: its groups sum no gradients, so the script waits for other traffic then"
         else:
-            yield f"gradients are summed {WHERE[data.loosest]}: that tier has the wait of {seconds(parts.wait)}"
+            yield f"gradients are summed {WHERE[data.loosest]}: that tier has the wait of {duration(parts.wait)}"
         return
     if prediction.tier is None and speaks_of_link(parts.wait, prediction.over_slow, prediction.by_tier):
-        wait = seconds(prediction.over_slow)
-        yield f"the slow link, not a tier: gradients at its speed take {wait}, and the wait is {seconds(parts.wait)}"
+        wait = duration(prediction.over_slow)
+        yield f"the slow link, not a tier: gradients at its speed take {wait}, and the wait is {duration(parts.wait)}"
         return
-    by_tier = ", ".join(f"{seconds(wait)} {WHERE[level]}" for level, wait in prediction.by_tier.items())
+    by_tier = ", ".join(f"{duration(wait)} {WHERE[level]}" for level, wait in prediction.by_tier.items())
     if prediction.tier is None:
-        yield f"no tier: a wait of {seconds(parts.wait)} is longer than gradients take in any ({by_tier})"
+        yield f"no tier: a wait of {duration(parts.wait)} is longer than gradients take in any ({by_tier})"
     else:
-        words = f"the wait of {seconds(parts.wait)} is nearest to what gradients take there"
+        words = f"the wait of {duration(parts.wait)} is nearest to what gradients take there"
         yield f"{WHERE[prediction.tier]}: {words} ({by_tier})"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.v1.api_pb2 import CheckpointView, FlushView, GangView, RestoreShare, RestoreView
-from muster.wording import counted
+from muster.wording import counted, duration
 
 _UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0))
 _QUIET_S = 10.0
@@ -15,7 +15,6 @@ _GROUPS_NAMED = 4
 """Groups of nodes that one line names."""
 _CRASH_LOOP = 93
 """The exit code of a gang whose software failed again and again (docs/operations/something-is-down.md)."""
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 
 
 def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
@@ -145,19 +144,6 @@ def _rate(bytes_per_s: float) -> str:
 def _loss(steps: int, seconds: float) -> str:
     words = counted(steps, "step")
     return f"{words}, {duration(seconds)}" if seconds else words
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: "43 ms", "7.2 s", "12 min", "5.5 h", "12 days"."""
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 2 * _MINUTE_S:
-        return f"{seconds:.3g} s"
-    if seconds < 2 * _HOUR_S:
-        return f"{seconds / _MINUTE_S:.3g} min"
-    if seconds < 2 * _DAY_S:
-        return f"{seconds / _HOUR_S:.3g} h"
-    return f"{seconds / _DAY_S:,.0f} days"
 
 
 def why_not_by_itself(last: GangView) -> str:

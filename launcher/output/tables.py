@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from muster.daemon.host import rank_log_files
-from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration, what_is_left
+from muster.launcher.output.checkpoint_lines import checkpoint_lines, what_is_left
 from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_words
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table
 from muster.v1.api_pb2 import ExclusionView, GangView, NodeView, RankView, RecoveryView
-from muster.wording import counted
+from muster.wording import counted, duration
 
 _MAX_RANK_ROWS = 64
 """A larger gang shows only the ranks that are not running."""

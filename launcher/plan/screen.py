@@ -20,9 +20,9 @@ from muster.launcher.output.table import labelled, table
 from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
-from muster.launcher.plan.units import gigabytes, percent, scaled, seconds
+from muster.launcher.plan.units import gigabytes, percent, scaled
 from muster.launcher.spec.spec import Job
-from muster.wording import counted
+from muster.wording import counted, duration
 
 WHERE = {
     Level.NODE: "in a node",
@@ -120,7 +120,7 @@ def _traffic(prepared: PreparedPlan, screen: Screen) -> Iterator[str]:
         return
     yield from table(screen, titles, rows)
     if estimate.crossing:
-        least = seconds(estimate.crossing / estimate.bisection)
+        least = duration(estimate.crossing / estimate.bisection)
         words = f"{scaled(estimate.bisection, 'B/s')} of bisection in a step: {least} at least"
         yield from screen.sentence(f"at most {scaled(estimate.crossing, 'B')} of gradients and experts cross {words}")
     elif len(prepared.plan.seats.nodes) > 1:
@@ -142,8 +142,8 @@ def _row(one: PricedTraffic, prepared: PreparedPlan) -> tuple[str, ...]:
         f"{traffic.times:,}",
         scaled(traffic.size, "B"),
         str(one.algorithm),
-        seconds(one.seconds),
-        seconds(one.exposed),
+        duration(one.seconds),
+        duration(one.exposed),
         str(traffic.hidden),
     )
 
@@ -159,12 +159,12 @@ def _where(level: Level, fabric: Fabric) -> str:
 def _step(prepared: PreparedPlan) -> Iterator[str]:
     step = prepared.estimate.step
     parts = [
-        f"{seconds(step.compute)} compute",
-        f"{seconds(step.exposed)} exposed communication" if step.exposed else "",
-        f"{seconds(step.bubble)} bubble" if step.bubble else "",
-        f"{seconds(step.optimizer)} update",
+        f"{duration(step.compute)} compute",
+        f"{duration(step.exposed)} exposed communication" if step.exposed else "",
+        f"{duration(step.bubble)} bubble" if step.bubble else "",
+        f"{duration(step.optimizer)} update",
     ]
-    yield f"{seconds(step.total)} = {' + '.join(filter(None, parts))}; MFU {percent(step.utilization)}"
+    yield f"{duration(step.total)} = {' + '.join(filter(None, parts))}; MFU {percent(step.utilization)}"
     if prepared.calibrated:
         reached = percent(prepared.plan.chip.efficiency)
         yield f"calibrated with the measured step: matrix products reach {reached} of the peak"
@@ -265,9 +265,9 @@ def _other_schedule(prepared: PreparedPlan) -> str:
 
 def _failures(prepared: PreparedPlan) -> Iterator[str]:
     found, plan = prepared.estimate.outlook, prepared.plan
-    best = f"a checkpoint takes {seconds(found.checkpoint)}, best every {seconds(found.interval)} (Daly)"
+    best = f"a checkpoint takes {duration(found.checkpoint)}, best every {duration(found.interval)} (Daly)"
     of = "the node" if plan.failures.nodes == 1 else f"one of {plan.failures.nodes:,} nodes"
-    yield f"{of} fails every {seconds(found.mtbf)}; {best}"
+    yield f"{of} fails every {duration(found.mtbf)}; {best}"
     without = f"{percent(found.goodput_without_spares)} without spares"
     if plan.failures.spares:
         spares = counted(plan.failures.spares, "spare")
@@ -275,7 +275,7 @@ def _failures(prepared: PreparedPlan) -> Iterator[str]:
         yield f"goodput {percent(found.goodput)} with {there}; {without}"
     else:
         yield f"goodput {without}"
-    yield f"a recovery takes {seconds(found.recovery)} on average"
+    yield f"a recovery takes {duration(found.recovery)} on average"
 
 
 def _training(prepared: PreparedPlan) -> Iterator[str]:
@@ -294,7 +294,7 @@ def _misplacement(prepared: PreparedPlan) -> Iterator[str]:
     if worst is None:
         yield "none: no ranks communicate"
         return
-    words = f"{seconds(worst.step)} a step, {worst.factor:.3g} times as long"
+    words = f"{duration(worst.step)} a step, {worst.factor:.3g} times as long"
     yield f"costs most with {_SCATTERED[worst.group]}: {words}"
 
 

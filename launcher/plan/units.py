@@ -22,17 +22,6 @@ def gigabytes(value: float) -> str:
     return f"{value / 1e9:,.1f} GB"
 
 
-def seconds(value: float) -> str:
-    """A time: 12.3 µs, 45.6 ms, 7.89 s, 12.3 min, 4.5 h, 6.7 days."""
-    for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if value >= size * (2 if unit != "h" else 1):
-            return f"{_three_digits(value / size)} {unit}"
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"
-
-
 def percent(share: float) -> str:
     """A share: 99.87 %, 43.2 %."""
     digits = 2 if 0.99 <= share < 1 else 1

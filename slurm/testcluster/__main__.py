@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)  # the command after -- has its own options
     args = _parser().parse_args(argv[:cut])
     args.command = argv[cut + 1 :]
-    signal.signal(signal.SIGTERM, _interrupt)  # an interrupted `up` removes what it has started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interrupted `up` removes what it has started
     try:
         _check_node(args)
         return int(args.run(args) or 0)
@@ -36,10 +36,6 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from types import FrameType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -160,13 +159,9 @@ def _mirror(stage: Stage, training: Training) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Exit status: the job's own; 1 if the demo failed; 130 after Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     stage = Stage(room=max(4, console.height - 12) if console.is_terminal else 1000)
     try:

@@ -58,7 +58,7 @@ class Process:
     @staticmethod
     def of(engine: Engine, pid: int) -> Process:
         """Returns the process `pid`. Raises `EngineError` if there is none."""
-        started = _start_time(pid)
+        started = start_time(pid)
         if pid <= 0 or started is None:
             raise EngineError(f"there is no process {pid}: the container is not running")
         return Process(engine, pid, started)
@@ -66,12 +66,12 @@ class Process:
     @staticmethod
     def exists(pid: int) -> bool:
         """Whether a process `pid` exists and has not ended."""
-        return _start_time(pid) is not None
+        return start_time(pid) is not None
 
     @property
     def alive(self) -> bool:
         """Whether exactly this process still runs."""
-        return _start_time(self.pid) == self.started
+        return start_time(self.pid) == self.started
 
     @property
     def proc_path(self) -> str:
@@ -117,7 +117,8 @@ class Process:
         return time.time()
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
+    """When a process started (clock ticks since boot). None: there is none, or it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as handle:
             fields = handle.read().rpartition(")")[2].split()

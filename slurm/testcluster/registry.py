@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.slurm.image.engine import Engine, EngineError, cache_dir, deferred_interrupts
+from muster.slurm.testcluster.host import start_time
 
 LABEL = "muster.cluster"
 OWNER_LABEL = "muster.owner"
@@ -55,7 +56,7 @@ def network_name(cluster: str) -> str:
 
 def owner_of_this_process() -> str:
     """Identifies this process: pid and start time, so that a later process with the same pid differs."""
-    return f"{os.getpid()}-{_start_time(os.getpid())}"
+    return f"{os.getpid()}-{start_time(os.getpid())}"
 
 
 def owner_has_exited(owner: str) -> bool:
@@ -63,7 +64,7 @@ def owner_has_exited(owner: str) -> bool:
     if owner == BY_HAND:
         return False
     pid, _, started = owner.partition("-")
-    return not pid.isdigit() or _start_time(int(pid)) != started
+    return not pid.isdigit() or start_time(int(pid)) != started
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,3 @@ def _owner_in(folder: Path) -> str:
     except (OSError, ValueError, KeyError):
         # A start writes its owner almost at once. If it has not after a minute, the start was killed.
         return BY_HAND if time.time() - folder.stat().st_mtime < 60 else "0-torn"
-
-
-def _start_time(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone"

@@ -1,4 +1,4 @@
-"""Numbers and lists of names in sentences. Every room may import it. Pure."""
+"""Numbers, times and lists of names in sentences. Every room may import it. Pure."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def listed(names: Iterable[str], between: str = " ") -> str:
     every = list(names)
     more = f" and {len(every) - NAMES_SHOWN} more" if len(every) > NAMES_SHOWN else ""
     return between.join(name[:NAME_CHARS] for name in every[:NAMES_SHOWN]) + more
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, with three digits: 12.3 µs, 45.6 ms, 90 s, 12.3 min, 4.5 h, 6.7 days."""
+    for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size * (2 if unit != "h" else 1):
+            count = seconds / size
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"

@@ -41,4 +41,4 @@ def test_a_ring_has_no_leaves_and_no_cost() -> None:
 
 def test_small_numbers_in_words() -> None:
     assert StepTimes(0.080_08, 0.08).words.endswith("80.1 ms instead of 80 ms (less than 1 % more)")
-    assert StepTimes(0.0, 0.0).words.endswith("0 ms instead of 0 ms (less than 1 % more)")
+    assert StepTimes(0.0, 0.0).words.endswith("0 s instead of 0 s (less than 1 % more)")

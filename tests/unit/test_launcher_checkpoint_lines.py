@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.state.events import (
 )
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.views import gang_view
-from muster.launcher.output.checkpoint_lines import checkpoint_lines, duration
+from muster.launcher.output.checkpoint_lines import checkpoint_lines
 from muster.simulator.scenario import Scenario
 from muster.v1.api_pb2 import CheckpointView, FlushView, RestoreView
 
@@ -162,12 +162,6 @@ def test_the_lines_that_the_documents_show_are_those_of_muster_status() -> None:
     for view in (kept, durable, flushing, CheckpointView(restore=restore)):
         for title, text in checkpoint_lines(view):
             assert f"\n{title:11}{text}" in page
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (0.0004, 0.9, 90, 150, 7300, 200_000, 1e8)] == [
-        "0.4 ms", "900 ms", "90 s", "2.5 min", "2.03 h", "2 days", "1,157 days",
-    ]  # fmt: skip
 
 
 def test_the_view_of_a_gang_holds_what_its_agents_measure() -> None:

@@ -39,10 +39,11 @@ from muster.launcher.plan.places import LEAF_NODES, asked_level, packed_seats, u
 from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.plan.show import slurm_fabric
-from muster.launcher.plan.units import percent, scaled, seconds
+from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec import spec
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.wording import duration
 
 GPT = """
 name = "gpt"
@@ -472,11 +473,12 @@ def test_the_recovery_is_the_measured_one() -> None:
         (scaled(999.9, "B"), "1e+03 B"),
         (scaled(175e9, ""), "175 G"),
         (scaled(0, "B"), "0 B"),
-        (seconds(12.3456e-6), "12.3 µs"),
-        (seconds(0.0456), "45.6 ms"),
-        (seconds(90), "90 s"),
-        (seconds(7200), "2 h"),
-        (seconds(3 * 86_400), "3 days"),
+        (duration(12.3456e-6), "12.3 µs"),
+        (duration(0.0456), "45.6 ms"),
+        (duration(90), "90 s"),
+        (duration(7200), "2 h"),
+        (duration(3 * 86_400), "3 days"),
+        (duration(1e8), "1,157 days"),
         (percent(0.43), "43.0 %"),
         (percent(0.9987), "99.87 %"),
     ],

@@ -21,8 +21,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import NoReturn
 
 from muster.slurm.image.engine import EngineError
 from muster.slurm.testcluster.chaos.faulted_nodes import FaultedNodes
@@ -98,7 +96,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="determines which faults are drawn; default: random")
     args = parser.parse_args()
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
 
     def say(words: str) -> None:
@@ -116,10 +114,6 @@ def main() -> int:
     say(summary)
     say("all promises were kept")
     return 0
-
-
-def _interrupt(_: int, __: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
