@@ -2,7 +2,7 @@
 
 from google.protobuf import json_format
 
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import job_specs
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.spec import parse
 from muster.launcher.submission.script import Submission, node_options, render
@@ -22,7 +22,7 @@ def check(data: bytes) -> None:
     spec = job.to_proto("/work")
     spec.node_options.extend(node_options(job, ()))
     assert JobSpec.FromString(spec.SerializeToString()) == spec
-    event = conversion.submitted("gang", 1, 1000, spec)
+    event = job_specs.gang_submitted("gang", 1, 1000, spec)
     assert event.spec.nodes == job.nodes
     assert json_format.Parse(event.spec_json, JobSpec()) == spec
     try:

@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import conversion, job_specs
+from muster.daemon.coordinator.services.hello import check_hello
 from muster.daemon.transport import job_limits
 from muster.fabric.sources.node_reports import NodeReport
 from muster.v1 import agent_pb2, api_pb2, common_pb2, node_pb2, rank_pb2
@@ -27,15 +28,15 @@ def _status(data: bytes) -> events.AgentStatus:
 
 
 def _spec(data: bytes) -> events.GangSubmitted:
-    return conversion.submitted("gang", 1, 1000, common_pb2.JobSpec.FromString(data))
+    return job_specs.gang_submitted("gang", 1, 1000, common_pb2.JobSpec.FromString(data))
 
 
 def _hello(data: bytes) -> None:
-    conversion.check_hello(agent_pb2.AgentHello.FromString(data))
+    check_hello(agent_pb2.AgentHello.FromString(data))
 
 
 def _node_hello(data: bytes) -> None:
-    conversion.check_hello(node_pb2.NodeHello.FromString(data))
+    check_hello(node_pb2.NodeHello.FromString(data))
 
 
 def _hardware(data: bytes) -> NodeReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.daemon.coordinator.services.attaches import AttachQueue
+from muster.daemon.coordinator.services.caller_limits import AttachQueue
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
 
 

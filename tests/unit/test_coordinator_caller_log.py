@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from muster.daemon.coordinator.services.caller_log import LINE_INTERVAL_S, LINES_AT_ONCE, MOST_LINE_CHARS, CallerLog
+from muster.daemon.coordinator.services.caller_limits import LINE_INTERVAL_S, LINES_AT_ONCE, MOST_LINE_CHARS, CallerLog
 
 STRANGER, ANOTHER = 1002, 1003
 

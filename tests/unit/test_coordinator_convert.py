@@ -18,7 +18,8 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import conversion, job_specs
+from muster.daemon.coordinator.services.hello import check_hello
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.server_limits import COORDINATOR
 from muster.v1 import agent_pb2, common_pb2, node_pb2
@@ -57,15 +58,15 @@ def spec(**more: object) -> common_pb2.JobSpec:
 )
 def test_an_impossible_spec_is_rejected_with_its_reason(field: str, value: object, words: str) -> None:
     with pytest.raises(conversion.InvalidMessage) as error:
-        conversion.submitted("g", 1, 1000, spec(**{field: value}))
+        job_specs.gang_submitted("g", 1, 1000, spec(**{field: value}))
     assert str(error.value) == words
 
 
 def test_an_overlong_spec_is_rejected() -> None:
     with pytest.raises(conversion.InvalidMessage, match="environment included"):
-        conversion.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.MAX_SPEC_CHARS}))
+        job_specs.gang_submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.MAX_SPEC_CHARS}))
     with pytest.raises(conversion.InvalidMessage, match="is not the id of a gang"):
-        conversion.submitted("g" * 1000, 1, 1000, spec())
+        job_specs.gang_submitted("g" * 1000, 1, 1000, spec())
 
 
 _NO_ADDRESSES = ("x", "unix:/run/munge/socket:1", "dns:///n1:1", "..:1", "-w:1", "n1:99999", "%41:1", ":1")
@@ -73,8 +74,8 @@ _NO_ADDRESSES = ("x", "unix:/run/munge/socket:1", "dns:///n1:1", "..:1", "-w:1",
 
 @pytest.mark.parametrize("address", ["n1:7072", "n1.cluster.example:1", "10.0.0.1:7072", "[fe80::1%eth0]:1", "[::1]:1"])
 def test_an_address_of_a_process_is_accepted(address: str) -> None:
-    conversion.check_hello(agent_pb2.AgentHello(node="n1", gang_id="g", peer_address=address))
-    conversion.check_hello(node_pb2.NodeHello(node="n1", probe_address=address))
+    check_hello(agent_pb2.AgentHello(node="n1", gang_id="g", peer_address=address))
+    check_hello(node_pb2.NodeHello(node="n1", probe_address=address))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +97,12 @@ def test_an_address_of_a_process_is_accepted(address: str) -> None:
 )
 def test_a_hello_with_what_is_no_name_is_rejected(hello: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:
     with pytest.raises(conversion.InvalidMessage):
-        conversion.check_hello(hello)
+        check_hello(hello)
 
 
 def test_the_largest_job_is_accepted() -> None:
     largest = spec(nodes=31_250, spares=100_000, gather_timeout_s=7 * 86400.0, stop_before_s=86400.0)
-    assert conversion.submitted("g", 1, 1000, largest).spec.nodes == 31_250
+    assert job_specs.gang_submitted("g", 1, 1000, largest).spec.nodes == 31_250
 
 
 def test_overlong_texts_of_an_agent_are_cut() -> None:
@@ -254,7 +255,7 @@ def test_the_largest_spec_fits_into_a_message() -> None:
     """JSON takes at least as many characters as the wire takes bytes, whatever the text."""
     for text in ("x", "ü", "漢", "🙂", "\n"):
         largest = spec(env={"BIG": text * (job_limits.MAX_SPEC_CHARS // len(json.dumps(text)[1:-1]) - 1000)})
-        conversion.submitted("g", 1, 1000, largest)
+        job_specs.gang_submitted("g", 1, 1000, largest)
         assert agent_pb2.AgentMessage(hello=agent_pb2.AgentHello(spec=largest)).ByteSize() < COORDINATOR.message_bytes
 
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.diagnosis import past_generations, run_recorder
 from muster.daemon.coordinator.diagnosis.past_generations import FILE, PastGeneration, PastGenerations
-from muster.daemon.coordinator.services.registered_spec import settings_digest
+from muster.daemon.coordinator.services.job_specs import settings_digest
 from muster.daemon.coordinator.shell import link_rates
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from muster.daemon.coordinator.core.state.durable_state import Node
-from muster.daemon.coordinator.services.peer_address import check_peer_address
+from muster.daemon.coordinator.services.hello import check_peer_address
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock

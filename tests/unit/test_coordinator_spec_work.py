@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from muster.daemon.coordinator.services.registered_spec import SpecWork
+from muster.daemon.coordinator.services.job_specs import SpecWork
 
 USER, OTHER = 1001, 1002
 

@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.services.attaches import BURST as BURST_OF_AGENTS
-from muster.daemon.coordinator.services.attaches import FactRate
+from muster.daemon.coordinator.services.caller_limits import BURST as BURST_OF_AGENTS
+from muster.daemon.coordinator.services.caller_limits import FactRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
 from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentOutbox

@@ -16,9 +16,9 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.services.api_service import NODES_PER_LOOP_TURN, MusterService
+from muster.daemon.coordinator.services.caller_limits import UserCalls
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
-from muster.daemon.coordinator.services.user_calls import UserCalls
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
 from muster.daemon.testing.chosen_users import ChosenUser

@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import conversion, job_specs
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.node import Node
 from muster.fabric.sources.nesting import NodeSet, fabric_of
@@ -205,17 +205,17 @@ def test_a_requirement_that_a_swap_breaks_is_named_and_the_job_goes_on() -> None
 
 def test_what_is_spread_comes_from_the_jobs_spec() -> None:
     message = common_pb2.JobSpec(nodes=2, spares=1, ranks_per_node=1)
-    usual = conversion.spec(message)
+    usual = job_specs.gang_spec(message)
     assert (usual.spread_replicas, usual.spread_spares) == (("power", "rack", "leaf"), ())
     message.spreading.CopyFrom(common_pb2.Spreading(replicas=["require rack"], spares=["power", "rack"]))
-    found = conversion.spec(message)
+    found = job_specs.gang_spec(message)
     assert (found.spread_replicas, found.spread_spares) == (("require rack",), ("power", "rack"))
     message.spreading.CopyFrom(common_pb2.Spreading())
-    assert conversion.spec(message).spread_replicas == ()
+    assert job_specs.gang_spec(message).spread_replicas == ()
 
 
 @pytest.mark.parametrize("words", [["shelf"], ["prefer rack"], ["rack"] * 5])
 def test_words_that_name_no_failure_domain_are_refused(words: list[str]) -> None:
     message = common_pb2.JobSpec(nodes=2, ranks_per_node=1, spreading=common_pb2.Spreading(spares=words))
     with pytest.raises(conversion.InvalidMessage, match="spreading"):
-        conversion.spec(message)
+        job_specs.gang_spec(message)

@@ -7,7 +7,7 @@ import pytest
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.core.turn.communication import axes_of, communicating_seats
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import conversion, job_specs
 from muster.fabric.groups.axes import Axis
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.sources.nesting import NodeSet, fabric_of
@@ -92,4 +92,4 @@ def test_the_axes_of_a_spec_are_those_of_its_degrees() -> None:
 )
 def test_axes_that_do_not_fit_are_refused_at_registration(degrees: dict[str, int], words: str) -> None:
     with pytest.raises(conversion.InvalidMessage, match=words.replace("*", r"\*")):
-        conversion.spec(common_pb2.JobSpec(nodes=4, ranks_per_node=4, **degrees))  # type: ignore[arg-type]
+        job_specs.gang_spec(common_pb2.JobSpec(nodes=4, ranks_per_node=4, **degrees))  # type: ignore[arg-type]

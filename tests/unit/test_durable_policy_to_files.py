@@ -15,7 +15,7 @@ from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.versions import Version
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.checkpoint import Flush
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import job_specs
 from muster.daemon.coordinator.shell.orders import _flush_message
 from muster.launcher.spec.spec import parse
 from muster.simulator.scenario import Scenario
@@ -31,7 +31,7 @@ def job(folder: Path, table: str) -> JobSpec:
 
 def ordered(spec: JobSpec, seconds: float, *, asked_for: bool = False) -> list[facts.FlushOrdered]:
     """What the core orders in so many seconds of training, 0.2 s a step."""
-    gang = conversion.spec(spec)
+    gang = job_specs.gang_spec(spec)
     world = Scenario(
         2,
         0,

@@ -13,7 +13,7 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.turn.state_updates import apply
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import job_specs
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel
@@ -51,7 +51,7 @@ async def test_the_journal_holds_the_spec_of_a_registered_job_once(world: Script
 
 def test_the_durable_state_holds_what_views_show_of_a_spec() -> None:
     wire = spec(env={"TOKEN": SECRET}, run_dir="/run/train")
-    event = conversion.submitted("g1", 1, 1000, wire)
+    event = job_specs.gang_submitted("g1", 1, 1000, wire)
     state = DurableState()
     apply(state, facts.GangRegistered("g1", 1, 1000, "train", event.spec, event.spec_json), 1.0)
     assert SECRET not in state.dump()

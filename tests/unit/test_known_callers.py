@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
-from muster.daemon.coordinator.services.caller_log import LINES_AT_ONCE
+from muster.daemon.coordinator.services.caller_limits import LINES_AT_ONCE
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.node.daemon import make_probe_server

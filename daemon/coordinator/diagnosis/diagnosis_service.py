@@ -17,7 +17,7 @@ from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.api_handlers import unary_handler
 from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.registered_spec import shown
+from muster.daemon.coordinator.services.job_specs import shown
 from muster.daemon.coordinator.services.rpc_errors import aborted, invalid_argument
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.link_rates import KnownRate, NotMeasured

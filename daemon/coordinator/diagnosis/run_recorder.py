@@ -17,7 +17,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_steps import FEWEST_STEPS, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration, PastGenerations, PastGenerationsError
 from muster.daemon.coordinator.journal.journal import JournalError
-from muster.daemon.coordinator.services.registered_spec import registered_spec, settings_digest
+from muster.daemon.coordinator.services.job_specs import registered_spec, settings_digest
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.host.lasting_problem import LastingProblem
 

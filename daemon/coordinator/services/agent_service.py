@@ -28,11 +28,9 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.services import conversion, registration
-from muster.daemon.coordinator.services.attaches import FactRate
-from muster.daemon.coordinator.services.caller_log import CallerLog
-from muster.daemon.coordinator.services.certificates import CertificateIssuer
-from muster.daemon.coordinator.services.peer_address import check_peer_address
-from muster.daemon.coordinator.services.registered_spec import SpecWork, submitted
+from muster.daemon.coordinator.services.caller_limits import CallerLog, FactRate
+from muster.daemon.coordinator.services.hello import CertificateIssuer, check_hello, check_peer_address
+from muster.daemon.coordinator.services.job_specs import SpecWork, submitted
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -397,7 +395,7 @@ async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello
     if not hello.gang_id or not hello.node or not hello.incarnation or not hello.peer_address:
         raise invalid_argument("hello needs gang_id, node, incarnation and peer_address")
     try:
-        conversion.check_hello(hello)
+        check_hello(hello)
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
     return hello

@@ -21,10 +21,11 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import JournalError
-from muster.daemon.coordinator.services import conversion, registration, views
+from muster.daemon.coordinator.services import conversion, job_specs, registration, views
 from muster.daemon.coordinator.services.api_handlers import stream_handler, unary_handler
+from muster.daemon.coordinator.services.caller_limits import UserCalls
+from muster.daemon.coordinator.services.job_specs import SpecWork, read_spec, registration_of, submitted
 from muster.daemon.coordinator.services.login_names import LoginNames
-from muster.daemon.coordinator.services.registered_spec import SpecWork, read_spec, registration_of, submitted
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
@@ -36,7 +37,6 @@ from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     resource_exhausted,
     unavailable,
 )
-from muster.daemon.coordinator.services.user_calls import UserCalls
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import Shedding
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
@@ -136,7 +136,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """The newest gang of the caller that is another job of the same name in the same folder, and what differs."""
         gangs, like, uid = self._engine.core.state.gangs.values(), ref.like, current_caller().uid
         try:
-            conversion.check_variables(like)
+            job_specs.check_variables(like)
         except conversion.InvalidMessage as error:
             raise invalid_argument(str(error)) from None
         gang = registration.newest_beside(gangs, like.name, like.durable_dir, uid)

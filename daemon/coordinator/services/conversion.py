@@ -1,28 +1,17 @@
-"""Conversion of messages on the wire into the core's events. Pure. A message with impossible values is an error."""
+"""Conversion of messages of agents and node daemons into the core's events. Pure. A message with impossible values is
+an error. `job_specs` converts the specs of jobs."""
 
 from __future__ import annotations
 
-import ipaddress
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
-from google.protobuf.json_format import MessageToJson
-
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.turn import communication
 from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
-from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.node_hardware import InvalidHardware, report_of
-from muster.daemon.transport.site_config import split_address
-from muster.fabric.groups.rank_groups import GroupKind
-from muster.fabric.model.level import Level
-from muster.fabric.model.node import FailureDomain
-from muster.fabric.placement.failure_domains import spread_over
-from muster.fabric.placement.weights import Weight
 from muster.fabric.sources.node_reports import NodeReport
 from muster.slurm.client import names
 from muster.v1 import agent_pb2, common_pb2, node_pb2
@@ -40,30 +29,6 @@ _CHECK_OUTCOMES = {
     common_pb2.CHECK_OUTCOME_WRONG: events.CheckOutcome.WRONG,
     common_pb2.CHECK_OUTCOME_FAILED: events.CheckOutcome.FAILED,
     common_pb2.CHECK_OUTCOME_SILENT: events.CheckOutcome.SILENT,
-}
-
-_MAXIMA = {
-    "nodes": job_limits.MAX_NODES,
-    "spares": job_limits.MAX_NODES,
-    "pool_nodes": job_limits.MAX_NODES,
-    "retries": job_limits.MAX_PLACEMENT_RETRIES,
-    "ranks_per_node": job_limits.MAX_RANKS_PER_NODE,
-    "max_failures": job_limits.MAX_FAILURES,
-    "gather_timeout_s": job_limits.MAX_GATHER_TIMEOUT_S,
-    "stop_before_s": job_limits.MAX_STOP_BEFORE_S,
-    "hang_after_s": job_limits.MAX_HANG_AFTER_S,
-    "hang_after_idle_s": job_limits.MAX_HANG_AFTER_S,
-    "node_mtbf_s": job_limits.MAX_SECONDS,
-    "durable_every_s": job_limits.MAX_SECONDS,
-    "durable_every_steps": job_limits.MAX_STEPS,
-    "durable_keep": job_limits.MAX_STEPS,
-    "more_copies": job_limits.MAX_COPIES - 2,
-    "parity_nodes": job_limits.MAX_GROUP_NODES,
-    "durable_keep_s": job_limits.MAX_SECONDS,
-    "tensor_parallel": job_limits.MAX_RANKS,
-    "context_parallel": job_limits.MAX_RANKS,
-    "expert_parallel": job_limits.MAX_RANKS,
-    "pipeline_parallel": job_limits.MAX_RANKS,
 }
 
 
@@ -168,119 +133,6 @@ def node_check_message(check: events.NodeCheck) -> common_pb2.NodeCheck:
     )
 
 
-def spec(message: common_pb2.JobSpec) -> events.GangSpec:
-    """The part of a job spec that the core needs.
-
-    Raises:
-        InvalidMessage: a count, a time or the name is impossible.
-    """
-    check_variables(message)
-    if message.nodes < 1:
-        raise InvalidMessage(f"nodes = {message.nodes}: a gang needs at least 1 node")
-    if message.ranks_per_node < 1:
-        raise InvalidMessage(f"ranks_per_node = {message.ranks_per_node}: a node carries at least 1 rank")
-    if message.min_nodes > message.nodes:
-        raise InvalidMessage(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
-    _check_size(message)
-    check_count("traffic", len(message.traffic), len(GroupKind))
-    check_count("smaller", len(message.smaller), message.nodes)
-    found = events.GangSpec(
-        nodes=message.nodes,
-        spares=message.spares,
-        ranks_per_node=message.ranks_per_node,
-        min_nodes=message.min_nodes or message.nodes,
-        gather_timeout_s=message.gather_timeout_s or 300.0,
-        max_failures=message.max_failures or 3,
-        requeue=message.requeue,
-        durable_dir=message.durable_dir,
-        stop_before_s=message.stop_before_s,
-        requeue_at_limit=message.requeue_at_limit,
-        pool_nodes=message.pool_nodes,
-        hang_after_s=message.hang_after_s,
-        hang_after_idle_s=message.hang_after_idle_s,
-        preflight=message.preflight,
-        tensor=message.tensor_parallel or 1,
-        context=message.context_parallel or 1,
-        expert=message.expert_parallel or 1,
-        pipeline=message.pipeline_parallel or 1,
-        axis_order=message.parallel_order,
-        traffic=tuple(map(_traffic, message.traffic)),
-        if_worse=_if_worse(message.if_worse),
-        retries=message.retries,
-        smaller=tuple(message.smaller),
-        node_mtbf_s=message.node_mtbf_s,
-        durable_every_steps=message.durable_every_steps,
-        durable_every_s=message.durable_every_s,
-        durable_auto=message.durable_auto,
-        more_holders=message.more_copies,
-        group_nodes=message.parity_nodes,
-        identity=job_identity(message),
-        resume_from=message.resume_from,
-    )
-    if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
-        raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
-    if message.HasField("spreading"):
-        replicas, spares = map(_spreading, (message.spreading.replicas, message.spreading.spares))
-        found = replace(found, spread_replicas=replicas, spread_spares=spares)
-    try:
-        for nodes in (found.nodes, *found.smaller):
-            communication.axes_of(replace(found, nodes=nodes))
-    except ValueError as error:
-        raise InvalidMessage(f"parallelism: {error}") from None
-    return found
-
-
-def check_variables(message: common_pb2.JobSpec) -> None:
-    """Check that the environment is none that would take long.
-
-    Raises:
-        InvalidMessage: it has too many variables.
-    """
-    check_count("env", len(message.env), job_limits.MAX_VARIABLES)
-
-
-def _if_worse(word: str) -> events.IfWorse:
-    try:
-        return events.IfWorse(word)
-    except ValueError:
-        raise InvalidMessage(f"if_worse = {word[:80]!r} must be empty, wait or shrink") from None
-
-
-def _traffic(message: common_pb2.GroupTraffic) -> events.GroupTraffic:
-    try:
-        GroupKind(message.kind)
-        Level.of(message.packed_in)
-        Weight(message.messages, message.bytes)
-    except ValueError as error:
-        raise InvalidMessage(f"traffic: {error}") from None
-    return events.GroupTraffic(message.kind, message.messages, message.bytes, message.packed_in, message.required)
-
-
-def _spreading(words: Sequence[str]) -> tuple[str, ...]:
-    check_count("spreading", len(words), len(FailureDomain))
-    try:
-        spread_over(words)
-    except ValueError:
-        raise InvalidMessage(f"spreading: {words[0]!r} ... must be leaf, rack or power, after require") from None
-    return tuple(words)
-
-
-def _check_size(message: common_pb2.JobSpec) -> None:
-    for field, maximum in _MAXIMA.items():
-        value = getattr(message, field)
-        if not 0 <= value <= maximum:  # false for NaN, too
-            raise InvalidMessage(f"{field} = {value:.15g} must be 0 to {maximum:.15g}")
-    if (ranks := message.nodes * message.ranks_per_node) > job_limits.MAX_RANKS:
-        raise InvalidMessage(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
-    if message.name:
-        check_name(names.check_job, message.name)
-    for field in ("run_dir", "durable_dir", "resume_from"):  # reasons quote them
-        path: str = getattr(message, field)
-        check_length(field, path, job_limits.MAX_PATH_CHARS)
-        if plain(path) != path:
-            raise InvalidMessage(f"{field} = {path!r} must have no control characters")
-
-
 def check_count(field: str, count: int, most: int) -> None:
     """Check that a list has at most `most` entries.
 
@@ -311,55 +163,6 @@ def check_name(check: Callable[[str], str], name: str) -> str:
         return check(name)
     except names.InvalidName as error:
         raise InvalidMessage(str(error)) from None
-
-
-def check_hello(message: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:
-    """Check every name in the first message of an agent or of a node daemon.
-
-    Raises:
-        InvalidMessage: a name is none.
-    """
-    check_name(names.check_node, message.node)
-    words = [("incarnation", message.incarnation)]
-    if isinstance(message, agent_pb2.AgentHello):
-        check_name(names.check_gang, message.gang_id)
-        words += [("peer_address", message.peer_address), ("nvlink_domain", message.nvlink_domain)]
-    else:
-        check_count("addresses", len(message.addresses), job_limits.MAX_ADDRESSES)
-        words += [("boot_id", message.boot_id), ("probe_address", message.probe_address)]
-        words += [("addresses", address) for address in message.addresses]
-    for field, word in words:
-        check_length(field, word, job_limits.MAX_NAME_CHARS)
-        check_name(names.check_word, word)
-        if field in ("peer_address", "probe_address") and word:
-            _check_address(field, word)
-
-
-def _check_address(field: str, address: str) -> None:
-    """Check that a process can listen at `address`. Others would ask gRPC and the resolver for whatever it says."""
-    try:
-        host, _ = split_address(address)
-    except ValueError as error:
-        raise InvalidMessage(f"{field}: {error}") from None
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        check_name(names.check_node, host)
-
-
-def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> events.GangSubmitted:
-    """The event that registers a gang.
-
-    Raises:
-        InvalidMessage: no id, no job, or an impossible spec.
-    """
-    if not gang or not job:
-        raise InvalidMessage("a gang is registered with its gang_id and the id of its Slurm job")
-    check_name(names.check_gang, gang)
-    gang_spec = spec(message)
-    text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
-    check_length("the job spec, its environment included,", text, job_limits.MAX_SPEC_CHARS)
-    return events.GangSubmitted(gang, job, owner_uid, message.name, gang_spec, text)
 
 
 def signal(message: node_pb2.Signal) -> node_pb2.Signal:

@@ -22,9 +22,8 @@ from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsol
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import OVER, Policy
 from muster.daemon.coordinator.services import conversion
-from muster.daemon.coordinator.services.attaches import AttachQueue, FactRate
-from muster.daemon.coordinator.services.caller_log import CallerLog
-from muster.daemon.coordinator.services.certificates import CertificateIssuer
+from muster.daemon.coordinator.services.caller_limits import AttachQueue, CallerLog, FactRate
+from muster.daemon.coordinator.services.hello import CertificateIssuer, check_hello
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     failed_precondition,
@@ -293,7 +292,7 @@ async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
     if first is None or not first.HasField("hello") or not first.hello.node:
         raise invalid_argument("the first message must be hello with the node's name")
     try:
-        conversion.check_hello(first.hello)
+        check_hello(first.hello)
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
     return first.hello
