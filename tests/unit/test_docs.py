@@ -22,7 +22,11 @@ from muster.daemon.coordinator.policy.policy import Over, SignalAction
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-SOURCES = [path for path in sorted(ROOT.glob("[a-z]*/**/*.py")) if not {"src", "tests"} & set(path.parts)]
+SOURCES = [
+    path
+    for path in sorted(ROOT.glob("[a-z]*/**/*.py"))
+    if path.relative_to(ROOT).parts[0] not in ("src", "tests", "build")  # pip makes build when it installs a checkout
+]
 SOURCES += sorted((ROOT / "src/muster").glob("*.py"))  # its folders are links to those above
 NAMED = re.compile(r"(?<!`)`([A-Za-z_]\w*)`(?!`)")
 """A name in backticks."""
