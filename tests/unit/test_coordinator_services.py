@@ -23,8 +23,8 @@ from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import views
-from muster.daemon.coordinator.services.api_service import changed_views
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
+from muster.daemon.coordinator.services.watching import changed_views
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentOutbox
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.journal import history
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.coordinator.services.api_service import HISTORY_PAGE_CHARS, HISTORY_PAGE_RECORDS
+from muster.daemon.coordinator.services.watching import HISTORY_PAGE_CHARS, HISTORY_PAGE_RECORDS
 from muster.node_health import NodeHealth
 
 NODES = tuple(f"n{number}" for number in range(8))

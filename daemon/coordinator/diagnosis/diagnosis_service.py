@@ -45,7 +45,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
     @unary_handler
     async def Measurements(self, request: api_pb2.GangRef, context: _Context) -> pb.JobMeasurements:
         """See diagnosis.proto."""
-        gang = self._api.find(request)
+        gang = self._api.callers_gangs.find(request)
         past = await self._recorder.of_job(gang.account.owner_uid, gang.account.name)
         core = self._engine.core
         seen, settings = core.observed.gangs.get(gang.id, ObservedGang()), self._recorder.settings(gang.id)
@@ -65,7 +65,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
     @unary_handler
     async def MeasureLink(self, request: pb.MeasureLinkRequest, context: _Context) -> pb.LinkRate:
         """See diagnosis.proto."""
-        gang = self._api.find(request.gang)
+        gang = self._api.callers_gangs.find(request.gang)
         sender, receiver = request.from_node, request.to_node
         for node in (sender, receiver):
             if node not in gang.roster.members or gang.roster.members[node].removed:

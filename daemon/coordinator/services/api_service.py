@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -14,28 +13,34 @@ import grpc.aio
 from muster.compatibility import own_side
 from muster.daemon.coordinator.core import drains
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import conversion, job_specs, registration, views
 from muster.daemon.coordinator.services.api_handlers import stream_handler, unary_handler
 from muster.daemon.coordinator.services.caller_limits import UserCalls
-from muster.daemon.coordinator.services.job_specs import SpecWork, read_spec, registration_of, submitted
+from muster.daemon.coordinator.services.callers_gangs import CallersGangs
+from muster.daemon.coordinator.services.job_specs import SpecWork
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
-    RpcAbort,
     aborted,
     already_exists,
+    internal,
     invalid_argument,
     not_found,
     permission_denied,
     resource_exhausted,
     unavailable,
+)
+from muster.daemon.coordinator.services.watching import (
+    changed_views,
+    concerns,
+    has_no_more_events,
+    history_page,
+    record_message,
 )
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import Shedding
@@ -43,9 +48,8 @@ from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
-from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.identity import Caller, current_caller, current_method
+from muster.daemon.transport.identity import Caller, current_caller
 from muster.daemon.transport.server_limits import SITE_CALLS, StreamLimits
 from muster.slurm.client.types import Job, Unknown
 from muster.v1 import api_pb2 as pb
@@ -53,12 +57,6 @@ from muster.v1 import api_pb2_grpc
 from muster.v1.common_pb2 import JobSpec
 
 _Context = grpc.aio.ServicerContext[object, object]
-
-HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS = 500, 256 * 1024
-"""Records of history, and their characters, that are read at once. Reading them takes some milliseconds."""
-
-MIN_VIEW_INTERVAL_S = 0.1
-"""Minimum of seconds between two views that are sent to one client."""
 
 NODES_PER_LOOP_TURN = 200
 """Nodes of a roll call that are built before the event loop runs again."""
@@ -93,7 +91,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self._engine = engine
         self._lookup = lookup
         self._roster = roster
-        self._rights = rights
+        self.callers_gangs = CallersGangs(engine, rights)
         self._login_names = login_names
         self._private_jobs = private_jobs
 
@@ -104,7 +102,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._is_registered(request, caller):
             registration.check_id_is_for(request.gang_id, caller.uid)
             await self._check_may_register(request.slurm_job_id, caller)
-            self._register(request, caller, await submitted(self._specs, request, caller.uid))
+            self._register(request, caller, await job_specs.submitted(self._specs, request, caller.uid))
         return pb.RegisterReply()
 
     def _register(self, request: pb.RegisterRequest, caller: Caller, event: events.GangSubmitted) -> None:
@@ -128,9 +126,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:
         """See api.proto."""
         names_run = request.WhichOneof("ref") == "job_identity"  # else it would tell whether others have such a job
-        if names_run and request.HasField("like") and self._known(request) is None:
+        if names_run and request.HasField("like") and self.callers_gangs.known(request) is None:
             return await self._beside(request)
-        return self._view(self.find(request))
+        return self._view(self.callers_gangs.find(request))
 
     async def _beside(self, ref: pb.GangRef) -> pb.GangView:
         """The newest gang of the caller that is another job of the same name in the same folder, and what differs."""
@@ -141,19 +139,19 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise invalid_argument(str(error)) from None
         gang = registration.newest_beside(gangs, like.name, like.durable_dir, uid)
         if gang is None:
-            raise self._no_such_job(ref)
-        view = self._view(self.find(pb.GangRef(gang_id=gang.id)))
+            raise self.callers_gangs.no_such_job(ref)
+        view = self._view(self.callers_gangs.find(pb.GangRef(gang_id=gang.id)))
         read = partial(self._registration, gang)
-        differs = await self._specs.do_with(uid, read, partial(_differences, like))
+        differs = await self._specs.do_with(uid, read, partial(job_specs.differences, like))
         if differs is None:
-            raise self._no_such_job(ref)
+            raise self.callers_gangs.no_such_job(ref)
         view.differs.extend(differs)
         return view
 
     @unary_handler
     async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
         """See api.proto."""
-        gang = self.find(pb.GangRef(gang_id=request.gang_id))
+        gang = self.callers_gangs.find(pb.GangRef(gang_id=request.gang_id))
         if not gang.slurm.run_is_over(request.slurm_job_id, request.slurm_restart_count):
             unlaunched = tuple(sorted(set(gang.slurm.job_nodes).intersection(request.unlaunched_nodes)))
             self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count, unlaunched))
@@ -164,7 +162,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @stream_handler
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
         """See api.proto. A view in which only ages differ is not sent."""
-        gang = self.find(request)
+        gang = self.callers_gangs.find(request)
         self._check_may_watch(Shedding.NEW_WATCHERS)
 
         def view() -> pb.GangView:
@@ -180,7 +178,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto."""
         reply = pb.ListReply()
         async with self._one_of_the_site():
-            for gang in self._listed():
+            for gang in self.callers_gangs.listed():
                 reply.gangs.append(self._view(gang))
                 await asyncio.sleep(0)
         return reply
@@ -188,24 +186,24 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @stream_handler
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
         """See api.proto. The live events of one gang end when no more can follow."""
-        id, position = self._whose_events(request.gang), request.after
+        id, position = self.callers_gangs.whose_events(request.gang), request.after
         if request.follow:
             self._check_may_watch(Shedding.NEW_WATCHERS)
         gang = self._engine.core.state.gangs.get(id)
         with self._engine.journal_subscribers.subscribe() as live:
-            while page := self._history(id, position):
+            while page := history_page(self._engine.journal, id, position):
                 for record in page:
                     position = record.position
-                    yield _record_message(record)
+                    yield record_message(record)
             yield pb.EventRecord(sentinel=True, position=position)
-            while request.follow and not self._has_no_more_events(id, live):
+            while request.follow and not has_no_more_events(self._engine.core.state, id, live):
                 fresh = await live.get()
                 if fresh is None:
                     self._check_may_watch(Shedding.ALL_WATCHERS)
                     raise resource_exhausted(f"too slow: ask again for the events after position {position}")
-                if fresh.position > position and _concerns(fresh, gang):
+                if fresh.position > position and concerns(fresh, gang):
                     position = fresh.position
-                    yield _record_message(fresh)
+                    yield record_message(fresh)
 
     @unary_handler
     async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
@@ -264,8 +262,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Drain(self, request: pb.DrainRequest, context: _Context) -> pb.DrainReply:
         """See api.proto."""
         core, node = self._engine.core, request.node
-        if not self._allows(None):
-            raise permission_denied(f"only operators may drain a node{self._place_hint()}")
+        if not self.callers_gangs.allows(None):
+            raise permission_denied(f"only operators may drain a node{self.callers_gangs.place_hint()}")
         by = await self._login_names(current_caller().uid)
         if not (reason := _checked_reason(request.reason)):
             raise invalid_argument("a drain needs a reason: Slurm shows it to everybody")
@@ -299,7 +297,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto. Every user may call it, as sinfo. Node checks are shown to those who may read their job. Where
         jobs or nodes are private, users see those of their own jobs: the verdicts of others tell what runs there."""
         async with self._one_of_the_site():
-            return await self._roll_call(self._listed())
+            return await self._roll_call(self.callers_gangs.listed())
 
     @asynccontextmanager
     async def _one_of_the_site(self) -> AsyncIterator[None]:
@@ -317,7 +315,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         core, now = self._engine.core, self._engine.clock.now()
         private_unknown = "" if self._private_jobs else self._roster.private_unknown
         reply = pb.NodesReply(slurm_unknown=self._roster.unknown, private_unknown=private_unknown)
-        of_all, private, limits = self._allows(None), self._hides_nodes(), self._engine.limits
+        of_all, private, limits = self.callers_gangs.allows(None), self._hides_nodes(), self._engine.limits
         called = roll_call(
             core.state, core.observed, self._roster, gangs, now, limits,
             of_all_jobs=of_all, of_all_nodes=of_all or not private,
@@ -332,91 +330,18 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """Users see the nodes of their own jobs only."""
         return self._private_jobs or self._roster.hides_nodes
 
-    def _listed(self) -> list[Gang]:
-        """The gangs that this method, which names none, shows to the caller."""
-        if refused := self._rights.refusal(current_method(), current_caller().uid, names_job=False):
-            raise permission_denied(refused)
-        return [gang for gang in self._engine.core.state.gangs.values() if self._allows(gang.account.owner_uid)]
-
-    def find(self, ref: pb.GangRef) -> Gang:
-        """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
-
-        Raises:
-            RpcAbort: there is no such gang, or the caller has no right to it.
-        """
-        self._check_id(ref)
-        gang = self._known(ref)
-        if gang is None or not self._allows(gang.account.owner_uid):
-            raise self._no_such_job(ref)
-        return gang
-
     async def _find_for_request(self, ref: pb.GangRef) -> tuple[Gang, str]:
         """The gang that `ref` names, and the login name of the caller, who requests something of the gang."""
-        self.find(ref)  # nobody's name is looked up who has no right to the call
+        self.callers_gangs.find(ref)  # nobody's name is looked up who has no right to the call
         by = await self._login_names(current_caller().uid)
-        return self.find(ref), by
-
-    def _check_id(self, ref: pb.GangRef) -> None:
-        """Check that the id does not name another user as its owner, whether or not there is such a gang. `muster
-        submit` asks before it calls sbatch."""
-        owner_uid = gang_ids.owner_of(ref.gang_id)
-        if owner_uid is not None and not self._allows(owner_uid):
-            uid = current_caller().uid
-            raise permission_denied(
-                f"{_describe(ref)} names another user than you, who are uid {uid} here{self._place_hint()}"
-            )
-
-    def _no_such_job(self, ref: pb.GangRef) -> RpcAbort:
-        """The answer where there is no such job, and where it is another user's: nobody learns which."""
-        listed = f"muster status --all lists your jobs, those of the last {GANG_KEPT_S / 86400:.0f} days, too"
-        return not_found(f"{_describe(ref)}: no such job, or not yours. {listed}{self._place_hint()}")
-
-    def _known(self, ref: pb.GangRef) -> Gang | None:
-        gangs = self._engine.core.state.gangs
-        if ref.WhichOneof("ref") == "gang_id":
-            return gangs.get(ref.gang_id)
-        if ref.WhichOneof("ref") == "job_identity":
-            return registration.newest_run(gangs.values(), ref.job_identity, current_caller().uid)
-        of_job = [gang for gang in gangs.values() if gang.slurm.job == ref.slurm_job_id]
-        return max(of_job, key=lambda gang: gang.account.registered_at, default=None)
-
-    def _whose_events(self, ref: pb.GangRef) -> str:
-        """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
-
-        Raises:
-            RpcAbort: there is no such gang, or the caller has no right to read its events.
-        """
-        if not ref.WhichOneof("ref"):
-            if not self._allows(None):
-                only = "only operators may read the events of all gangs: name a job"
-                raise permission_denied(f"{only}{self._place_hint()}")
-            return ""
-        self._check_id(ref)
-        gang = self._known(ref)
-        found = (gang.id, gang.account.owner_uid) if gang else self._registered(ref)
-        if found is None or not self._allows(found[1]):
-            raise self._no_such_job(ref)
-        return found[0]
-
-    def _allows(self, owner_uid: int | None) -> bool:
-        """The caller may call this method for a job of `owner_uid`; None: for everything."""
-        return self._rights.allows(current_method(), current_caller(), owner_uid=owner_uid)
-
-    def _place_hint(self) -> str:
-        """Words for an operator whose call has no operator's rights because of the host it comes from."""
-        if not self._rights.calls_from_elsewhere(current_caller()):
-            return ""
-        return (
-            " (an operator's rights count on the site's management hosts only; this call is from "
-            f"{current_caller().address})"
-        )
+        return self.callers_gangs.find(ref), by
 
     async def _check_may_register(self, job: int, caller: Caller) -> None:
         found = await self._lookup.job(job, caller.uid, since=clock.monotonic())
         match found:
             case Unknown():
                 raise unavailable(f"can't get job {job} from Slurm: {found.reason}")
-            case Job() if self._allows(found.user_id):
+            case Job() if self.callers_gangs.allows(found.user_id):
                 pass
             case _:
                 raise not_found(f"Slurm has no job {job}, or it is not of uid {caller.uid}")
@@ -443,45 +368,16 @@ class MusterService(api_pb2_grpc.MusterServicer):
             core.state, core.observed, gang, self._engine.clock.now(), self._engine.limits.lemon_after
         )
 
-    def _history(self, gang: str, after: int) -> list[Record]:
-        try:
-            return self._engine.journal.history(gang, after, HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS)
-        except JournalError as error:
-            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
-
     async def registered_spec(self, gang: Gang) -> JobSpec | None:
         """The spec of a gang; None: there is none that this version can read. Raises RpcAbort: the journal can't be
         read."""
-        return await self._specs.do_with(current_caller().uid, partial(self._registration, gang), read_spec)
+        return await self._specs.do_with(current_caller().uid, partial(self._registration, gang), job_specs.read_spec)
 
     def _registration(self, gang: Gang) -> Record | None:
         try:
-            return registration_of(self._engine.journal, gang.id)
+            return job_specs.registration_of(self._engine.journal, gang.id)
         except JournalError as error:
-            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
-
-    def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
-        """Id and owner of a gang that has left the durable state."""
-        try:
-            return self._engine.journal.find_owner(ref.gang_id, ref.slurm_job_id)
-        except JournalError as error:
-            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
-
-    def _has_no_more_events(self, id: str, live: asyncio.Queue[Record | None]) -> bool:
-        """Whether no more events can follow: the gang is final and owes Slurm nothing."""
-        state = self._engine.core.state
-        gang = state.gangs.get(id)
-        if gang is None:
-            return bool(id)  # the gang has left the durable state; later events concern other gangs
-        if not gang.final or not live.empty():
-            return False
-        return all(call.gang != id for call in state.owed.values())
-
-
-def _differences(like: JobSpec, registered: Record | None) -> list[str] | None:
-    """What differs from a registered spec; None: there is none that this version can read."""
-    spec = read_spec(registered)
-    return None if spec is None else gang_ids.differences(spec, like)
+            raise internal(str(error)) from None
 
 
 def _checked_reason(reason: str) -> str:
@@ -495,62 +391,3 @@ def _checked_reason(reason: str) -> str:
     if not reason.isprintable():
         raise invalid_argument("the reason has characters that can't be printed: write one line of plain text")
     return reason.strip()
-
-
-def _describe(ref: pb.GangRef) -> str:
-    if ref.WhichOneof("ref") == "job_identity":
-        return "an earlier run of this job"
-    return f"gang {ref.gang_id}" if ref.WhichOneof("ref") == "gang_id" else f"Slurm job {ref.slurm_job_id}"
-
-
-def _concerns(record: Record, gang: Gang | None) -> bool:
-    if gang is None or record.gang == gang.id:
-        return True
-    return record.name == "NodeJudged" and record.node in gang.roster.members
-
-
-def _record_message(record: Record) -> pb.EventRecord:
-    return pb.EventRecord(
-        position=record.position,
-        at_s=record.at,
-        gang_id=record.gang,
-        name=record.name,
-        text=record.text,
-        json=_without_spec(record),
-    )
-
-
-def _without_spec(record: Record) -> str:
-    """The record's JSON. The job's spec is left out: its environment may be secret, also to operators."""
-    if record.name != stored_class(facts.GangRegistered):
-        return record.json
-    fields = json.loads(record.json)
-    fields.pop("spec_json", None)
-    return json.dumps(fields)
-
-
-async def changed_views(
-    view: Callable[[], pb.GangView], changed: asyncio.Event, is_open: Callable[[], bool]
-) -> AsyncIterator[pb.GangView]:
-    """The view, and again whenever it has `changed`, up to the final one. The gang may end while a view is sent."""
-    before = b""
-    while True:
-        one = view()
-        if (now := _without_ages(one)) != before:
-            before = now
-            yield one
-        if one.final or not is_open():
-            return
-        await changed.wait()
-        await asyncio.sleep(MIN_VIEW_INTERVAL_S)
-        changed.clear()
-
-
-def _without_ages(view: pb.GangView) -> bytes:
-    copy = pb.GangView()
-    copy.CopyFrom(view)
-    for node in copy.nodes:
-        node.ClearField("heard_s_ago")
-        if node.verdict == "SUSPECT":
-            node.ClearField("reason")  # contains a duration
-    return copy.SerializeToString(deterministic=True)

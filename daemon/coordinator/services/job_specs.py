@@ -23,7 +23,7 @@ from muster.daemon.coordinator.services.conversion import InvalidMessage, check_
 from muster.daemon.coordinator.services.rpc_errors import invalid_argument
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.daemon.host.plain_text import plain
-from muster.daemon.transport import job_limits
+from muster.daemon.transport import gang_ids, job_limits
 from muster.daemon.transport.gang_ids import job_identity
 from muster.fabric.groups.rank_groups import GroupKind
 from muster.fabric.model.level import Level
@@ -283,6 +283,12 @@ def read_spec(record: Record | None) -> JobSpec | None:
             if isinstance(fact, facts.GangRegistered):
                 return Parse(fact.spec_json or "{}", JobSpec(), ignore_unknown_fields=True)
     return None
+
+
+def differences(like: JobSpec, registered: Record | None) -> list[str] | None:
+    """What differs from a registered spec; None: there is none that this version can read."""
+    spec = read_spec(registered)
+    return None if spec is None else gang_ids.differences(spec, like)
 
 
 def settings_digest(spec: JobSpec) -> str:

@@ -60,6 +60,11 @@ def unavailable(message: str) -> RpcAbort:
     return RpcAbort(grpc.StatusCode.UNAVAILABLE, message)
 
 
+def internal(message: str) -> RpcAbort:
+    """Muster's own fault, or its disk's."""
+    return RpcAbort(grpc.StatusCode.INTERNAL, message)
+
+
 def run_has_ended(job: int, restarts: int) -> str:
     """The message to a process of an older run of `job`, which Slurm has restarted `restarts` times."""
     return f"Slurm has restarted job {job} (restart {restarts}): the run of this process has ended"

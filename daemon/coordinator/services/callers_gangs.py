@@ -1,0 +1,111 @@
+"""Which gangs a caller may name: every call of the public API that names a job, or lists jobs, finds them here.
+
+Nobody learns whether another user has a job: the answer is the same as where there is none.
+"""
+
+from __future__ import annotations
+
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
+from muster.daemon.coordinator.journal.journal import JournalError
+from muster.daemon.coordinator.services import registration
+from muster.daemon.coordinator.services.rpc_errors import RpcAbort, internal, not_found, permission_denied
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.transport import gang_ids
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.identity import current_caller, current_method
+from muster.v1 import api_pb2 as pb
+
+
+class CallersGangs:
+    """The gangs of the engine, as far as the present caller may call the present method for them."""
+
+    def __init__(self, engine: Engine, rights: Rights) -> None:
+        self._engine, self._rights = engine, rights
+
+    def find(self, ref: pb.GangRef) -> Gang:
+        """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
+
+        Raises:
+            RpcAbort: there is no such gang, or the caller has no right to it.
+        """
+        self._check_id(ref)
+        gang = self.known(ref)
+        if gang is None or not self.allows(gang.account.owner_uid):
+            raise self.no_such_job(ref)
+        return gang
+
+    def listed(self) -> list[Gang]:
+        """The gangs that this method, which names none, shows to the caller."""
+        if refused := self._rights.refusal(current_method(), current_caller().uid, names_job=False):
+            raise permission_denied(refused)
+        return [gang for gang in self._engine.core.state.gangs.values() if self.allows(gang.account.owner_uid)]
+
+    def whose_events(self, ref: pb.GangRef) -> str:
+        """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
+
+        Raises:
+            RpcAbort: there is no such gang, or the caller has no right to read its events.
+        """
+        if not ref.WhichOneof("ref"):
+            if not self.allows(None):
+                only = "only operators may read the events of all gangs: name a job"
+                raise permission_denied(f"{only}{self.place_hint()}")
+            return ""
+        self._check_id(ref)
+        gang = self.known(ref)
+        found = (gang.id, gang.account.owner_uid) if gang else self._registered(ref)
+        if found is None or not self.allows(found[1]):
+            raise self.no_such_job(ref)
+        return found[0]
+
+    def known(self, ref: pb.GangRef) -> Gang | None:
+        """The gang that `ref` names, whosever it is."""
+        gangs = self._engine.core.state.gangs
+        if ref.WhichOneof("ref") == "gang_id":
+            return gangs.get(ref.gang_id)
+        if ref.WhichOneof("ref") == "job_identity":
+            return registration.newest_run(gangs.values(), ref.job_identity, current_caller().uid)
+        of_job = [gang for gang in gangs.values() if gang.slurm.job == ref.slurm_job_id]
+        return max(of_job, key=lambda gang: gang.account.registered_at, default=None)
+
+    def no_such_job(self, ref: pb.GangRef) -> RpcAbort:
+        """The answer where there is no such job, and where it is another user's: nobody learns which."""
+        listed = f"muster status --all lists your jobs, those of the last {GANG_KEPT_S / 86400:.0f} days, too"
+        return not_found(f"{_describe(ref)}: no such job, or not yours. {listed}{self.place_hint()}")
+
+    def allows(self, owner_uid: int | None) -> bool:
+        """The caller may call this method for a job of `owner_uid`; None: for everything."""
+        return self._rights.allows(current_method(), current_caller(), owner_uid=owner_uid)
+
+    def place_hint(self) -> str:
+        """Words for an operator whose call has no operator's rights because of the host it comes from."""
+        if not self._rights.calls_from_elsewhere(current_caller()):
+            return ""
+        return (
+            " (an operator's rights count on the site's management hosts only; this call is from "
+            f"{current_caller().address})"
+        )
+
+    def _check_id(self, ref: pb.GangRef) -> None:
+        """Check that the id does not name another user as its owner, whether or not there is such a gang. `muster
+        submit` asks before it calls sbatch."""
+        owner_uid = gang_ids.owner_of(ref.gang_id)
+        if owner_uid is not None and not self.allows(owner_uid):
+            uid = current_caller().uid
+            raise permission_denied(
+                f"{_describe(ref)} names another user than you, who are uid {uid} here{self.place_hint()}"
+            )
+
+    def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
+        """Id and owner of a gang that has left the durable state."""
+        try:
+            return self._engine.journal.find_owner(ref.gang_id, ref.slurm_job_id)
+        except JournalError as error:
+            raise internal(str(error)) from None
+
+
+def _describe(ref: pb.GangRef) -> str:
+    if ref.WhichOneof("ref") == "job_identity":
+        return "an earlier run of this job"
+    return f"gang {ref.gang_id}" if ref.WhichOneof("ref") == "gang_id" else f"Slurm job {ref.slurm_job_id}"
