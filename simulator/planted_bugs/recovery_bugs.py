@@ -47,7 +47,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     ),
     "name-one-part": PlantedBug(
         "The plan names one of the nodes from which a lost shard is rebuilt, from which alone nothing can be rebuilt.",
-        function="_choose_state",
+        function="sources_to_start",
         code="(*others, *(A for A in rebuilt_from if B))",
         bug="others",
     ),

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.redundancy.parity import Parity
-from muster.daemon.coordinator.core.recovery import restore_plan
-from muster.daemon.coordinator.core.recovery.restore import lost_shards
-from muster.daemon.coordinator.core.recovery.restore.lost_shards import Rebuildable
+from muster.daemon.coordinator.core.recovery import restore_plan, shard_sources
+from muster.daemon.coordinator.core.recovery.shard_sources import Rebuildable
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import CombinedShards, Shard, Version
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -44,7 +43,7 @@ def parts(ranks: tuple[int, ...], *numbers: int) -> dict[str, list[CombinedShard
 def rebuildable(
     shards: dict[str, list[Shard]], combined: dict[str, list[CombinedShards]], leaving: Sequence[str] = ()
 ) -> list[Rebuildable]:
-    return lost_shards.rebuildable(Parity(3), shards, combined, leaving)
+    return shard_sources.rebuildable(Parity(3), shards, combined, leaving)
 
 
 def test_a_lost_shard_is_rebuilt_from_all_parts_that_it_is_in_and_all_shards_in_these() -> None:
@@ -205,7 +204,7 @@ def test_after_a_growth_a_flush_does_without_a_parity_that_combines_ranks_which_
         )
         assert [one.shard.rank for one in restore_plan.with_rebuilt(turn)[1]] == found
         (rebuilt,) = restore_plan.with_rebuilt(turn, 4)[1]
-        combined = restore_plan.combined_sources(shards, VERSION, rebuilt.sources(), 3, frozenset())
+        combined = shard_sources.combined_sources(shards, VERSION, rebuilt.sources(), 3, frozenset())
         assert {(source.rank, source.node) for source in combined} == {(r, f"n{r}") for r in others if r >= 3}
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from muster.daemon.coordinator.core.recovery import restore_plan
+from muster.daemon.coordinator.core.recovery import shard_sources
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import RestoreProgress, Shard, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
@@ -65,7 +65,7 @@ def test_other_sources_hold_the_same_bytes_and_do_not_leave() -> None:
         "gone": [shard(0, "x")],
     }
     chosen = (ShardSource(0, "a", True, "x"), ShardSource(1, "b", True, "y"))
-    assert restore_plan.other_sources(held, version, chosen, frozenset({"gone"})) == (
+    assert shard_sources.other_sources(held, version, chosen, frozenset({"gone"})) == (
         ShardSource(0, "b", False, ""),
         ShardSource(1, "a", False, ""),
     )

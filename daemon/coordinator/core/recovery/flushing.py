@@ -3,8 +3,7 @@
 from math import inf
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.recovery import restore_plan
-from muster.daemon.coordinator.core.recovery.restore import lost_shards
+from muster.daemon.coordinator.core.recovery import restore_plan, shard_sources
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.checkpoint import Flush
 from muster.daemon.coordinator.core.state.events import Version
@@ -104,11 +103,11 @@ def _sources(gang_turn: GangTurn, version: Version) -> tuple[facts.ShardSource, 
     home = {s.rank: n for n, shards in held.items() for s in shards if s.primary and s.version == version}
     leaving = frozenset(m.node for m in gang.roster.members.values() if m.removed)
     ranks = gang.ranks_of(version)
-    chosen = restore_plan.choose_sources(held, version, ranks, home, leaving)
+    chosen = shard_sources.choose_sources(held, version, ranks, home, leaving)
     if len(chosen) == ranks:
         return chosen
     lost = set(range(ranks)) - {source.rank for source in chosen}
-    rebuilt = tuple(lost_shards.sources_of(restore_plan.with_rebuilt(gang_turn)[1], version, lost))
+    rebuilt = tuple(shard_sources.sources_of(restore_plan.with_rebuilt(gang_turn)[1], version, lost))
     if {source.rank for source in rebuilt} == lost and not _all_train(gang_turn):
         return (*chosen, *rebuilt)
     per_node = gang.spec.ranks_per_node

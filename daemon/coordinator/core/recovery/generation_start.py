@@ -2,7 +2,7 @@
 
 After a loss, the ranks of a second, healthy node move, too, if the steps until the next loss save more time than the
 transfer of the node's state takes. Such a move costs no committed step: the ranks' shards stand in the memory of their
-old node and of its holders, which stay in the gang, and each is a source (`restore_plan.choose_sources`). What it
+old node and of its holders, which stay in the gang, and each is a source (`shard_sources.choose_sources`). What it
 costs is the time of one more transfer, for which the recovery waits. So no ranks move to a spare that is doubtful, and
 none do while nothing is known of the size of the state.
 """
@@ -12,8 +12,14 @@ from functools import partial
 
 from muster.checkpoint.redundancy.scheme import Protection
 from muster.daemon.coordinator.core.detection import attribution, failure_rate, node_checks
-from muster.daemon.coordinator.core.recovery import flushing, gang_end, planned_growth, planned_swap, restore_plan
-from muster.daemon.coordinator.core.recovery.restore import lost_shards
+from muster.daemon.coordinator.core.recovery import (
+    flushing,
+    gang_end,
+    planned_growth,
+    planned_swap,
+    restore_plan,
+    shard_sources,
+)
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -166,15 +172,10 @@ def _choose_state(
         for local in range(spec.ranks_per_node)
     }
     leaving = frozenset(m.node for m in gang_turn.gang.roster.members.values() if m.removed)
-    needed = ranks_needed(version)
-    held = gang_turn.shards_in_memory()
-    sources = restore_plan.choose_sources(held, version, needed, home, leaving)
-    others = restore_plan.other_sources(held, version, sources, leaving)
-    lost = set(range(needed)) - {source.rank for source in sources}
-    rebuilt_from = list(lost_shards.sources_of(rebuilt, version, lost))
-    others = (*others, *restore_plan.combined_sources(held, version, rebuilt_from, needed, leaving))
-    sources = tuple(sorted((*sources, *(one for one in rebuilt_from if one.digest)), key=lambda source: source.rank))
-    return version, sources, (*others, *(one for one in rebuilt_from if not one.digest)), warning
+    sources, others = shard_sources.sources_to_start(
+        gang_turn.shards_in_memory(), rebuilt, version, ranks_needed(version), home, leaving
+    )
+    return version, sources, others, warning
 
 
 def _crashed_on(gang: Gang, seen: ObservedGang) -> str | None:

@@ -1,4 +1,4 @@
-"""The restore plan: which version a generation starts from, and where each rank's shard is read.
+"""The restore plan: which version a generation starts from. Where its shards are is in `shard_sources`.
 
 The version is the newest of which a surviving node holds every rank's shard. Versions are never mixed: if one rank
 lacks the newest, the whole gang takes the one before. A generation with fewer ranks than wrote the version needs only
@@ -15,15 +15,15 @@ first commit after it, a lost shard leaves nothing newer to write than the newes
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from muster.checkpoint.format.replica_agreement import ReplicaAgreement, ReplicaDigest, ReplicaDigests
 from muster.checkpoint.redundancy.schemes import source_words
 from muster.daemon.coordinator.core.detection import failure_detector
-from muster.daemon.coordinator.core.recovery.restore import lost_shards
-from muster.daemon.coordinator.core.recovery.restore.lost_shards import Held, Rebuildable
-from muster.daemon.coordinator.core.state.events import Shard, Version
-from muster.daemon.coordinator.core.state.facts import ShardSource, StateRestored
+from muster.daemon.coordinator.core.recovery import shard_sources
+from muster.daemon.coordinator.core.recovery.shard_sources import Held, Rebuildable
+from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.facts import StateRestored
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
@@ -116,7 +116,7 @@ def with_rebuilt(gang_turn: GangTurn, count: int | None = None) -> tuple[Held, l
     leaving = [member.node for member in gang_turn.gang.roster.members.values() if member.removed]
     found = [
         one
-        for one in lost_shards.rebuildable(
+        for one in shard_sources.rebuildable(
             gang_turn.gang.spec.redundancy, held, gang_turn.combined_in_memory(), leaving
         )
         if (
@@ -125,7 +125,7 @@ def with_rebuilt(gang_turn: GangTurn, count: int | None = None) -> tuple[Held, l
             else max(one.ranks) < ranks_of(one.shard.version)
         )
     ]
-    return lost_shards.added(held, found), found
+    return shard_sources.added(held, found), found
 
 
 def is_resharded(gang_turn: GangTurn, count: int, version: Version) -> bool:
@@ -227,65 +227,6 @@ def memory_is_obsolete(gang: Gang | None, generation: int) -> bool:
     memory is kept.
     """
     return gang is not None and (gang.final or gang.newest.generation > generation)
-
-
-def choose_sources(
-    held: Held, version: Version, count: int, home: Mapping[int, str], leaving: frozenset[str]
-) -> tuple[ShardSource, ...]:
-    """One source for each of the first `count` ranks of `version`.
-
-    Args:
-        held: shards by node.
-        version, count: as `newest_complete_version` found them.
-        home: rank → the node that the rank will run on.
-        leaving: removed nodes; used only if no other node holds the shard.
-
-    The rank's own node comes first, then a primary shard elsewhere, then a replica; a leaving node comes last.
-    """
-
-    def rating(node: str, shard: Shard) -> tuple[bool, bool, bool]:
-        return (node in leaving, node != home.get(shard.rank), not shard.primary)
-
-    best: dict[int, tuple[tuple[bool, bool, bool], str, Shard]] = {}
-    for node in sorted(held):
-        for shard in held[node]:
-            if shard.version != version or shard.rank >= count:
-                continue
-            candidate = (rating(node, shard), node, shard)
-            if shard.rank not in best or candidate[:2] < best[shard.rank][:2]:
-                best[shard.rank] = candidate
-    return tuple(ShardSource(rank, node, s.primary, s.digest) for rank, (_, node, s) in sorted(best.items()))
-
-
-def other_sources(
-    held: Held, version: Version, chosen: Sequence[ShardSource], leaving: frozenset[str]
-) -> tuple[ShardSource, ...]:
-    """Further nodes that hold the shards which `choose_sources` has chosen, primary shards first, without digests.
-
-    Agents fetch from all of them at once, and go on with these if the chosen copy is corrupt. A leaving node need not
-    wait for that.
-    """
-    by_rank = {source.rank: source for source in chosen}
-    found: dict[tuple[int, bool, str], ShardSource] = {}
-    for node, shards in held.items():
-        for shard in shards if node not in leaving else ():
-            source = by_rank.get(shard.rank)
-            if source is None or shard.version != version or node == source.node or shard.digest != source.digest:
-                continue
-            found[shard.rank, not shard.primary, node] = ShardSource(shard.rank, node, shard.primary, "")
-    return tuple(source for _, source in sorted(found.items()))
-
-
-def combined_sources(
-    held: Held, version: Version, rebuilt_from: Iterable[ShardSource], count: int, leaving: frozenset[str]
-) -> tuple[ShardSource, ...]:
-    """One source for each shard that is combined with a lost one in `rebuilt_from`, and that no rank of a generation
-    starts from: those of ranks `count` and up. Without them the lost shards can't be rebuilt."""
-    combined = {rank for source in rebuilt_from for rank in source.combined_ranks if rank >= count}
-    if not combined:
-        return ()
-    chosen = choose_sources(held, version, 1 + max(combined), {}, leaving)
-    return tuple(source for source in chosen if source.rank in combined)
 
 
 def shares(gang: Gang) -> dict[str, tuple[int, list[str]]]:
