@@ -38,9 +38,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import process_cost, site
+from benchmarks.load import process_cost, site
+from benchmarks.load.site_processes import ROOT, Process
 from benchmarks.node_exporter import Exporter, NoExporterError, scraped_exporter
-from benchmarks.site_processes import ROOT, Process
 from muster.daemon.host import clock
 from muster.slurm.image import nvml_stand_in
 

@@ -16,9 +16,9 @@ import ssl
 import tempfile
 from pathlib import Path
 
-from benchmarks import site
-from benchmarks.anonymous_callers import PREFACE, SETTINGS
-from benchmarks.site_processes import Process, made_site, memory_mib
+from benchmarks.load import site
+from benchmarks.load.anonymous_callers import PREFACE, SETTINGS
+from benchmarks.load.site_processes import Process, made_site, memory_mib
 from muster.daemon.host import clock
 
 CONNECTIONS = 5000

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_known [--seconds S]
 
-`benchmarks.known_callers` attacks both at once, with TLS and munge, as a user without a job. Meanwhile nodes send
+`benchmarks.load.known_callers` attacks both at once, with TLS and munge, as a user without a job. Meanwhile nodes send
 heartbeats to the coordinator, another agent pings the agent, and nodes report fatal Xids. Measured: the growth of
 both over idle at the peak; the heartbeats and pings that come late or not at all; how long the verdicts take. It needs
 root, to be two users, and munge.
@@ -19,9 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import bench_verdicts, known_agent, private_munged, site
+from benchmarks import bench_verdicts
 from benchmarks.bench_reconnect import start_load, wait_attached
-from benchmarks.site_processes import Process, made_site, memory_mib
+from benchmarks.load import known_agent, private_munged, site
+from benchmarks.load.site_processes import Process, made_site, memory_mib
 from muster.daemon.agent.failure_detector.peers import PeerChannels
 from muster.daemon.host import clock
 from muster.v1 import peer_pb2
@@ -82,7 +83,7 @@ async def known_callers(folder: Path, attack_s: float) -> Figures:
         calm = await _heartbeats(load, attack_s / 2)
         before = [memory_mib(process.pid, "VmRSS") for process in (coordinator, agent)]
         attack = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.known_callers"),
+            *(sys.executable, "-m", "benchmarks.load.known_callers"),
             *(str(folder), *map(str, ports), str(STRANGER), str(attack_s)),
             stdout=asyncio.subprocess.PIPE,
         )

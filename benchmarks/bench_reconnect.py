@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks import private_munged, site
-from benchmarks.site_processes import Process, count_evicted, cpu_s, made_site, memory_mib
+from benchmarks.load import private_munged, site
+from benchmarks.load.site_processes import Process, count_evicted, cpu_s, made_site, memory_mib
 from muster.daemon.host import clock
 
 NODES = 12_500

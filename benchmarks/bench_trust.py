@@ -134,7 +134,7 @@ async def anonymous_callers(folder: Path, attack_s: float) -> Figures:
         await asyncio.sleep(SETTLE_S)
         before, cpu_before, begun = daemon.memory_mib("VmRSS"), daemon.cpu_s(), clock.monotonic()
         attack = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.anonymous_callers"),
+            *(sys.executable, "-m", "benchmarks.load.anonymous_callers"),
             *(daemon.coordinator.probe_address, str(CALLERS), str(attack_s)),
             stdout=asyncio.subprocess.PIPE,
         )

@@ -21,9 +21,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import site
 from benchmarks.bench_reconnect import POLL_S, start_load, wait_attached
-from benchmarks.site_processes import Process, count_evicted, cpu_s, made_site, memory_mib
+from benchmarks.load import site
+from benchmarks.load.site_processes import Process, count_evicted, cpu_s, made_site, memory_mib
 from muster.daemon.host import clock
 
 NODES = 1000

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import tzinfo
 
 from muster.daemon.host.plain_text import plain
-from muster.fabric.model.level import Level
 from muster.launcher.diagnosis.advice import SLOWER_THAN_BEFORE, advice
 from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.groups import PlacedKind, TornGroup
@@ -14,21 +13,13 @@ from muster.launcher.diagnosis.links import MeasuredLink, Side, SlowLink
 from muster.launcher.diagnosis.steps import Earlier, speaks_of_link, wait_of
 from muster.launcher.output.screen import Screen, time_with_zone
 from muster.launcher.output.table import labelled
+from muster.launcher.plan.screen import WHERE
 from muster.launcher.plan.units import percent, scaled
 from muster.slurm.client.parsing.hostlist import collapse
 from muster.wording import counted, duration
 
 MOST_SHOWN = 5
 """Torn groups, slow links and reports that are shown, the worst first."""
-WHERE = {
-    Level.NODE: "in a node",
-    Level.NVLINK: "in an NVLink domain",
-    Level.LEAF: "in a leaf",
-    Level.POD: "in a pod",
-    Level.ANY: "over the network",
-}
-
-
 _LABEL = len("predicted")
 
 
@@ -73,14 +64,14 @@ def _groups(found: Diagnosis) -> Iterator[str]:
 
 
 def _kind(kind: PlacedKind) -> str:
-    plural = "s" if kind.count > 1 else ""
-    pairs = kind.kind.value == "pipeline"
-    what = f"{kind.kind} pair{plural}" if pairs else f"{kind.kind} group{plural} of {kind.size} ranks"
+    what = counted(kind.count, f"{kind.kind} pair")
+    if kind.kind.value != "pipeline":
+        what = f"{counted(kind.count, f'{kind.kind} group')} of {kind.size} ranks"
     where = f"{WHERE[kind.loosest]}{' at most' if kind.count > 1 else ''}"
     if not kind.torn:
-        return f"{kind.count} {what}: {where}, as asked"
+        return f"{what}: {where}, as asked"
     verb = "requires" if kind.required else "prefers"
-    return f"{kind.count} {what}: {kind.torn} WIDER THAN ASKED, {where}; the job {verb}: {WHERE[kind.asked]}"
+    return f"{what}: {kind.torn} WIDER THAN ASKED, {where}; the job {verb}: {WHERE[kind.asked]}"
 
 
 def _torn(group: TornGroup) -> Iterator[str]:

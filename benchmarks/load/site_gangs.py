@@ -1,9 +1,9 @@
-"""The nodes of running gangs, with agents and daemons, in one process: they must not be evicted (`benchmarks.site`).
+"""The nodes of running gangs, with agents and daemons, in one process: they must not be evicted (`site`).
 
-    python -m benchmarks.site_gangs FOLDER PORT
+    python -m benchmarks.load.site_gangs FOLDER PORT
 
 The agents are scripted ones, with real streams. Agents and daemons answer probes. The output is that of
-`benchmarks.site_nodes`, with "running": agents whose ranks run. The process ends when its standard input ends.
+`site_nodes`, with "running": agents whose ranks run. The process ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import grpc.aio
 
-from benchmarks import site
-from benchmarks.site_nodes import Counts, LoadedNode, read_signals, tell_counts
+from benchmarks.load import site
+from benchmarks.load.site_nodes import Counts, LoadedNode, read_signals, tell_counts
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.node.daemon import make_probe_server
 from muster.daemon.transport import call_binding

@@ -1,6 +1,6 @@
-"""The daemons of many nodes in one process: the load of a measurement (`benchmarks.site`).
+"""The daemons of many nodes in one process: the load of a measurement (`site`).
 
-    python -m benchmarks.site_nodes FOLDER PORT FIRST COUNT
+    python -m benchmarks.load.site_nodes FOLDER PORT FIRST COUNT
 
 Each node runs musterd's own stream (`muster.daemon.node.coordinator_stream`) on a connection of its own. Each line of
 the output is a JSON object, once a second: {"attached": nodes, "last_at": S, "hellos": …, "heartbeats": …}.
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import site
+from benchmarks.load import site
 from muster.daemon.host import clock
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.sensors.sensor import Observation

@@ -1,6 +1,6 @@
 """The coordinator of `benchmarks.bench_daemon`, in a process of its own. Its Slurm is a fake one with one node.
 
-    python -m benchmarks.node_coordinator FOLDER
+    python -m benchmarks.load.node_coordinator FOLDER
 
 Each line of its output is a JSON object: {"port": …} when it serves, {"heartbeat_at": S} at the node's first heartbeat,
 {"decided": TEXT, "at": S} when the engine has decided about a signal and has written what follows to the journal
@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import site
+from benchmarks.load import site
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.shell.engine import Engine

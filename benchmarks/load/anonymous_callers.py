@@ -1,6 +1,6 @@
 """Anonymous callers that send as much as they can to one gRPC server, in a process of their own: measures its limits.
 
-    python -m benchmarks.anonymous_callers HOST:PORT CALLERS SECONDS
+    python -m benchmarks.load.anonymous_callers HOST:PORT CALLERS SECONDS
 
 A quarter of the callers each: unary calls with bodies of 30 MB; streams without end; many small calls with a credential
 of nobody; bytes that are no HTTP/2, or only its beginning. The last line of the output is a JSON object: how often each

@@ -1,6 +1,6 @@
 """The server of an agent, in a process of its own: what a measurement attacks.
 
-    python -m benchmarks.known_agent FOLDER
+    python -m benchmarks.load.known_agent FOLDER
 
 Its first line of output is {"port": …}. It writes the authority of its certificate to agent.pem of the folder, and ends
 when its standard input ends.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import site
+from benchmarks.load import site
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
 from muster.daemon.host import private_file
 from muster.daemon.host.process.process_memory import collect_seldom

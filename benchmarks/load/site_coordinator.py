@@ -1,6 +1,6 @@
-"""The coordinator of a measurement (`benchmarks.site`), in a process of its own.
+"""The coordinator of a measurement (`site`), in a process of its own.
 
-    python -m benchmarks.site_coordinator FOLDER PORT OTHER_NODES HEARTBEAT_S
+    python -m benchmarks.load.site_coordinator FOLDER PORT OTHER_NODES HEARTBEAT_S
 
 Each line of its output is a JSON object: {"port": …} when it serves, {"judged": NODE, "at": S} at once after a verdict
 is in the journal (seconds of the monotonic clock), {"lag_ms": …} twice a second. It ends when its standard input ends.
@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import site
+from benchmarks.load import site
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.host import clock

@@ -1,6 +1,6 @@
-"""Many people who follow the gangs of a site, in one process: the load of a measurement (`benchmarks.site`).
+"""Many people who follow the gangs of a site, in one process: the load of a measurement (`site`).
 
-    python -m benchmarks.site_watchers FOLDER PORT COUNT
+    python -m benchmarks.load.site_watchers FOLDER PORT COUNT
 
 Each watcher has a connection of its own, and comes again as `muster status -f` does. Each line of the output is a JSON
 object, twice a second: {"watching": watchers that have a view and were not given up, "views": …, "given_up": …}. The
@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks import site
-from benchmarks.site_nodes import tell_counts
+from benchmarks.load import site
+from benchmarks.load.site_nodes import tell_counts
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import start_logging
 from muster.daemon.transport.tls import Trust

@@ -1,6 +1,6 @@
 """The attack of `muster.daemon.testing.known_user` on the processes of a measurement, as another user.
 
-    python -m benchmarks.known_callers FOLDER COORDINATOR_PORT AGENT_PORT UID SECONDS
+    python -m benchmarks.load.known_callers FOLDER COORDINATOR_PORT AGENT_PORT UID SECONDS
 
 The last line of the output is a JSON object: how often each status came back. Start it as root: it becomes the user.
 """
@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from benchmarks import known_agent, site
+from benchmarks.load import known_agent, site
 from muster.daemon.testing.known_user import Attacker, Target, all_attacks, tls_context
 
 

@@ -1,4 +1,4 @@
-"""Starts and measures the processes of a site (`benchmarks.site`)."""
+"""Starts and measures the processes of a site (`site`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
-from benchmarks import private_munged, site
+from benchmarks.load import private_munged, site
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.journal import Journal
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CLOCK_TICKS_PER_S = 100
 LINE_BYTES = 1 << 20
 
@@ -48,9 +48,9 @@ class Process:
 
     @classmethod
     async def start(cls, module: str, *arguments: object) -> Process:
-        """Start `python -m benchmarks.MODULE`."""
+        """Start `python -m benchmarks.load.MODULE`."""
         pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments))
+        command = (sys.executable, "-m", f"benchmarks.load.{module}", *map(str, arguments))
         started = cls(
             await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, limit=LINE_BYTES)
         )

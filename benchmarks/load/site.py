@@ -1,8 +1,8 @@
 """A site of 12,500 nodes for measurements of one coordinator: names, jobs, credentials, certificates.
 
-The coordinator and what loads it run in processes of their own (`benchmarks.site_coordinator`, `benchmarks.site_nodes`,
-`benchmarks.site_gangs`). They find everything in one folder. Connections are real, over loopback, with TLS. Credentials
-are munge's where munge is installed, and of a secret file elsewhere.
+The coordinator and what loads it run in processes of their own (`site_coordinator`, `site_nodes`, `site_gangs`). They
+find everything in one folder. Connections are real, over loopback, with TLS. Credentials are munge's where munge is
+installed, and of a secret file elsewhere.
 """
 
 from __future__ import annotations
