@@ -20,8 +20,8 @@ import grpc.aio
 
 from benchmarks.load import site
 from benchmarks.load.site_nodes import Counts, LoadedNode, read_signals, tell_counts
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.node.daemon import make_probe_server
+from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials

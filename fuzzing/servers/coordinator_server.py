@@ -16,9 +16,9 @@ import grpc.aio
 from fuzzing.servers import calls
 from fuzzing.servers.health import BugLog
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host import clock
 from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel

@@ -187,7 +187,7 @@ def a_hung_node_is_a_swap(training: Training) -> None:
 
 FALSE_AGENT = """
 import asyncio
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.transport.site_config import Site
 from muster.v1.common_pb2 import JobSpec
 

@@ -20,8 +20,8 @@ from muster.daemon.agent.batch.batch_process import (
     run_batch,
 )
 from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host.process.step_signals import FOR_RANKS
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
 RUNNING = GangView(phase="RUNNING", generation=1)

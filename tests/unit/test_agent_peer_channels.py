@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from muster.daemon.agent.failure_detector.peers import PeerChannels
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
+from muster.daemon.testing.scripted_world import DEADLINE_S
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.channel import bind, make_server

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.unit.test_known_callers import ATTACH, DEADLINE_S, OWNER, SLURM, Served, attacked, coordinator
 
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.testing.half_calls import HalfCaller
+from muster.daemon.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.server_limits import KIB, MIB, coordinator_share

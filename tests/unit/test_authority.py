@@ -21,9 +21,9 @@ from muster.checkpoint.testing.no_transport import NoTransport
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.node.daemon import make_probe_server
 from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority_table import AUTHORITY, Answer, CallerKind
 from muster.daemon.transport.authorization import Rights

@@ -23,9 +23,9 @@ from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEn
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import bind, credential_metadata, open_channel
 from muster.daemon.transport.fencing_timeouts import FENCING_TIMEOUTS_S
 from muster.daemon.transport.identity import SecretCredentials

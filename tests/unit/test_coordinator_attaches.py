@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from muster.daemon.coordinator.services.caller_limits import AttachQueue
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
+from muster.daemon.testing.scripted_world import DEADLINE_S
 
 
 async def test_a_heartbeat_waits_for_one_hello_at_most() -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, spec
 from muster.daemon.host import private_file
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import DEADLINE_S, spec
 from muster.daemon.transport.authority import Authority, bytes_of_public_key, make_key, pem_of_key
 from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.client.states import JobState

@@ -20,7 +20,7 @@ from muster.daemon.coordinator.diagnosis import past_generations, run_recorder
 from muster.daemon.coordinator.diagnosis.past_generations import FILE, PastGeneration, PastGenerations
 from muster.daemon.coordinator.services.job_specs import settings_digest
 from muster.daemon.coordinator.shell import link_rates
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld, spec
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, diagnosis_pb2, diagnosis_pb2_grpc
 

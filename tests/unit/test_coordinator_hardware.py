@@ -19,7 +19,7 @@ from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.model.level import Level
 from muster.fabric.model.node import Nic

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.journal.journal import JournalError
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.node_health import NodeHealth
 
 NO_ROOM = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"

@@ -13,8 +13,8 @@ import pytest
 
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.daemon.coordinator.slurm.lookup import MAX_CALLS, MAX_UNANSWERED, MAX_UNANSWERED_OF_USER, SlurmLookup
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host import clock
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.identity import Proof, SecretCredentials
 from muster.slurm.client.fake.fake_cluster import FakeCluster

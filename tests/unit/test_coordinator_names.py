@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from muster.daemon.coordinator.coordinator_names import CoordinatorNames
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host.name_resolution import NameUnresolved
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import CREDENTIAL_KEY
 from muster.v1 import api_pb2, api_pb2_grpc

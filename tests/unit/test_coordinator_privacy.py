@@ -7,8 +7,8 @@ import pytest
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.site_config import Site, SiteError

@@ -18,8 +18,8 @@ from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.turn.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentOutbox, AgentStreams
 from muster.daemon.coordinator.shell.probes import Prober
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import spec
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import spec
 from muster.daemon.transport.call_binding import name_of_agent
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof, SecretCredentials
 from muster.daemon.transport.reachability import Probed, Reachability, probe, try_connection

@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
+from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
 from muster.slurm.client.states import NodeState
 from muster.v1 import agent_pb2
 

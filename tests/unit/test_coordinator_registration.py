@@ -19,9 +19,9 @@ from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.registration import BUDGET_WINDOW_S, check_budget, check_job_is_free
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.site_config import Site

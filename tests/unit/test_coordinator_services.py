@@ -27,8 +27,8 @@ from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN
 from muster.daemon.coordinator.services.watching import changed_views
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentOutbox
 from muster.daemon.coordinator.slurm.watch import node_seen
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.fabric.sources.slurm_topology import SlurmTopology
 from muster.node_health import NodeHealth

@@ -20,8 +20,8 @@ from muster.daemon.coordinator.services.caller_limits import FactRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
 from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentOutbox
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits, coordinator_share
 from muster.v1 import agent_pb2 as pb

@@ -20,8 +20,8 @@ from muster.daemon.coordinator.services.caller_limits import UserCalls
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
 from muster.daemon.testing.chosen_users import ChosenUser
+from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import Caller, set_call

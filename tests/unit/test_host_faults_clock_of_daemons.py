@@ -18,11 +18,11 @@ from cryptography import x509
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.observed_state import ObservedNode
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import clock
 from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings
 from muster.daemon.node.sensors.sensor import SensorPaths
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport import authority
 from muster.daemon.transport.call_binding import name_of_agent
 from muster.daemon.transport.channel import open_channel

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.v1 import agent_pb2
 

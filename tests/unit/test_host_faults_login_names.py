@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from muster.daemon.coordinator.services.login_names import MOST_THREADS, LoginNames
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
 from muster.v1 import api_pb2, api_pb2_grpc
 

@@ -19,8 +19,8 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld, spec
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld, spec
 from muster.daemon.transport.call_binding import name_of_agent
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import IdentityUnavailable, MungeCredentials

@@ -22,8 +22,8 @@ from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.probes import Prober
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import clock
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm

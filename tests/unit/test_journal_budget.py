@@ -16,8 +16,8 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.account import counted_bytes
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel
 from muster.v1 import api_pb2, api_pb2_grpc
 

@@ -14,8 +14,8 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.services import job_specs
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel
 from muster.v1 import api_pb2, api_pb2_grpc
 

@@ -19,12 +19,12 @@ import pytest
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
 from muster.daemon.coordinator.services.caller_limits import LINES_AT_ONCE
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.host import clock
 from muster.daemon.node.daemon import make_probe_server
 from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.testing.half_calls import HalfCaller
 from muster.daemon.testing.no_shards import NoShards
+from muster.daemon.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.call_binding import payload_of_call

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import rank_log_files
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport import server_limits
 from muster.daemon.transport.channel import IDENTITY_DEADLINE_S
 from muster.daemon.transport.identity import SecretCredentials

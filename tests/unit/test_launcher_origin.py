@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.folder_names import JOB_IS_DONE
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport.gang_ids import differences, job_identity
 from muster.daemon.transport.site_config import Site
 from muster.launcher.commands.submit import prepare, prepared, submit

@@ -14,7 +14,7 @@ import pytest_asyncio
 from muster.compatibility import PROTOCOL, RELEASE_KEY, Side, read_metadata
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.services.api_handlers import READING
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport.channel import bind, make_server, open_channel
 from muster.daemon.transport.server_limits import COORDINATOR
 from muster.daemon.transport.site_config import Site

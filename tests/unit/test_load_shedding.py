@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
+from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
 from muster.fabric.sources.node_reports import NodeReport
 from muster.launcher.coordinator_client import CoordinatorClient

@@ -7,7 +7,6 @@ import pytest
 
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.host import clock
 from muster.daemon.node.clock_offset import FRESH_S, ClockOffset
 from muster.daemon.node.coordinator_stream import NodeStream
@@ -15,6 +14,7 @@ from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.sensors.sensor import Observation, Sample
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
+from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1 import node_pb2
 

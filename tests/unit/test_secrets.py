@@ -12,8 +12,8 @@ import pytest
 
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import private_file
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
 from muster.launcher.command import load_site
 from muster.launcher.commands.submit import prepare, submit

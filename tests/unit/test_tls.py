@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.host import clock, private_file
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings
 from muster.daemon.node.sensors.sensor import SensorPaths
 from muster.daemon.testing.no_shards import NoShards
+from muster.daemon.testing.scripted_agent import ScriptedAgent
+from muster.daemon.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.channel import bind, make_server, open_channel

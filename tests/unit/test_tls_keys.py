@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
 from muster.daemon.host import clock, private_file
+from muster.daemon.testing.scripted_world import DEADLINE_S
 from muster.daemon.transport.authority import RIGHT_KEYS, Authority
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import SecretCredentials

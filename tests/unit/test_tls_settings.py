@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host import private_file
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.channel import open_channel

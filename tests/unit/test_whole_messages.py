@@ -28,7 +28,7 @@ from tests.unit.test_known_callers import (
     soon,
 )
 
-from muster.daemon.coordinator.testing.scripted_world import spec
+from muster.daemon.testing.scripted_world import spec
 from muster.daemon.transport.calls.call_refused import CallRefused
 from muster.daemon.transport.calls.call_share import CallShare
 from muster.daemon.transport.server_limits import API_CALLS, KIB, MIB, SPEC_MESSAGE_BYTES, STRANGERS_AT_AGENT

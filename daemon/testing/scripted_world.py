@@ -19,8 +19,8 @@ from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.host import clock
+from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.identity import Credentials, SecretCredentials
