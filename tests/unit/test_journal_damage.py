@@ -207,7 +207,8 @@ def _of_format_1(folder: Path) -> DurableState:
     """A journal as the first release wrote it, with a snapshot and a tail."""
     folder.mkdir()
     db, state = sqlite3.connect(folder / "journal.db"), DurableState()
-    db.executescript(MIGRATIONS[0])
+    for statement in MIGRATIONS[0]:
+        db.execute(statement)
     for number in range(EVENTS):
         for fact in _event(number):
             apply(state, fact, float(number))

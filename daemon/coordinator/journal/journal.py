@@ -17,6 +17,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +215,8 @@ class Journal:
         self._db.execute("PRAGMA synchronous = FULL")
 
     def _migrate(self, version: int) -> None:
-        for step in MIGRATIONS[version:]:
-            self._db.executescript(step)
+        for statement in chain.from_iterable(MIGRATIONS[version:]):
+            self._db.execute(statement)
         if version < FORMAT:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (FORMAT,))
         for index in history.INDEXES:
