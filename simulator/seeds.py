@@ -224,16 +224,9 @@ class SeedRun:
             injection.arm(self.world, hardware_faults.lose_node_until_repaired, SECOND_LOSS_S)
 
     def _arm_faults(self, seed: int) -> None:
-        """Arm faults that would otherwise be too rare, and random ones.
-
-        Each of the former has a random generator of its own, so that a change to one of them leaves the others as they
-        are.
-        """
-        for phase, shares in injection.ARMED_FAULTS.items():
-            self._arm_one(random.Random(f"{phase} {seed}").random(), shares, phase)
-        self._arm_one(random.Random(f"more {seed}").random(), injection.MORE_FAULTS, Phase.RUNNING)
-        if random.Random(f"unseen crash {seed}").random() < 0.03:
-            injection.arm(self.world, injection.crash_rank_while_coordinator_is_down, 3.5)
+        """Arm faults that would otherwise be too rare, and random ones."""
+        for draw in injection.ARMED_FAULTS:
+            draw.arm(self.world, seed)
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.7:
             injection.arm(self.world, network_faults.isolate_nodes_of_every_gang, 4.0)
         if self.world.durations.step_s() > 1.0:
@@ -255,13 +248,6 @@ class SeedRun:
             point, gang = rng.choice(list(SnapshotPoint)), rng.choice(self._gangs)
             crash = SnapshotCrash(gang, point, rng.randint(1, 8), powers_off=rng.random() < 0.3)
             self.world.snapshot_crashes.arm(crash)
-
-    def _arm_one(self, remainder: float, shares: Mapping[tuple[injection.Fault, float], float], phase: Phase) -> None:
-        """Arm the fault in whose share `remainder` (0 to 1) lies, if any."""
-        for (fault, after_s), share in shares.items():
-            if 0 <= remainder < share:
-                injection.arm(self.world, fault, after_s, phase)
-            remainder -= share
 
     def _submit(self, gang: str, spec: GangSpec) -> None:
         world, rng = self.world, self._rng

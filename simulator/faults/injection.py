@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.simulator.faults import hardware_faults as hardware
@@ -169,46 +171,72 @@ def crash_rank_while_coordinator_is_down(world: World, gang: str) -> None:
     process.kill_rank(world, gang)
 
 
-ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
-    Phase.SUBMITTED: {(hardware.crash_batch_host, 0.0): 0.2},
-    Phase.PREFLIGHT: {(fail_during_preflight, 0.0): 0.05},
-    Phase.STARTING: {(requeue_during_start, 0.0): 0.02},
-    Phase.RUNNING: {
-        (network.cut_from_coordinator_during_phase, 2.5): 0.04,
-        (network.cut_from_coordinator_during_crash, 3.5): 0.05,
-        (network.isolate_node, 2.0): 0.01,
-        (isolate_node_and_crash_rank, 2.0): 0.04,
-        (crash_rank_behind_cut, 2.0): 0.03,
-        (signal_while_coordinator_is_down, 3.0): 0.02,
-        (network.isolate_node_with_resets, 6.0): 0.06,
-        (network.isolate_spare, 4.0): 0.06,
-        (hardware.correlated_signal, 3.0): 0.045,
-        (hardware.precursor, 2.5): 0.07,
-        (hardware.unfit_then_failure, 3.0): 0.05,
-        (hardware.degraded_then_failure, 3.0): 0.03,
-        (process.stuck_shared_storage, 1.2): 0.075,
-        (process.declared_phase, 4.0): 0.06,
-        (process.hang_rank, 7.0): 0.05,
-        (process.silence_rank, 5.0): 0.03,
-        (process.crash_ranks_on_node, 1.5): 0.06,
-        (process.agent_error, 3.0): 0.055,
-        (service.fail_durable_storage, 3.0): 0.01,
-        (service.preempt_job, 2.0): 0.15,  # the next run finds the memory that its nodes have kept
-        (service.cancel_gang, 5.0): 0.005,
-    },
-    Phase.DRAINING: {(service.fail_durable_storage, 0.0): 0.07},
-    Phase.REQUEUED: {(service.start_other_job, 0.1): 0.15},
-    Phase.FAILED: {(service.slurm_unresponsive, 0.0): 0.5},
-}
-"""For each phase: faults, and the seconds after which they strike the first gang that enters the phase, each with the
-share of seeds in which it is armed. At most one is armed for a phase, so the shares of a phase are at most 1."""
-MORE_FAULTS: dict[tuple[Fault, float], float] = {
-    (process.hang_rank, 6.0): 0.12,
-    (service.preempt_job, 6.0): 0.14,
-    (hardware.unfit_then_failure, 5.0): 0.04,
-    (process.crash_ranks_on_node, 5.0): 0.02,
-    (service.fail_batch_script, 3.0): 0.04,
-}
-"""The same for the first gang that is RUNNING, besides what ARMED_FAULTS has for it."""
-for _phase, _shares in [*ARMED_FAULTS.items(), (Phase.RUNNING, MORE_FAULTS)]:
-    assert sum(_shares.values()) < 1 + 1e-9, f"the shares of {_phase} exceed 1"
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """In each seed at most one of these faults is armed: it strikes when the first gang has entered `phase`.
+
+    `name`: it has a random generator of its own. So a change, or another draw, leaves all others as they are.
+    `shares`: each fault, with the seconds after which it strikes, and the share of seeds in which it is armed.
+    """
+
+    name: str
+    phase: Phase
+    shares: Mapping[tuple[Fault, float], float]
+
+    def arm(self, world: World, seed: int) -> None:
+        """Arm the fault that this seed has, if any."""
+        remainder = random.Random(f"{self.name} {seed}").random()
+        for (fault, after_s), share in self.shares.items():
+            if 0 <= remainder < share:
+                arm(world, fault, after_s, self.phase)
+            remainder -= share
+
+
+ARMED_FAULTS = (
+    Draw("SUBMITTED", Phase.SUBMITTED, {(hardware.crash_batch_host, 0.0): 0.2}),
+    Draw("PREFLIGHT", Phase.PREFLIGHT, {(fail_during_preflight, 0.0): 0.05}),
+    Draw("STARTING", Phase.STARTING, {(requeue_during_start, 0.0): 0.02}),
+    Draw(
+        "RUNNING",
+        Phase.RUNNING,
+        {
+            (network.cut_from_coordinator_during_phase, 2.5): 0.04,
+            (network.cut_from_coordinator_during_crash, 3.5): 0.05,
+            (network.isolate_node, 2.0): 0.01,
+            (isolate_node_and_crash_rank, 2.0): 0.04,
+            (crash_rank_behind_cut, 2.0): 0.03,
+            (signal_while_coordinator_is_down, 3.0): 0.02,
+            (network.isolate_node_with_resets, 6.0): 0.06,
+            (network.isolate_spare, 4.0): 0.06,
+            (hardware.correlated_signal, 3.0): 0.045,
+            (hardware.precursor, 2.5): 0.07,
+            (hardware.unfit_then_failure, 3.0): 0.05,
+            (hardware.degraded_then_failure, 3.0): 0.03,
+            (process.stuck_shared_storage, 1.2): 0.075,
+            (process.declared_phase, 4.0): 0.06,
+            (process.hang_rank, 7.0): 0.05,
+            (process.silence_rank, 5.0): 0.03,
+            (process.crash_ranks_on_node, 1.5): 0.06,
+            (process.agent_error, 3.0): 0.055,
+            (service.fail_durable_storage, 3.0): 0.01,
+            (service.preempt_job, 2.0): 0.15,  # the next run finds the memory that its nodes have kept
+            (service.cancel_gang, 5.0): 0.005,
+        },
+    ),
+    Draw(
+        "more",
+        Phase.RUNNING,
+        {
+            (process.hang_rank, 6.0): 0.12,
+            (service.preempt_job, 6.0): 0.14,
+            (hardware.unfit_then_failure, 5.0): 0.04,
+            (process.crash_ranks_on_node, 5.0): 0.02,
+            (service.fail_batch_script, 3.0): 0.04,
+        },
+    ),
+    Draw("unseen crash", Phase.RUNNING, {(crash_rank_while_coordinator_is_down, 3.5): 0.03}),
+    Draw("DRAINING", Phase.DRAINING, {(service.fail_durable_storage, 0.0): 0.07}),
+    Draw("REQUEUED", Phase.REQUEUED, {(service.start_other_job, 0.1): 0.15}),
+    Draw("FAILED", Phase.FAILED, {(service.slurm_unresponsive, 0.0): 0.5}),
+)
+"""Faults that would be too rare at random moments."""

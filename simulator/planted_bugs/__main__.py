@@ -1,7 +1,7 @@
 """Plant one bug and look for it: `python -m muster.simulator.planted_bugs NAME [--seeds N]`.
 
-The exit code is 1 if no seed finds the bug.
-`--renew` looks for all bugs, and writes down the seeds that find them (known_seeds.toml).
+The exit code is 1 if no seed finds the bug. The seed that finds it is written down (known_seeds.toml).
+`--renew` does so for all bugs.
 `--rules WORD...` prints the rules of the core with these words, and what fails without each.
 """
 
@@ -38,6 +38,8 @@ def main() -> int:
         print(f"{options.name}: not found by {options.seeds} seeds")
         return 1
     print(f"{options.name}: found by seed {found.seed}: {found.violation}")
+    if known_seeds.known_seeds().get(options.name) != found.seed:
+        known_seeds.write({**known_seeds.known_seeds(), options.name: found.seed})
     return 0
 
 

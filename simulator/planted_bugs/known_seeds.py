@@ -1,7 +1,8 @@
 """The seed that has found each planted bug (known_seeds.toml). It is tried first, so most bugs need one world.
 
 A change of the simulator or of the core changes the worlds. A known seed that no longer finds its bug costs time and
-nothing else: all seeds are tried then. `python -m muster.simulator.planted_bugs --renew` writes the file anew.
+nothing else: all seeds are tried then. `python -m muster.simulator.planted_bugs NAME` writes down the seed of one bug,
+`--renew` those of all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import multiprocessing
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,8 @@ from muster.simulator.planted_bugs.planting import PlantedBugDoesNotFit, planted
 _NO_SUCH_NAME = ("AttributeError", "NameError", "UnboundLocalError")
 _FILE = Path(__file__).with_name("known_seeds.toml")
 _HEADER = """\
-# The seed that has found each planted bug. `python -m muster.simulator.planted_bugs --renew` writes this file.
+# The seed that has found each planted bug. `python -m muster.simulator.planted_bugs --renew` writes this file, or NAME
+# in place of --renew the line of one bug.
 """
 
 
@@ -63,7 +65,7 @@ def renew(count: int) -> list[str]:
     workers, context = os.cpu_count() or 1, multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
         found = dict(zip(PLANTED_BUGS, pool.map(partial(_find, count=count), PLANTED_BUGS), strict=True))
-    _FILE.write_text(_HEADER + "".join(_lines((name, seed) for name, seed in found.items() if seed is not None)))
+    write({name: seed for name, seed in found.items() if seed is not None})
     return [name for name, seed in found.items() if seed is None]
 
 
@@ -72,5 +74,6 @@ def _find(name: str, count: int) -> int | None:
     return None if found is None else found.seed
 
 
-def _lines(found: Iterable[tuple[str, int]]) -> Iterator[str]:
-    return (f"{name} = {seed}\n" for name, seed in sorted(found))
+def write(found: Mapping[str, int]) -> None:
+    """Write the file: the seed of each bug."""
+    _FILE.write_text(_HEADER + "".join(f"{name} = {seed}\n" for name, seed in sorted(found.items())))

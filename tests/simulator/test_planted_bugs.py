@@ -39,4 +39,4 @@ def test_the_known_seed_is_tried_first_and_then_all_others() -> None:
 
 
 def test_known_seeds_are_those_of_planted_bugs() -> None:
-    assert known_seeds().keys() == PLANTED_BUGS.keys(), "python -m muster.simulator.planted_bugs --renew"
+    assert known_seeds().keys() == PLANTED_BUGS.keys(), "python -m muster.simulator.planted_bugs NAME"
