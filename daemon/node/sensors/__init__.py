@@ -13,4 +13,9 @@ from muster.daemon.node.sensors.kmsg import KernelLogSensor
 from muster.daemon.node.sensors.nvml import NvmlSensor
 from muster.daemon.node.sensors.sensor import Sensor, SensorPaths
 
-SENSORS: tuple[Callable[[SensorPaths], Sensor], ...] = (KernelLogSensor, NvmlSensor, InfinibandSensor, HostSensor)
+SENSORS: tuple[Callable[[SensorPaths], Sensor], ...] = (
+    KernelLogSensor,
+    NvmlSensor,
+    InfinibandSensor,
+    HostSensor,
+)
