@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from fuzzing.target import TooMuchWork
 from muster.simulator.planted_bugs.planting import planted
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 nothing was found, 1 an input fails. With planted bugs: 0 each was found."""
-    options = _options()
+    options = _options(argv)
     names = [options.target] if options.target else list(TARGETS)
     in_process = options.input or options.near_corpus is not None
     if in_process:
@@ -51,7 +52,7 @@ def _search_near_corpus(names: list[str], count: int, planted: bool, seed: int) 
     return int(planted)
 
 
-def _options() -> argparse.Namespace:
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzzing", description="Fuzz the parsers and servers of Muster.")
     parser.add_argument("--target", choices=TARGETS, metavar="NAME", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--seconds", type=int, default=600, help="seconds for each target")
@@ -60,7 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--input", type=Path, help="run this input only")
     parser.add_argument("--near-corpus", type=int, metavar="COUNT", help="run the corpus and COUNT inputs near it")
     parser.add_argument("--planted", action="store_true", help="plant each target's bug, which must be found")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if (options.input or (options.planted and options.near_corpus is not None)) and not options.target:
         parser.error("--input, and --planted with --near-corpus, need --target")
     return options

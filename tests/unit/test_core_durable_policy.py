@@ -84,7 +84,7 @@ def test_a_version_is_not_written_twice() -> None:
 
 
 def test_by_costs_and_failures_the_first_one_comes_after_ten_minutes_and_then_daly_decides() -> None:
-    world = training(flush_s=6.0, durable_auto=True, node_mtbf_s=7200.0)
+    world = training(flush_s=6.0, step_s=2.0, durable_auto=True, node_mtbf_s=7200.0)
     world.run_for(3000.0)
     times = [at for at, _ in ordered(world)]
     assert times[0] - world.gang.account.registered_at == pytest.approx(flushing.UNMEASURED_INTERVAL_S, abs=1.0)

@@ -493,7 +493,7 @@ def test_a_restarted_coordinator_still_goes_back() -> None:
 
 
 def test_a_repaired_node_that_another_job_has_taken_is_asked_for_again_later() -> None:
-    world = shrunk()
+    world = shrunk(step_s=2.0)
     world.run_until(lambda: world.world.cluster.nodes()["n2"].drained)
     world.world.jobs.sbatch_failure_rate = 1.0
     world.repair("n2")
@@ -507,7 +507,7 @@ def test_a_repaired_node_that_another_job_has_taken_is_asked_for_again_later() -
 
 
 def test_a_node_of_the_pool_that_is_free_later_is_grown_onto() -> None:
-    world = training(4, idle_nodes=1, limits=NO_LIMITS, pool_nodes=1)
+    world = training(4, idle_nodes=1, limits=NO_LIMITS, pool_nodes=1, step_s=2.0)
     world.drain_by_hand("n4", "elsewhere")
     world.crash("n2")
     trains(world, 2, 120.0)
@@ -521,7 +521,7 @@ def test_a_node_of_the_pool_that_is_free_later_is_grown_onto() -> None:
 
 def test_no_request_of_a_gang_that_trains_is_in_the_queue_for_long() -> None:
     """Another gang may need the node to go on at all."""
-    world = training(4, limits=NO_LIMITS, pool_nodes=1, step_s=2.0)
+    world = training(4, limits=NO_LIMITS, pool_nodes=1, step_s=20.0)
     world.crash("n2")
     trains(world, 2, 120.0)
     world.run_for(5400)
@@ -642,7 +642,7 @@ def test_a_node_of_the_pool_stays_as_the_spare_that_the_job_has_asked_for() -> N
 
 def test_growth_does_not_wait_for_long_for_nodes_that_were_requested() -> None:
     limits = replace(NO_LIMITS, pool=replace(NO_LIMITS.pool, wait_s=3600.0))
-    world = training(5, min_nodes=2, pool_nodes=2, limits=limits)
+    world = training(5, min_nodes=2, pool_nodes=2, limits=limits, step_s=2.0)
     world.crash("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     trains(world, 2, 4000.0)

@@ -33,7 +33,9 @@ def _load(name: str) -> ModuleType:
         sys.path.remove(str(ROOT))
 
 
-TARGETS: dict[str, str] = _load("fuzzing.catalogue").TARGETS
+CATALOGUE = _load("fuzzing.catalogue")
+TARGETS: dict[str, str] = CATALOGUE.TARGETS
+COMMAND = _load("fuzzing.__main__")
 PLANTED_BUGS: dict[str, PlantedBug] = _load("fuzzing.planted_bugs").PLANTED_BUGS
 
 
@@ -48,11 +50,19 @@ def test_the_kept_inputs_and_inputs_near_them_pass() -> None:
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == list(TARGETS)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_planted_bug_is_found(name: str) -> None:
-    done = _run("--target", name, "--planted", "--near-corpus", str(MORE_NEAR_BUG.get(name, NEAR_BUG)))
+@pytest.mark.parametrize("name", CATALOGUE.SERVERS)
+def test_a_bug_planted_in_a_server_is_found(name: str) -> None:
+    """In a process of its own: its servers end with it."""
+    done = _run("--target", name, "--planted", "--near-corpus", str(NEAR_BUG))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "found: " in done.stdout
+
+
+@pytest.mark.parametrize("name", CATALOGUE.PARSERS)
+def test_a_bug_planted_in_a_parser_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    near = str(MORE_NEAR_BUG.get(name, NEAR_BUG))
+    assert COMMAND.main(["--target", name, "--planted", "--near-corpus", near]) == 0
+    assert "found: " in capsys.readouterr().out
 
 
 def test_a_kept_input_can_be_run_alone(tmp_path: Path) -> None:
