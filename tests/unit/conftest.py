@@ -14,8 +14,9 @@ from muster.slurm.image import nvml_stand_in
 
 grpc.aio.init_grpc_aio()
 
-# An example takes as long as this machine is busy. Inputs that make a parser slow are the fuzzers' (`make fuzz`).
-settings.register_profile("muster", deadline=None)
+# An example takes as long as this machine is busy. Inputs that make a parser slow are the fuzzers' (`make fuzz`). Each
+# run has other examples, so half of hypothesis's own number is enough for a run.
+settings.register_profile("muster", deadline=None, max_examples=50)
 settings.load_profile("muster")
 
 

@@ -1,11 +1,26 @@
-"""What an agent makes of its settings: which address it tells the others, and what its zygotes import."""
+"""What an agent makes of its settings: the spec, which address it tells the others, and what its zygotes import."""
 
+import re
 import socket
 
 import pytest
 
 from muster.daemon.agent.ranks.zygote_handle import PRELOAD, modules_to_import
-from muster.daemon.agent.startup import _address_towards
+from muster.daemon.agent.startup import BadOption, _address_towards, read_spec
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "--spec (or MUSTER_SPEC) must be the job's spec"),
+        ("{}", "--spec: command is missing"),
+        ("{]", "--spec is not a JobSpec as JSON"),
+        ("/nowhere/spec.json", "'/nowhere/spec.json' can't be read"),
+    ],
+)
+def test_a_spec_that_is_none_says_what_would_be_right(text: str, words: str) -> None:
+    with pytest.raises(BadOption, match=re.escape(words)):
+        read_spec(text)
 
 
 def test_the_address_that_faces_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:

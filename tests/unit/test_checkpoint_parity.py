@@ -211,7 +211,7 @@ async def test_shards_of_other_sizes_and_ranks_with_several_places(monkeypatch: 
     monkeypatch.setattr(parity_restore, "SealedMemory", staging_memory)
     places = {rank: f"n{rank // 2}" for rank in range(6)}
     sizes = {rank: (3 << 20) * (1 + rank % 4) + 11 * rank for rank in places}
-    state = {rank: (sharded(rank)(rank) * 2)[: sizes[rank]] for rank in places}
+    state = {rank: (sharded(rank)(rank) * 3)[: sizes[rank]] for rank in places}
     async with running_gang() as gang:
         gang.parity_groups = (("n0", "n1", "n2"),)
         await gang.add("n0", "n1", "n2", "spare0")

@@ -42,7 +42,8 @@ from muster.v1 import agent_pb2, common_pb2, peer_pb2
 from muster.v1.agent_pb2 import BlockTimes
 from muster.v1.rank_pb2 import StepTime
 
-SHARED = (9 << 20) + 77
+SHARED = (5 << 20) + 77
+"""Bytes: more than one piece."""
 GANG = "g1"
 
 
