@@ -14,10 +14,10 @@ from muster.daemon.coordinator.core.recovery.gathering import (
     RUNS_WITHOUT_START,
     SPARE_WAIT_S,
 )
-from muster.daemon.coordinator.core.recovery.requeueing import most_silent
+from muster.daemon.coordinator.core.recovery.requeueing import are_most_silent
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.turn.turn import Turn
 from muster.simulator.coverage.reason_phrases import ReasonPhrase
 from muster.simulator.world.observer import require
 
@@ -62,7 +62,7 @@ class BatchProcessInvariant:
             and silent_s > BATCH_TIMEOUT_S + MAX_DELAY_S
             and unchanged_s > SPARE_WAIT_S + MAX_DELAY_S
         )
-        late = late and not most_silent(GangTurn(Turn(core.state, core.observed, core.index, at), gang))
+        late = late and not are_most_silent(Turn(core.state, core.observed, core.index, at), gang.slurm)
         require(
             not late, f"invariant 4: {gang.id} has waited {silent_s:.1f} s for agents, and its batch process is silent"
         )

@@ -108,13 +108,13 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "take-a-planned-swap-for-the-end": PlantedBug(
         "The job counts as done when its ranks have exited for a planned swap.",
         function="running.supervise",
-        code="whole and A is not None and B and have_ranks_stopped(C)",
+        code="whole and A is not None and have_ranks_stopped(B, C, D)",
         bug="False",
     ),
     "empty-the-pool": PlantedBug(
         "A gang takes more nodes of the shared pool than its job may.",
         function="shared_pool.await_nodes",
-        code="A - len(_pool_members(B))",
+        code="A - len(pool_members())",
         bug="missing",
     ),
     "grow-from-nothing": PlantedBug(
@@ -132,7 +132,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "keep-a-node-that-crashes-its-ranks": PlantedBug(
         "A gang that has grown onto a broken node fails, and does not go back to the nodes that it had before.",
         function="undone_growth.suspected",
-        code="_unproven_growth(A)",
+        code="_unproven_growth(A, B)",
         bug="None",
     ),
     "undo-a-growth-that-was-not-the-last-change": PlantedBug(

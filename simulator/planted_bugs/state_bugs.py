@@ -54,8 +54,8 @@ STATE_BUGS: dict[str, PlantedBug] = {
     "exit-with-the-requeue-flag": PlantedBug(
         "The batch process of a failed job exits before its requeue flag is cleared.",
         function="batch_may_end",
-        code="A and not any(B)",
-        bug="A or any(B)",
+        code="A and not owes(B, C)",
+        bug="A or owes(B, C)",
     ),
     "forget-the-progress": PlantedBug(
         "The fact that ends a gang does not say how far the gang had come.",

@@ -461,7 +461,7 @@ def test_a_growth_of_an_earlier_run_concerns_no_later_one() -> None:
     assert undone_growth.suspected(gang) is not None
     assert undone_growth.suspected(replace(gang, phase=Phase.PREFLIGHT)) is None
     trains(world, 5)
-    assert undone_growth.times_undone(world.gang) == 1
+    assert undone_growth._times_undone(world.gang.recovery) == 1
     assert not undone_growth.is_undone(world.gang)
     assert world.gang.seats_to_fill() == carriers(world)
 

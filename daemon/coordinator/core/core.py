@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S, GANGS_KEPT, Limits
-from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState, observe
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.transitions import advance
 from muster.daemon.coordinator.core.turn.communication import note_change
@@ -98,8 +98,7 @@ class Core:
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             seen = self.observed.gang(gang.id)
             return job == gang.slurm.job and seen.job_restarts > restarts and not seen.job_ended
-        owed = self.state.owed.values()
-        return gang.final and not any(call.gang == gang.id and call.verb == "requeue_off" for call in owed)
+        return gang.final and not self.state.owes("requeue_off", gang.id)
 
     def why_no_swap(self, gang: Gang, node: str, now: float) -> requested_swap.Refusal | None:
         """Why no spare can take the place of `node` now; None: a request would be carried out."""
@@ -286,7 +285,12 @@ def _settle_call(turn: Turn, event: events.SlurmAnswered) -> None:
         circuit_breaker.judge_drained(turn, owed)
     drains.end_if_refused(turn, owed, event.error)
     gang = turn.state.gangs.get(owed.gang)
-    if owed.verb != "requeue" or not event.error or gang is None or not _waits_for_requeue(turn, gang):
+    if (
+        owed.verb != "requeue"
+        or not event.error
+        or gang is None
+        or not _waits_for_requeue(turn.state, gang, turn.observed.gang(gang.id))
+    ):
         return
     if CANCELLED in event.error:
         end_gang_as_slurm(GangTurn(turn, gang), "CANCELLED")
@@ -294,11 +298,11 @@ def _settle_call(turn: Turn, event: events.SlurmAnswered) -> None:
         end_gang(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
 
 
-def _waits_for_requeue(turn: Turn, gang: Gang) -> bool:
+def _waits_for_requeue(state: DurableState, gang: Gang, seen: ObservedGang) -> bool:
     """Only Slurm's answer brings the job back. Otherwise the refusal is of no account: somebody else had the job
     requeued meanwhile, or it runs again."""
-    again = any(owed.gang == gang.id and owed.verb == "requeue" for owed in turn.state.owed.values())
-    return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).job_requeued and not again
+    waits = gang.phase is Phase.REQUEUED and not seen.is_requeued_after(gang.slurm.restart_count)
+    return waits and not state.owes("requeue", gang.id)
 
 
 def _has_consequence(state: DurableState, event: events.Event) -> bool:
@@ -333,8 +337,8 @@ def _decide_on_node(
         case events.NodeSignalled():
             hardware_signals.decide(turn, event)
         case events.SlurmNodeChanged():
-            if any(owed.node == event.node for owed in turn.state.owed.values()):
-                return  # what Slurm said may be older than the call
+            if turn.state.owes_for_node(event.node):
+                return
             resumed = node.health in RESUMABLE or (node.health is NodeHealth.DEGRADED and node.drain is not None)
             if event.in_service and resumed:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import planned_swap
 from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import Node
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
@@ -39,14 +42,13 @@ def requested_words(by: str, reason: str) -> str:
 
 def why_not(gang_turn: GangTurn, node: str) -> Refusal | None:
     """Why no spare can take the place of `node` now; None: one can."""
-    if words := _why_not_that_node(gang_turn, node):
+    if words := _why_not_that_node(gang_turn.gang, node):
         return Refusal(words, for_good=True)
     words = _why_not_that_gang(gang_turn) or _why_no_spare(gang_turn, node)
     return Refusal(words) if words else None
 
 
-def _why_not_that_node(gang_turn: GangTurn, node: str) -> str:
-    gang = gang_turn.gang
+def _why_not_that_node(gang: Gang, node: str) -> str:
     if gang.final:
         return f"the job is over: it is {gang.phase}"
     member, seated = gang.roster.members.get(node), [seat.node for seat in gang.roster.seats]
@@ -60,22 +62,20 @@ def _why_not_that_node(gang_turn: GangTurn, node: str) -> str:
 
 def _why_not_that_gang(gang_turn: GangTurn) -> str:
     """Why no node of the gang can be left now."""
-    gang = gang_turn.gang
+    gang, swap = gang_turn.gang, gang_turn.gang.plans.swap
     if gang_turn.turn.limits.observe:
         return "the site has Muster in observe mode, in which no node is swapped"
-    if gang.plans.swap is not None and gang.plans.swap.nodes:
-        return f"the gang {gang.plans.swap.reason}; try again when that is over"
-    if gang.plans.swap is not None:
-        return (
-            f"a swap is under way: {gang.plans.swap.node} is left ({gang.plans.swap.reason}); try again when it is over"
-        )
+    if swap is not None and swap.nodes:
+        return f"the gang {swap.reason}; try again when that is over"
+    if swap is not None:
+        return f"a swap is under way: {swap.node} is left ({swap.reason}); try again when it is over"
     if gang.plans.stop is not None:
         return f"the ranks are stopping already: {gang.plans.stop.reason}"
     if gang.phase is not Phase.RUNNING:
         return f"the gang is {gang.phase}: a node can be swapped while the gang is RUNNING"
     if gang.findings.hang is not None:
         return f"the gang hangs, and is restarted: {gang.findings.hang.reason}"
-    if not gang_turn.gang.newest.has_finished_step:
+    if not gang.newest.has_finished_step:
         return f"generation {gang.newest.generation} has finished no step yet: try again after its first step"
     if not planned_swap.may_plan(gang_turn):
         return f"no step of generation {gang.newest.generation} is whole in memory yet: try again after the next commit"
@@ -87,22 +87,22 @@ def _why_no_spare(gang_turn: GangTurn, node: str) -> str:
     if planned_swap.free_spares(gang_turn) > 0:
         return ""
     seated = {seat.node for seat in gang_turn.gang.roster.seats}
-    spares = [member.node for member in gang_turn.gang.roster.present() if member.node not in seated]
+    state, members = gang_turn.turn.state, gang_turn.gang.roster.present()
+    spares = [state.node(member.node) for member in members if member.node not in seated]
     if not spares:
         return (
             f"the job has no spare that could take the place of {node}: submit it with `spares`, or with `pool_nodes`"
         )
-    shown = ", ".join(f"{name} ({_state_of_spare(gang_turn, name)})" for name in spares)
+    shown = ", ".join(f"{spare.name} ({_state_of_spare(gang_turn.observed, spare)})" for spare in spares)
     return f"no spare is ready to take the place of {node}: {shown}; try again when `muster status` shows a fit spare"
 
 
-def _state_of_spare(gang_turn: GangTurn, name: str) -> str:
-    seen, node = gang_turn.observed, gang_turn.turn.state.node(name)
+def _state_of_spare(seen: ObservedGang, node: Node) -> str:
     if node.health is not NodeHealth.FIT:
         return f"{node.health}: {node.reason}"
     if node.drain is not None:
-        return planned_swap.drain_words(name, node.drain)
-    if failure := seen.status(name).failure:
+        return planned_swap.drain_words(node.name, node.drain)
+    if failure := seen.status(node.name).failure:
         return failure
-    silent = name in seen.suspected_since or not seen.is_attached(name)
+    silent = node.name in seen.suspected_since or not seen.is_attached(node.name)
     return "silent" if silent else "needed for an empty seat"

@@ -52,7 +52,7 @@ def why_not(state: DurableState, observed: ObservedState, limits: Limits, node: 
         return "it failed again within a day after Muster had resumed it"
     if failure_rate.is_lemon(failure_rate.failures(state, node.name, now), limits.lemon_after):
         return "it is a lemon"
-    if any(call.node == node.name for call in state.owed.values()):
+    if state.owes_for_node(node.name):
         return "a call to Slurm about it is under way"
     if not _is_drained_by_muster(observed, node):
         return "in Slurm it has another reason than Muster's, or a job is left on it"

@@ -108,7 +108,7 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
     step_s = seen.pace.median_step_s or (cost.step_s if cost is not None else 0.0)
     if flush is not None:
         view.flush_serial, view.flush_error = flush.serial, flush.error
-        view.flushing = not flushing.is_over(gang)
+        view.flushing = gang.checkpoint.is_flushing
         if view.flushing:
             view.flush.CopyFrom(_flush_view(flush, seen, now))
     between_s = view.durable_every_s or view.durable_every_steps * step_s
@@ -263,7 +263,7 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
 
 
 def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
-    reason = pending_words(seen.pending_reason, gang.slurm.job, requeueing.launch_failed_on(observed, gang))
+    reason = pending_words(seen.pending_reason, gang.slurm.job, requeueing.launch_failed_on(observed, gang.slurm))
     if seen.completing:
         reason = f"{reason}; " * bool(reason) + (
             f"its last run has not ended on {listed(seen.completing)}: if that lasts, a Prolog, an Epilog or a process "

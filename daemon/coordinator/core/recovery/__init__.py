@@ -4,5 +4,5 @@
 
 May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.coordinator.core.detection`,
 `daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
-`fabric.cost`, `fabric.placement.maps`.
+`fabric.cost`, `fabric.model`, `fabric.placement.maps`.
 """

@@ -45,7 +45,7 @@ def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> 
 def continue_drain(gang_turn: GangTurn) -> None:
     """The last checkpoint is being written. Once it is written, or can't be, enter the next phase."""
     gang = gang_turn.gang
-    if (gang.checkpoint.flush is not None and not flushing.is_over(gang)) or flushing.flush_newer_version(gang_turn):
+    if gang.checkpoint.is_flushing or flushing.flush_newer_version(gang_turn):
         return
     error = gang.checkpoint.flush.error if gang.checkpoint.flush else ""
     words = f"the last checkpoint could not be written: {error}"

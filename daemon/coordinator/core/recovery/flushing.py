@@ -43,7 +43,7 @@ def flush_before_start(gang_turn: GangTurn, version: Version | None) -> bool:
     gang, newest = gang_turn.gang, unsaved_version(gang_turn)
     if not gang.spec.redundancy.rebuilds or newest is None or (version is not None and version >= newest):
         return False
-    if gang.checkpoint.flush is not None and not is_over(gang):
+    if gang.checkpoint.is_flushing:
         return True  # one that was ordered before ends first
     if (
         gang.checkpoint.flush is not None
@@ -148,11 +148,7 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
     """Order the flush that a user has requested, once no other flush runs. A request beyond the limits is dropped: the
     API has told the user why."""
     gang = gang_turn.gang
-    if (
-        not gang_turn.observed.flush_requested_by
-        or gang.phase is not Phase.RUNNING
-        or (gang.checkpoint.flush and not is_over(gang))
-    ):
+    if not gang_turn.observed.flush_requested_by or gang.phase is not Phase.RUNNING or gang.checkpoint.is_flushing:
         return
     version = _newest_version(gang_turn)
     asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
@@ -170,7 +166,7 @@ def start_due_flush(gang_turn: GangTurn) -> None:
     """
     gang = gang_turn.gang
     words = _policy_words(gang_turn)
-    if not words or gang.phase is not Phase.RUNNING or (gang.checkpoint.flush and not is_over(gang)):
+    if not words or gang.phase is not Phase.RUNNING or gang.checkpoint.is_flushing:
         return
     version = _newest_version(gang_turn)
     if version is None or not gang.spec.durable_dir:
@@ -226,16 +222,11 @@ def _policy_words(gang_turn: GangTurn) -> str:
     return f"durable_every = {counted(spec.durable_every_s / 60, 'minute', form='g')}" if spec.durable_every_s else ""
 
 
-def is_over(gang: Gang) -> bool:
-    """The newest flush is written, or has failed."""
-    return gang.checkpoint.flush is not None and bool(gang.checkpoint.flush.path or gang.checkpoint.flush.error)
-
-
 def check_flush(gang_turn: GangTurn) -> None:
     """Record the end of the flush: every writer has reported its part, one has failed, or storage takes no more."""
     gang = gang_turn.gang
     flush = gang.checkpoint.flush
-    if flush is None or is_over(gang):
+    if flush is None or flush.is_over:
         return
     index = gang_turn.index
     if lost := sorted(

@@ -3,7 +3,11 @@
 from muster.daemon.coordinator.core.recovery import planned_stop
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
+from muster.daemon.coordinator.core.state.roster import Roster
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
@@ -33,19 +37,19 @@ JOB_ENDS_S = 15.0
 
 def end_if_cancelled_or_ended(gang_turn: GangTurn) -> bool:
     """End the gang after a user's cancel, or after Slurm's own end of the job. True: it has ended, or was requeued."""
-    state = gang_turn.job_ended
-    if gang_turn.observed.cancel_requested_by:
-        end_gang(gang_turn, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gang_turn.observed.cancel_requested_by}")
-        gang_turn.observed.cancel_requested_by = ""
-    elif state and not _ended_before_the_requeue(gang_turn, state) and not planned_stop.can_save(gang_turn):
+    gang, seen, state = gang_turn.gang, gang_turn.observed, gang_turn.job_ended
+    if seen.cancel_requested_by:
+        end_gang(gang_turn, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {seen.cancel_requested_by}")
+        seen.cancel_requested_by = ""
+    elif state and not _ended_before_the_requeue(gang, seen, state) and not planned_stop.can_save(gang_turn):
         end_gang_as_slurm(gang_turn, state)
-    return gang_turn.gang.final or planned_stop.requeued_by_slurm(gang_turn)
+    return gang.final or planned_stop.requeued_by_slurm(gang_turn)
 
 
-def _ended_before_the_requeue(gang_turn: GangTurn, state: str) -> bool:
+def _ended_before_the_requeue(gang: Gang, seen: ObservedGang, state: str) -> bool:
     """The end that Slurm reports is the end of the run that is being requeued."""
-    older = gang_turn.observed.job_restarts <= gang_turn.gang.slurm.restart_count
-    return gang_turn.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
+    older = seen.job_restarts <= gang.slurm.restart_count
+    return gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
 
 
 def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
@@ -61,7 +65,7 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
         return
     if exit_code == EXIT_NO_REQUEUE:
         gang_turn.turn.owe("requeue_off", gang.id, gang.slurm.job, f"muster: {reason}")
-    if batch_host_dead(gang):
+    if is_batch_host_dead(gang.roster, gang.slurm):
         gang_turn.turn.owe("complete", gang.id, gang.slurm.job, f"muster: {reason}", exit_code=exit_code)
 
 
@@ -77,18 +81,17 @@ def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
     )
 
 
-def batch_host_dead(gang: Gang) -> bool:
+def is_batch_host_dead(roster: Roster, job: SlurmJob) -> bool:
     """No process is left that would report the job's end to Slurm."""
-    host = gang.roster.batch_host
-    left = host is not None and bool(gang.slurm.job_nodes) and host.node not in gang.slurm.job_nodes
+    host = roster.batch_host
+    left = host is not None and bool(job.job_nodes) and host.node not in job.job_nodes
     return host is None or left or host.gone
 
 
-def _is_cancel_owed(gang_turn: GangTurn) -> bool:
-    """Slurm is asked to cancel the job already. A user may ask as often as they like."""
-    gang = gang_turn.gang
+def _is_cancel_owed(state: DurableState, gang: Gang) -> bool:
+    """Slurm is asked to cancel the job already. A user may ask as often as they like. Pool jobs have calls as well."""
     wanted = ("cancel", gang.id, gang.slurm.job)
-    return any((call.verb, call.gang, call.job) == wanted for call in gang_turn.turn.state.owed.values())
+    return any((call.verb, call.gang, call.job) == wanted for call in state.owed.values())
 
 
 def complete_job(gang_turn: GangTurn) -> None:
@@ -96,7 +99,7 @@ def complete_job(gang_turn: GangTurn) -> None:
     dead."""
     gang = gang_turn.gang
     asked_by, gang_turn.observed.cancel_requested_by = gang_turn.observed.cancel_requested_by, ""
-    if asked_by and not gang.slurm.job_over and not _is_cancel_owed(gang_turn):
+    if asked_by and not gang.slurm.job_over and not _is_cancel_owed(gang_turn.turn.state, gang):
         gang_turn.turn.owe("cancel", gang.id, gang.slurm.job, f"muster: cancelled by {asked_by}")
     over = gang.slurm.job_over or gang.slurm.completion_owed or gang.phase is Phase.CANCELLED
     if over and not gang.growth.pool:

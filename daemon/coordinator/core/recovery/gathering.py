@@ -13,7 +13,8 @@ from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import completion, gang_end, requeueing
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.core.turn.communication import communicating_seats
@@ -83,10 +84,10 @@ def gather(gang_turn: GangTurn) -> None:
         return  # Slurm has put the job back, and will start it again
     if _launch_failed(gang_turn):
         return
-    since = _waiting_since(gang_turn)
+    since = _waiting_since(gang.phase_at, gang_turn.observed, gang_turn.turn.observed.observing_since)
     waited = gang_turn.now - since
     if _never_enough(gang_turn):
-        requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
+        requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang.roster, gang.slurm))
     elif here < spec.nodes and gang.slurm.runs_without_start < RUNS_WITHOUT_START and _launcher_lost(gang_turn):
         requeueing.requeue_or_end(
             gang_turn, f"{here} of {spec.nodes} agents are attached, and the batch process of the job is silent"
@@ -103,7 +104,7 @@ def gather(gang_turn: GangTurn) -> None:
 def _launch_failed(gang_turn: GangTurn) -> bool:
     """Requeue or end the gang if srun could start nothing on so many nodes that too few are left. True: it did."""
     gang, words = gang_turn.gang, requeueing.unlaunched_reason(gang_turn)
-    left = len(gang.slurm.job_nodes) - len(requeueing.unlaunched_nodes(gang_turn))
+    left = len(gang.slurm.job_nodes) - len(requeueing.unlaunched_nodes(gang, gang_turn.observed))
     if not words or left >= gang.spec.fewest:
         return False
     if gang.slurm.runs_without_start < RUNS_WITHOUT_START:
@@ -113,13 +114,11 @@ def _launch_failed(gang_turn: GangTurn) -> bool:
     return True
 
 
-def _waiting_since(gang_turn: GangTurn) -> float:
+def _waiting_since(phase_at: float, seen: ObservedGang, observing_since: float) -> float:
     """When the wait for agents began (seconds). Slurm may need long to start the job, so the wait begins with the first
     agent; after a coordinator's restart every agent must attach again."""
-    _, granted_at = gang_turn.observed.job_running or (0, 0.0)
-    return max(
-        gang_turn.gang.phase_at, granted_at, gang_turn.observed.first_attach_at, gang_turn.turn.observed.observing_since
-    )
+    _, granted_at = seen.job_running or (0, 0.0)
+    return max(phase_at, granted_at, seen.first_attach_at, observing_since)
 
 
 def _give_up(gang_turn: GangTurn) -> None:
@@ -147,8 +146,7 @@ def _requeue_reason(gang_turn: GangTurn, dead: list[str]) -> str:
         return ""
     if gone:
         return f"the agents on {', '.join(gone)} have ended, and were not started again"
-    heard_at = _batch_heard_at(gang_turn)
-    if heard_at is None or gang_turn.now - heard_at > BATCH_SILENCE_S:
+    if not _is_batch_heard(gang.slurm, gang_turn.observed, gang_turn.now):
         attached, timeout_s = len(gang_turn.index.in_service), gang.spec.gather_timeout_s
         few = f"{attached} of {gang.spec.nodes} nodes attached within {timeout_s:.0f} s"
         return f"{few}, and nothing was heard from the batch process of the job"
@@ -177,17 +175,15 @@ def _srun_waits(gang_turn: GangTurn) -> bool:
     seen, since = gang_turn.observed, gang_turn.gang.phase_at
     if _first_node_lost(gang_turn):
         return False  # srun has died there, and ends nobody
-    if requeueing.dead_nodes(gang_turn) or _launch_hangs(gang_turn):
+    if requeueing.dead_nodes(gang_turn) or _launch_hangs(gang_turn.gang, seen, gang_turn.now):
         seen.dead_node_seen_at = gang_turn.now
     return seen.dead_node_seen_at > since > seen.relaunched_at
 
 
-def _launch_hangs(gang_turn: GangTurn) -> bool:
+def _launch_hangs(gang: Gang, seen: ObservedGang, now: float) -> bool:
     """srun lives, no agent of a node has attached in this run, and srun has not given that node up."""
-    gang, heard_at = gang_turn.gang, _batch_heard_at(gang_turn)
-    if heard_at is None or gang_turn.now - heard_at > BATCH_SILENCE_S:
-        return False
-    return bool(set(gang.slurm.job_nodes) - set(gang.roster.members) - requeueing.unlaunched_nodes(gang_turn))
+    missing = set(gang.slurm.job_nodes) - set(gang.roster.members) - requeueing.unlaunched_nodes(gang, seen)
+    return _is_batch_heard(gang.slurm, seen, now) and bool(missing)
 
 
 def _never_enough(gang_turn: GangTurn) -> bool:
@@ -205,26 +201,23 @@ def _never_enough(gang_turn: GangTurn) -> bool:
 
 def _launcher_lost(gang_turn: GangTurn) -> bool:
     """The batch process is silent, so srun has died with it: no further agent will be launched."""
-    gang, heard_at, host, since = (
-        gang_turn.gang,
-        _batch_heard_at(gang_turn),
-        gang_turn.gang.roster.batch_host,
-        _waiting_since(gang_turn),
-    )
+    gang, seen, host = gang_turn.gang, gang_turn.observed, gang_turn.gang.roster.batch_host
+    heard_at = _batch_heard_at(gang.slurm, seen)
+    since = _waiting_since(gang.phase_at, seen, gang_turn.turn.observed.observing_since)
     if not gang.spec.requeue or gang_turn.turn.limits.observe:
         return False  # an early end gains nothing
     if heard_at is None and host is None and not _first_node_lost(gang_turn):
         gang_turn.turn.tick_at(gang_turn.now + BATCH_TIMEOUT_S)  # the batch process may not have started yet
         return False
-    if host is not None and gang_turn.observed.is_attached(host.node):
+    if host is not None and seen.is_attached(host.node):
         silent_at = gang_turn.turn.observed.agent_heard_at(gang.id, host.node) + HEARTBEAT_TIMEOUT_S
         if gang_turn.now < silent_at:  # its host lives, and a batch process that ends by itself ends the job
             gang_turn.turn.tick_at(silent_at)
             return False
     batch_lost_at = max(heard_at or 0.0, since) + BATCH_TIMEOUT_S
-    last_attach_at = max(gang_turn.observed.last_attach_at, since)
+    last_attach_at = max(seen.last_attach_at, since)
     lost_at = max(batch_lost_at, last_attach_at + SPARE_WAIT_S)
-    if gang_turn.now >= lost_at and requeueing.most_silent(gang_turn):
+    if gang_turn.now >= lost_at and requeueing.are_most_silent(gang_turn.turn, gang.slurm):
         lost_at = gang_turn.now + BATCH_TIMEOUT_S  # the coordinator may be cut off itself
     gang_turn.turn.tick_at(lost_at)
     return gang_turn.now >= lost_at
@@ -240,14 +233,16 @@ def _first_node_lost(gang_turn: GangTurn) -> bool:
     return seen.batch_host not in seen.job_nodes or seen.batch_host in requeueing.dead_nodes(gang_turn)
 
 
-def _batch_heard_at(gang_turn: GangTurn) -> float | None:
+def _is_batch_heard(job: SlurmJob, seen: ObservedGang, now: float) -> bool:
+    """The batch process of this run of the job lives: it was heard just now."""
+    heard_at = _batch_heard_at(job, seen)
+    return heard_at is not None and now - heard_at <= BATCH_SILENCE_S
+
+
+def _batch_heard_at(job: SlurmJob, seen: ObservedGang) -> float | None:
     """When the batch process of this run of the job was last heard; None: it never was."""
-    batch = gang_turn.observed.batch
-    return (
-        batch.heard_at
-        if batch is not None and batch.is_of(gang_turn.gang.slurm.job, gang_turn.gang.slurm.restart_count)
-        else None
-    )
+    batch = seen.batch
+    return batch.heard_at if batch is not None and batch.is_of(job.job, job.restart_count) else None
 
 
 def _start_preflight(gang_turn: GangTurn) -> None:

@@ -51,7 +51,7 @@ def next_seats(gang_turn: GangTurn) -> list[str] | None:
     fewest = min(len(before), gang.spec.fewest)
     price = price_of_second_move(gang_turn) if groups and not set(before).issubset(usable) else None
     # A pool node without ranks comes after the job's own spares, and before any that is hardly fit.
-    last_choices = {**planned_growth.seated_last(gang_turn), **{node: 1 + last for node, last in last_choices.items()}}
+    last_choices = {**planned_growth.seated_last(gang), **{node: 1 + last for node, last in last_choices.items()}}
     refilled = placement.refill_seats(fabric, before, usable, fewest, last_choices, groups, price)
     return refilled and planned_growth.grown_seats(gang_turn, refilled)
 
@@ -149,9 +149,8 @@ def _action(gang: Gang, ranked: list[str]) -> str:
         return "fewer replicas"
     if before == ranked:
         return "restart in place"
-    return planned_growth.action(gang, before, ranked) or (
-        "planned swap" if gang.plans.swap and gang.plans.swap.node else "swap"
-    )
+    planned = "planned swap" if gang.plans.swap is not None and gang.plans.swap.node else "swap"
+    return planned_growth.action(gang.plans.swap, before, ranked) or planned
 
 
 def _choose_state(

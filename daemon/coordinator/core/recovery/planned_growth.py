@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.daemon.coordinator.core.detection import fencing
-from muster.daemon.coordinator.core.recovery import flushing, planned_swap, wanted_nodes
+from muster.daemon.coordinator.core.recovery import planned_swap, wanted_nodes
 from muster.daemon.coordinator.core.recovery.growth import surplus_nodes
 from muster.daemon.coordinator.core.recovery.growth.undone_growth import GIVES_WAY, GROWTH, next_at
 from muster.daemon.coordinator.core.state import facts
@@ -26,6 +26,7 @@ from muster.daemon.coordinator.core.state.generations import Swap
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.communication import wider_than_asked
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.fabric.model.fabric import Fabric
 
 TOGETHER_S = 30.0
 """Seconds that a first node waits for others that are lacking, too: nodes are often repaired together."""
@@ -41,7 +42,7 @@ LOOK_INTERVAL_S = 1.0
 def request_and_plan_growth(gang_turn: GangTurn) -> None:
     """Request the nodes that the gang lacks, and plan what those allow that have come."""
     gang, seen = gang_turn.gang, gang_turn.observed
-    if gang.phase is not Phase.RUNNING or not wanted_nodes.lacks_nodes(gang_turn):
+    if gang.phase is not Phase.RUNNING or not wanted_nodes.lacks_nodes(gang, len(gang_turn.index.present)):
         return
     look_at = seen.growth_looked_at + LOOK_INTERVAL_S
     if gang_turn.turn.changed_node is not None and gang_turn.now < look_at:
@@ -57,16 +58,16 @@ def _plan(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if not wanted_nodes.may_change(gang_turn) or not planned_swap.may_plan(gang_turn):
         return
-    if gang.checkpoint.flush is not None and not flushing.is_over(gang):
+    if gang.checkpoint.is_flushing:
         return  # it holds a slot of each rank, so that the step after which the ranks stop may not be kept
-    if gang_turn.now < next_at(gang):
-        gang_turn.turn.tick_at(next_at(gang))
+    if gang_turn.now < (grows_at := next_at(gang.growth, gang.recovery)):
+        gang_turn.turn.tick_at(grows_at)
         return
     if _spares_warm_up(gang_turn):
         return
     if len(gang.roster.seats) < gang.spec.nodes:
         _plan_growth(gang_turn)
-    elif (pool := _seated_of_pool(gang_turn)) and (own := own_spares(gang_turn)):
+    elif (pool := _seated_of_pool(gang)) and (own := own_spares(gang_turn)):
         words = f"{pool[0]} of the shared pool gives way to {own[0]}, which is back"
         gang_turn.turn.record(
             facts.SwapPlanned(gang.id, pool[0], gang.newest.generation, words, gives_way_to=own[0]),
@@ -88,7 +89,7 @@ def _plan_growth(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     before = [seat.node for seat in gang.roster.seats]
     after = _grown(gang_turn, before, gang.spec.nodes)
-    if len(after) <= len(before) or not _is_allowed(gang_turn, before, after):
+    if len(after) <= len(before) or not _is_allowed(gang.spec, gang_turn.fabric, before, after):
         return
     if len(after) < gang.spec.nodes and _more_may_come(gang_turn, after[len(before) :]):
         return
@@ -121,34 +122,28 @@ def fence_stopped(gang_turn: GangTurn) -> None:
 def grown_seats(gang_turn: GangTurn, seats: list[str]) -> list[str]:
     """The seats of the next generation, which would be `seats` without a growth: more of them if the generation before
     was ended for that and for nothing else."""
-    gang = gang_turn.gang
-    recovery = gang.recovery.recoveries[-1] if gang.recovery.recoveries else None
-    if gang.plans.swap is None or not gang.plans.swap.nodes or recovery is None or recovery.nodes_out:
+    swap, recovery = gang_turn.gang.plans.swap, gang_turn.gang.recovery.last
+    if swap is None or not swap.nodes or recovery is None or recovery.nodes_out:
         return seats
-    if not recovery.cause.startswith(_words_of(gang.plans.swap)):
+    if not recovery.cause.startswith(_words_of(swap)):
         return seats  # a rank has crashed, or the ranks hang
-    return _grown(gang_turn, seats, gang.plans.swap.nodes)
+    return _grown(gang_turn, seats, swap.nodes)
 
 
 def _words_of(swap: Swap) -> str:
     return f"the gang {swap.reason}"
 
 
-def seated_last(gang_turn: GangTurn) -> dict[str, int]:
+def seated_last(gang: Gang) -> dict[str, int]:
     """Nodes of the shared pool that carry no rank: a spare of the job's own takes a seat before them."""
-    gang = gang_turn.gang
-    return {member.node: 1 for member in gang.roster.present() if gang.is_of_pool(member)} if gang.growth.pool else {}
+    return dict.fromkeys((member.node for member in gang.pool_members()), 1) if gang.growth.pool else {}
 
 
-def action(gang: Gang, before: Sequence[str], after: Sequence[str]) -> str:
+def action(swap: Swap | None, before: Sequence[str], after: Sequence[str]) -> str:
     """What a planned change of the nodes is called."""
     if len(after) > len(before):
         return GROWTH
-    return (
-        GIVES_WAY
-        if gang.plans.swap is not None and gang.plans.swap.gives_way_to in set(after).difference(before)
-        else ""
-    )
+    return GIVES_WAY if swap is not None and swap.gives_way_to in set(after).difference(before) else ""
 
 
 def own_spares(gang_turn: GangTurn) -> list[str]:
@@ -158,8 +153,7 @@ def own_spares(gang_turn: GangTurn) -> list[str]:
     return own[: max(0, planned_swap.free_spares(gang_turn))]
 
 
-def _seated_of_pool(gang_turn: GangTurn) -> list[str]:
-    gang = gang_turn.gang
+def _seated_of_pool(gang: Gang) -> list[str]:
     return [seat.node for seat in gang.roster.seats if gang.is_of_pool(gang.roster.members[seat.node])]
 
 
@@ -186,9 +180,8 @@ def _holds_whole_replicas(spec: GangSpec, nodes: int) -> bool:
     return nodes * spec.ranks_per_node % (spec.tensor * spec.context * spec.pipeline) == 0
 
 
-def _is_allowed(gang_turn: GangTurn, before: Sequence[str], after: Sequence[str]) -> bool:
+def _is_allowed(spec: GangSpec, fabric: Fabric, before: Sequence[str], after: Sequence[str]) -> bool:
     """No group that must be packed lies wider than it does now."""
-    spec, fabric = gang_turn.gang.spec, gang_turn.fabric
     required = replace(
         spec, traffic=tuple(one if one.required else replace(one, packed_in="any") for one in spec.traffic)
     )

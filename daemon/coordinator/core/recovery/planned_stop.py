@@ -13,6 +13,9 @@ from muster.daemon.coordinator.core.detection import fencing
 from muster.daemon.coordinator.core.recovery import flushing
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
@@ -29,18 +32,15 @@ def plan_stop(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if gang.plans.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
         return
-    if reason := _slurm_has_ended_it(gang_turn):
+    if reason := _what_slurm_has_done(gang.slurm, gang_turn.observed):
         # Slurm has decided what follows. If Slurm has ended the job, the gang ends as the job did.
         gang_turn.turn.record(facts.StopPlanned(gang.id, reason, Phase.REQUEUED))
     elif 2 * len(gang_turn.index.sigterm_received) > len(gang_turn.index.present):
         words = gang_turn.observed.status(min(gang_turn.index.sigterm_received)).sigterm_notice
-        limit_at = _limit_at(gang_turn)
-        limit = limit_at is not None and gang_turn.now >= limit_at - LIMIT_MARGIN_S
-        gang_turn.turn.record(
-            facts.StopPlanned(
-                gang.id, words, _phase_after_stop(gang.spec.requeue_at_limit if limit else gang.spec.requeue)
-            )
-        )
+        limit_at = _limit_at(gang.slurm, gang_turn.observed)
+        at_limit = limit_at is not None and gang_turn.now >= limit_at - LIMIT_MARGIN_S
+        requeue = gang.spec.requeue_at_limit if at_limit else gang.spec.requeue
+        gang_turn.turn.record(facts.StopPlanned(gang.id, words, _phase_after_stop(requeue)))
     elif reason := _limit_reason(gang_turn):
         gang_turn.turn.record(facts.StopPlanned(gang.id, reason, _phase_after_stop(gang.spec.requeue_at_limit)))
 
@@ -49,43 +49,38 @@ def _phase_after_stop(requeue: bool) -> Phase:
     return Phase.REQUEUED if requeue else Phase.FAILED
 
 
-def _slurm_has_ended_it(gang_turn: GangTurn) -> str:
-    """What Slurm has already done to the job, in words; empty: nothing."""
-    if gang_turn.job_ended:
-        return f"Slurm ends job {gang_turn.gang.slurm.job}: {gang_turn.job_ended}"
-    if gang_turn.job_requeued:
-        return "Slurm has put the job back into the queue"
-    return ""
+def _what_slurm_has_done(job: SlurmJob, seen: ObservedGang) -> str:
+    """How Slurm has ended this run of the job already, in words; empty: it has not."""
+    if end := seen.end_of_run(job.restart_count):
+        return f"Slurm ends job {job.job}: {end}"
+    return "Slurm has put the job back into the queue" if seen.is_requeued_after(job.restart_count) else ""
 
 
 def _limit_reason(gang_turn: GangTurn) -> str:
     """Why the job's time limit requires a stop now; empty if it does not yet."""
-    stop_at, limit_at = due_at(gang_turn), _limit_at(gang_turn)
-    if stop_at is None or limit_at is None or not gang_turn.gang.spec.stop_before_s:
+    gang, seen = gang_turn.gang, gang_turn.observed
+    stop_at, limit_at = due_at(gang.spec, gang.slurm, seen), _limit_at(gang.slurm, seen)
+    if stop_at is None or limit_at is None or not gang.spec.stop_before_s:
         return ""
     if gang_turn.now < stop_at:
         gang_turn.turn.tick_at(stop_at)
         return ""
     # The reason stays after the end, so it is true at any time.
     before_s = max(0.0, limit_at - gang_turn.now)
-    return f"stopped for the time limit of job {gang_turn.gang.slurm.job}, {before_s:.0f} s before it"
+    return f"stopped for the time limit of job {gang.slurm.job}, {before_s:.0f} s before it"
 
 
-def due_at(gang_turn: GangTurn) -> float | None:
+def due_at(spec: GangSpec, job: SlurmJob, seen: ObservedGang) -> float | None:
     """When (seconds) the time limit of the job lets the ranks stop, or ends them; None: it is not known, or there is no
     limit."""
-    limit_at = _limit_at(gang_turn)
-    if limit_at is None:
-        return None
-    most_s = gang_turn.observed.limit_s / 4  # most of a short job is left for training
-    return limit_at - min(gang_turn.gang.spec.stop_before_s, most_s)
+    limit_at = _limit_at(job, seen)
+    most_s = seen.limit_s / 4  # most of a short job is left for training
+    return None if limit_at is None else limit_at - min(spec.stop_before_s, most_s)
 
 
-def _limit_at(gang_turn: GangTurn) -> float | None:
+def _limit_at(job: SlurmJob, seen: ObservedGang) -> float | None:
     """When the time limit ends this run of the job; None if that is unknown. Slurm may still report the earlier run."""
-    return (
-        gang_turn.observed.limit_at if gang_turn.observed.job_restarts == gang_turn.gang.slurm.restart_count else None
-    )
+    return seen.limit_at if seen.job_restarts == job.restart_count else None
 
 
 def requeued_by_slurm(gang_turn: GangTurn) -> bool:
@@ -107,14 +102,13 @@ def can_save(gang_turn: GangTurn) -> bool:
 
 
 def _can_save(gang_turn: GangTurn) -> bool:
-    if gang_turn.gang.phase is Phase.STARTING and flushing.unsaved_version(gang_turn) is None:
-        return False  # the ranks have done nothing yet
-    if gang_turn.gang.phase not in ACTIVE | {Phase.DRAINING}:
+    phase = gang_turn.gang.phase
+    if phase not in ACTIVE | {Phase.DRAINING}:
         return False
     # An agent that is out of touch for a moment is probed, and removed once it is known to have ended.
-    return (
-        bool(gang_turn.index.present) or flushing.unsaved_version(gang_turn) is not None
-    )  # removed members can write, too
+    if phase is not Phase.STARTING and gang_turn.index.present:
+        return True
+    return flushing.unsaved_version(gang_turn) is not None  # ranks that start have done nothing yet; who left can write
 
 
 def fence_if_overdue(gang_turn: GangTurn) -> bool:

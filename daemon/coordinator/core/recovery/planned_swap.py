@@ -16,6 +16,7 @@ If the generation ends by another fault meanwhile, that recovery leaves the node
 ranks have stopped, they are started again where they were: a node that still works is worth more than none.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -23,10 +24,12 @@ from muster.daemon.coordinator.core.detection import circuit_breaker, fencing
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DrainRequest
+from muster.daemon.coordinator.core.state.durable_state import DrainRequest, Node
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.generations import Straggler
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
+from muster.daemon.coordinator.core.turn.gang_index import GangIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 
@@ -73,14 +76,7 @@ def respond(gang_turn: GangTurn) -> None:
 def may_plan(gang_turn: GangTurn) -> bool:
     """The generation trains, nothing else ends it, and its newest step can be kept in memory."""
     gang = gang_turn.gang
-    if (
-        gang.phase is not Phase.RUNNING
-        or gang.plans.swap is not None
-        or gang.plans.stop is not None
-        or gang.findings.hang is not None
-    ):
-        return False
-    if not gang_turn.gang.newest.has_finished_step:
+    if not gang.trains_undisturbed or not gang.newest.has_finished_step:
         return False
     version = restore_plan.newest_restorable(gang_turn, gang.ranks_of)
     return version is not None and version.generation == gang.newest.generation
@@ -89,7 +85,7 @@ def may_plan(gang_turn: GangTurn) -> bool:
 def waits_for_spare(gang_turn: GangTurn) -> bool:
     """A node shall be left while the gang trains, no limit forbids it, and no spare is ready."""
     gang = gang_turn.gang
-    if gang.phase is not Phase.RUNNING or gang.plans.swap is not None or gang.plans.stop is not None:
+    if gang.phase is not Phase.RUNNING or not gang.plans.are_none:
         return False
     wanted = bool(_drained(gang_turn) or _degraded_to_leave(gang_turn))
     return wanted and free_spares(gang_turn) <= 0
@@ -114,12 +110,11 @@ def leave_nodes(gang_turn: GangTurn) -> bool:
     return bool(leaving)
 
 
-def have_ranks_stopped(gang_turn: GangTurn) -> bool:
+def have_ranks_stopped(index: GangIndex, seen: ObservedGang, generation: int) -> bool:
     """Every rank has exited with 0; or has finished its last step, and that step is committed."""
-    index, generation = gang_turn.index, gang_turn.gang.newest.generation
     if index.stopped < index.reported or index.exited_cleanly == index.reported:
         return index.exited_cleanly == index.reported
-    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.roster.seats]
+    statuses = [seen.status(node) for node, seat in index.seats.items() if seat.group_rank >= 0]
     last = max(rank.stopped_step for status in statuses for rank in status.ranks_of(generation))
     return any(status.committed == Version(generation, last) for status in statuses)
 
@@ -173,7 +168,7 @@ def _drained(gang_turn: GangTurn) -> list[_Concern]:
     if gang_turn.turn.limits.observe:
         return []
     concerns = []
-    for node in _carrying(gang_turn, gang_turn.turn.index.drained - gang_turn.turn.index.out_of_service):
+    for node in _carrying(gang_turn.index, gang_turn.turn.index.drained - gang_turn.turn.index.out_of_service):
         if (drain := gang_turn.turn.state.node(node).drain) is not None:
             words = drain_words(node, drain)
             concerns.append(_Concern(node, _Cause.REQUEST, words, Response.SWAP, drain.requested_by))
@@ -191,34 +186,27 @@ def _degraded_to_leave(gang_turn: GangTurn) -> list[_Concern]:
 def _degraded(gang_turn: GangTurn) -> list[_Concern]:
     """The nodes that carry ranks, and are DEGRADED or have a straggler that lasts, if something follows from that; by
     name."""
-    nodes = gang_turn.turn.index.degraded | {straggler.node for straggler in gang_turn.gang.findings.stragglers}
-    concerns = [_strongest_concern(gang_turn, node) for node in _carrying(gang_turn, nodes)]
+    gang, state = gang_turn.gang, gang_turn.turn.state
+    stragglers = [one for one in gang.findings.stragglers if one.generation == gang.newest.generation]
+    nodes = gang_turn.turn.index.degraded | {straggler.node for straggler in stragglers}
+    concerns = [_strongest_concern(state.node(node), stragglers) for node in _carrying(gang_turn.index, nodes)]
     return [concern for concern in concerns if concern.response is not Response.RECORD]
 
 
-def _carrying(gang_turn: GangTurn, nodes: set[str]) -> list[str]:
+def _carrying(index: GangIndex, nodes: set[str]) -> list[str]:
     """Those of `nodes` that carry ranks, by name."""
-    gang, seats = gang_turn.gang, gang_turn.index.seats
-    carrying = (node for node in nodes if node in seats and seats[node].group_rank >= 0)
-    return sorted(node for node in carrying if not gang.roster.members[node].removed)
+    return sorted(node for node in nodes & index.present if node in index.seats and index.seats[node].group_rank >= 0)
 
 
-def _strongest_concern(gang_turn: GangTurn, node: str) -> _Concern:
-    """What follows from the health of a node, or from a straggler on it. Of equal ones, that of the health."""
-    known, straggler = gang_turn.turn.state.node(node), _lasting_straggler(gang_turn, node)
-    of_health = known.response if known.health is NodeHealth.DEGRADED else Response.RECORD
+def _strongest_concern(node: Node, stragglers: Sequence[Straggler]) -> _Concern:
+    """What follows from the health of a node, or from one of the `stragglers` that have lasted. Of equal ones, that of
+    the health."""
+    of_health = node.response if node.health is NodeHealth.DEGRADED else Response.RECORD
+    mine = (straggler for straggler in stragglers if straggler.node == node.name)
+    straggler = max(mine, key=lambda straggler: _response(straggler).strength, default=None)
     if straggler is not None and _response(straggler).strength > of_health.strength:
-        return _Concern(node, _Cause.STRAGGLER, straggler.reason, _response(straggler))
-    return _Concern(node, _Cause.PRECURSOR, known.reason, of_health)
-
-
-def _lasting_straggler(gang_turn: GangTurn, node: str) -> Straggler | None:
-    """Of the stragglers on the node that have lasted in the running generation, the one with the strongest response."""
-    gang = gang_turn.gang
-    mine = (
-        known for known in gang.findings.stragglers if (known.node, known.generation) == (node, gang.newest.generation)
-    )
-    return max(mine, key=lambda straggler: _response(straggler).strength, default=None)
+        return _Concern(node.name, _Cause.STRAGGLER, straggler.reason, _response(straggler))
+    return _Concern(node.name, _Cause.PRECURSOR, node.reason, of_health)
 
 
 def _response(straggler: Straggler) -> Response:

@@ -48,7 +48,7 @@ def recover(gang_turn: GangTurn) -> None:
         return
     observed = gang_turn.turn.limits.observe and gang.roster.seats
     if (growth := undone_growth.suspected(gang)) is not None:
-        undone_growth.go_back(gang_turn, growth, shared_pool.has_room(gang_turn))
+        undone_growth.go_back(gang_turn, growth, shared_pool.has_room(gang, gang_turn.turn.limits.pool))
     if _software_fails(gang) and not observed:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang.recovery))
         return
@@ -74,7 +74,7 @@ def recover(gang_turn: GangTurn) -> None:
     if len(gang_turn.index.present) - len(gang_turn.index.out_of_service) < min(
         len(gang.roster.seats) or gang.spec.nodes, gang.spec.fewest
     ):
-        requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
+        requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang.roster, gang.slurm))
     elif not gang.roster.seats and worse_allocation.respond(gang_turn):
         return
     elif _store_opens(gang_turn):

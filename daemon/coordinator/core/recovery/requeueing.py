@@ -17,9 +17,11 @@ from muster.daemon.coordinator.core.recovery import flushing, gang_end
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedState
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
+from muster.daemon.coordinator.core.state.roster import Roster
+from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
 from muster.node_health import NodeHealth
 from muster.wording import counted, listed
 
@@ -51,11 +53,10 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
     requeue(gang_turn, reason, dead_nodes(gang_turn))
 
 
-def unlaunched_nodes(gang_turn: GangTurn) -> set[str]:
+def unlaunched_nodes(gang: Gang, seen: ObservedGang) -> set[str]:
     """The nodes of this run of the job on which srun could start nothing, although Slurm has them in service. A Prolog
     hangs there, for example. On the node of srun itself, the fault is another one, and each node may share it. Once the
     gang has gathered without them, they explain nothing."""
-    gang, seen = gang_turn.gang, gang_turn.observed
     if seen.batch is None or not seen.batch.is_of(gang.slurm.job, gang.slurm.restart_count):
         return set()
     if gang.phase is not Phase.GATHERING or seen.batch_host in seen.batch.unlaunched:
@@ -65,25 +66,23 @@ def unlaunched_nodes(gang_turn: GangTurn) -> set[str]:
 
 def unlaunched_reason(gang_turn: GangTurn) -> str:
     """Why an agent on these nodes is missing, in words; empty: there are no such nodes."""
-    nodes = unlaunched_nodes(gang_turn)
+    nodes = unlaunched_nodes(gang_turn.gang, gang_turn.observed)
     if not nodes:
         return ""
     names = listed(sorted(nodes))
-    if all(_daemon_is_silent(gang_turn, node) for node in nodes):
+    if all(_is_daemon_silent(gang_turn.turn, node) for node in nodes):
         return f"srun could start nothing on {names}, where the node daemon is silent, too"
     return f"srun could start nothing on {names}, where a Prolog may hang: slurmd's log there says more"
 
 
-def too_few_nodes_reason(gang_turn: GangTurn) -> str:
+def too_few_nodes_reason(roster: Roster, job: SlurmJob) -> str:
     """Why there are too few nodes, in words."""
-    gone = [member for member in gang_turn.gang.roster.members.values() if member.removed]
+    gone = [member for member in roster.members.values() if member.removed]
     if not gone:
-        return f"{counted(len(gang_turn.gang.slurm.job_nodes), 'node is', 'nodes are')} left in the job"
-    words = f"{len(gone)} of {len(gang_turn.gang.roster.members)} agents are gone ({gone[0].removal_reason})"
-    if len(gone) == len(gang_turn.gang.roster.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
-        words += (
-            f"; slurm-{gang_turn.gang.slurm.job}.out says why, if Slurm has ended them: for their memory, for example"
-        )
+        return f"{counted(len(job.job_nodes), 'node is', 'nodes are')} left in the job"
+    words = f"{len(gone)} of {len(roster.members)} agents are gone ({gone[0].removal_reason})"
+    if len(gone) == len(roster.members) and all(m.removal_reason == m.agent_ended_reason for m in gone):
+        words += f"; slurm-{job.job}.out says why, if Slurm has ended them: for their memory, for example"
     return words
 
 
@@ -91,7 +90,7 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = (), *, giv
     """Have Slurm put the job back into its queue, without nodes that are bad, and without `dead` nodes. `given_back` as
     in PhaseChanged."""
     gang = gang_turn.gang
-    bad = _nodes_to_exclude(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
+    bad = _nodes_to_exclude(gang_turn) | (set() if are_most_silent(gang_turn.turn, gang.slurm) else set(dead))
     if not gang_turn.job_requeued:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.slurm.excluded if node not in bad and _exclusion_is_over(gang_turn, node))
@@ -109,7 +108,7 @@ def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     if 2 * len(left - unfit) > len(gang.roster.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
     left -= {member.node for member in removed if departure.was_given_back(gang_turn, member)} - unfit
-    unlaunched = unlaunched_nodes(gang_turn)
+    unlaunched = unlaunched_nodes(gang, gang_turn.observed)
     if 2 * len(unlaunched) > len(gang.slurm.job_nodes):
         unlaunched = set()  # likewise
     return left | (set(gang.slurm.job_nodes) & unfit) | unlaunched
@@ -120,29 +119,27 @@ def dead_nodes(gang_turn: GangTurn) -> list[str]:
     return [
         node
         for node in gang_turn.gang.slurm.job_nodes
-        if node not in gang_turn.index.in_service and _daemon_is_silent(gang_turn, node)
+        if node not in gang_turn.index.in_service and _is_daemon_silent(gang_turn.turn, node)
     ]
 
 
-def most_silent(gang_turn: GangTurn) -> bool:
+def are_most_silent(turn: Turn, job: SlurmJob) -> bool:
     """Most of the job's nodes are silent: they share the cause, or the coordinator's own network is cut."""
-    nodes = gang_turn.gang.slurm.job_nodes
-    return 2 * sum(_daemon_is_silent(gang_turn, node) for node in nodes) > len(nodes)
+    nodes = job.job_nodes
+    return 2 * sum(_is_daemon_silent(turn, node) for node in nodes) > len(nodes)
 
 
-def _daemon_is_silent(gang_turn: GangTurn, node: str) -> bool:
-    known = node in gang_turn.turn.state.nodes and bool(gang_turn.turn.state.node(node).probe_address)
-    return (
-        known
-        and gang_turn.now - max(gang_turn.turn.observed.observing_since, gang_turn.turn.observed.node(node).heard_at)
-        > HEARTBEAT_TIMEOUT_S
-    )
+def _is_daemon_silent(turn: Turn, node: str) -> bool:
+    if not turn.state.node(node).probe_address:
+        return False  # it was never heard
+    heard_at = max(turn.observed.observing_since, turn.observed.node(node).heard_at)
+    return turn.now - heard_at > HEARTBEAT_TIMEOUT_S
 
 
-def launch_failed_on(observed: ObservedState, gang: Gang) -> list[str]:
+def launch_failed_on(observed: ObservedState, job: SlurmJob) -> list[str]:
     """The nodes of the job that Slurm has drained because a launch failed there. None is known of a job that Slurm has
     put back before anybody looked: Slurm forgets which nodes it had."""
-    drains = {name: observed.nodes[name].drain for name in gang.slurm.job_nodes if name in observed.nodes}
+    drains = {name: observed.nodes[name].drain for name in job.job_nodes if name in observed.nodes}
     return sorted(name for name, drain in drains.items() if drain and drain.reason.startswith(_DRAINED_BY_LAUNCH))
 
 
@@ -152,10 +149,9 @@ def release_after_failed_launch(gang_turn: GangTurn) -> None:
     if not seen.is_held_after_launch:
         return
     may = gang.spec.requeue and not turn.limits.observe and gang.slurm.runs_without_start < FAILED_LAUNCHES
-    owed = any(call.gang == gang.id and call.verb == "requeue" for call in turn.state.owed.values())
-    if not may or owed or seen.released_at_restarts == seen.job_restarts:
+    if not may or turn.state.owes("requeue", gang.id) or seen.released_at_restarts == seen.job_restarts:
         return
-    nodes = launch_failed_on(turn.observed, gang)
+    nodes = launch_failed_on(turn.observed, gang.slurm)
     where = f" on {', '.join(nodes)}" if nodes else ""
     seen.released_at_restarts = seen.job_restarts
     turn.owe(

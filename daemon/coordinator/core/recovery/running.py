@@ -46,7 +46,7 @@ def supervise(gang_turn: GangTurn) -> None:
     # A step needs every rank, though one of them may be out of the coordinator's reach.
     if (whole or index.progressed) and gang.phase is Phase.STARTING:
         gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if index.progressed and not gang_turn.gang.newest.has_finished_step:
+    if index.progressed and not gang.newest.has_finished_step:
         watched = gang_turn.turn.observed.observing_since <= gang.newest.started_at
         gang_turn.turn.record(
             facts.FirstStep(gang.id, gang.newest.generation, _first_step(gang, gang_turn.observed), watched)
@@ -57,8 +57,13 @@ def supervise(gang_turn: GangTurn) -> None:
     restore_plan.note_restored(gang_turn)
     if _fence_if_replicas_disagree(gang_turn):
         return
-    if whole and gang.plans.swap is not None and gang.plans.stop is None and planned_swap.have_ranks_stopped(gang_turn):
-        (planned_growth if gang.plans.swap.nodes else planned_swap).fence_stopped(gang_turn)
+    swap = gang.plans.swap if gang.plans.stop is None else None
+    if (
+        whole
+        and swap is not None
+        and planned_swap.have_ranks_stopped(index, gang_turn.observed, gang.newest.generation)
+    ):
+        (planned_growth if swap.nodes else planned_swap).fence_stopped(gang_turn)
     elif whole and index.exited_cleanly == index.reported:
         completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
@@ -103,15 +108,15 @@ def _release_removed(gang_turn: GangTurn) -> None:
     A node that may be the cause of crashes stays until that is decided: Slurm drains it only while the job has it.
     """
     gang = gang_turn.gang
-    undecided = {gang.recovery.unattributed_node} if gang_turn.gang.newest.has_finished_step else set()
+    undecided = {gang.recovery.unattributed_node} if gang.newest.has_finished_step else set()
     leaving = [gang.roster.members[node] for node in sorted(gang_turn.index.to_release - undecided)]
     if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
         return
-    if not gang_turn.gang.newest.has_finished_step and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:
+    if not gang.newest.has_finished_step and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:
         gang_turn.turn.tick_at(gang.phase_at + RELEASE_AFTER_S + 0.01)
         return
     for member in leaving:
         if member.job != gang.slurm.job:
             shared_pool.release_member(gang_turn, member)
-        elif not gang_end.batch_host_dead(gang):
+        elif not gang_end.is_batch_host_dead(gang.roster, gang.slurm):
             gang_turn.turn.owe("let_go", gang.id, gang.slurm.job, f"muster: {member.removal_reason}", node=member.node)

@@ -16,8 +16,9 @@ has come since is reason enough to ask at once.
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_rate
 from muster.daemon.coordinator.core.recovery import planned_stop
 from muster.daemon.coordinator.core.recovery.growth import shared_pool, undone_growth
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedNode
 from muster.daemon.coordinator.core.state.roster import Member
-from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 from muster.node_health import NodeHealth
 
@@ -35,8 +36,8 @@ def request(gang_turn: GangTurn) -> None:
         return
     gang, now = gang_turn.gang, gang_turn.now
     spares = len(gang_turn.index.present) - len(gang.roster.seats)
-    if undone_growth.grows_later(gang, now) and spares >= gang.spec.spares:
-        gang_turn.turn.tick_at(undone_growth.next_at(gang))
+    if undone_growth.grows_later(gang.growth, gang.recovery, now) and spares >= gang.spec.spares:
+        gang_turn.turn.tick_at(undone_growth.next_at(gang.growth, gang.recovery))
         return
     retry_at = gang.growth.last_request_at + RETRY_S * 2 ** min(gang.growth.requests_in_vain, MOST_DOUBLINGS)
     is_due = now >= retry_at or not gang.growth.last_request_at
@@ -62,30 +63,19 @@ def request(gang_turn: GangTurn) -> None:
 def may_change(gang_turn: GangTurn) -> bool:
     """The gang trains, nothing else is planned for it, and its time and its part of the journal suffice."""
     gang, turn = gang_turn.gang, gang_turn.turn
-    if (
-        gang.phase is not Phase.RUNNING
-        or gang.plans.swap is not None
-        or gang.plans.stop is not None
-        or gang.findings.hang is not None
-    ):
+    if not gang.trains_undisturbed or turn.limits.observe or not gang.newest.has_finished_step:
         return False
-    if turn.limits.observe or not gang_turn.gang.newest.has_finished_step:
-        return False
-    stop_at = planned_stop.due_at(gang_turn)
+    stop_at = planned_stop.due_at(gang.spec, gang.slurm, gang_turn.observed)
     if stop_at is not None and gang_turn.now + WORTH_S > stop_at:
         return False
     return not circuit_breaker.why_no_request(turn.state, gang.account, turn.limits, gang_turn.now)
 
 
-def lacks_nodes(gang_turn: GangTurn) -> bool:
-    """The gang may want a node, or may put ranks on other nodes. For a whole gang without nodes of the pool this costs
-    no look at its members."""
-    gang = gang_turn.gang
-    return (
-        len(gang.roster.seats) < gang.spec.nodes
-        or bool(gang.growth.pool)
-        or len(gang_turn.index.present) < gang.spec.nodes + gang.spec.spares
-    )
+def lacks_nodes(gang: Gang, present: int) -> bool:
+    """The gang of so many members may want a node, or may put ranks on other nodes. For a whole gang without nodes of
+    the pool this costs no look at its members."""
+    few = len(gang.roster.seats) < gang.spec.nodes or present < gang.spec.nodes + gang.spec.spares
+    return few or bool(gang.growth.pool)
 
 
 def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
@@ -97,20 +87,19 @@ def _is_repaired(gang_turn: GangTurn, member: Member) -> bool:
     if not member.removed or gang.is_of_pool(member) or member.node in gang.slurm.job_nodes or member.failed_check:
         return False
     node = turn.state.node(member.node)
-    if node.repaired_at <= member.removed_at and not _is_heard_again(gang_turn, member):
+    if node.repaired_at <= member.removed_at and not _is_heard_again(gang_turn.turn.observed.node(member.node), member):
         return False
     if node.health is not NodeHealth.FIT or node.drain is not None:
         return False
     if any(one.wanted_node == node.name for one in gang.growth.pool.values()):
         return False
-    if any(call.node == node.name for call in turn.state.owed.values()):
-        return False  # what is known of the node may be older than the call
+    if turn.state.owes_for_node(node.name):
+        return False
     return not failure_rate.is_lemon(failure_rate.failures(turn.state, node.name, turn.now), turn.limits.lemon_after)
 
 
-def _is_heard_again(gang_turn: GangTurn, member: Member) -> bool:
+def _is_heard_again(seen: ObservedNode, member: Member) -> bool:
     """The member had fallen silent. Its daemon is heard since, and Slurm has the node in service. No judgement says so:
     a spare that falls silent is not judged while the others train."""
-    seen = gang_turn.turn.observed.node(member.node)
     in_service = seen.in_slurm and not seen.down and seen.drain is None
     return member.fell_silent and in_service and seen.heard_at > member.removed_at

@@ -36,6 +36,11 @@ class Flush:
     path: str = ""
     error: str = ""
 
+    @property
+    def is_over(self) -> bool:
+        """It is written, or has failed."""
+        return bool(self.path or self.error)
+
 
 @dataclass(slots=True)
 class Checkpoint:
@@ -47,3 +52,8 @@ class Checkpoint:
     rank_counts: dict[int, int] = field(default_factory=dict)
     """Number of ranks, by the first generation that had another number than those before. At first all nodes carry
     ranks."""
+
+    @property
+    def is_flushing(self) -> bool:
+        """A flush runs."""
+        return self.flush is not None and not self.flush.is_over

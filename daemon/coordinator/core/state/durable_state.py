@@ -176,6 +176,14 @@ class DurableState:
         """The node of that name; a node that was never heard of is FIT."""
         return self.nodes.get(name) or Node(name)
 
+    def owes(self, verb: facts.SlurmVerb, gang: str) -> bool:
+        """Slurm is owed that call for the gang."""
+        return any((call.verb, call.gang) == (verb, gang) for call in self.owed.values())
+
+    def owes_for_node(self, node: str) -> bool:
+        """Slurm is owed a call about the node: what Slurm says of it may be older than the call."""
+        return any(call.node == node for call in self.owed.values())
+
     def dump(self) -> str:
         """The durable state as JSON, with stored names."""
         return _STORED_STATE.dump_json(self, by_alias=True).decode()

@@ -50,6 +50,10 @@ class Gang:
         """Members that may carry ranks and are none of the shared pool, by name."""
         return [member for member in self.roster.present() if not self.is_of_pool(member)]
 
+    def pool_members(self) -> list[Member]:
+        """Members that may carry ranks and came from the shared pool, by name."""
+        return [member for member in self.roster.present() if self.is_of_pool(member)]
+
     def is_of_pool(self, member: Member) -> bool:
         """The member came from the shared pool."""
         return member.job != self.slurm.job and not member.returned
@@ -61,10 +65,15 @@ class Gang:
 
     def needs_memory_of(self, node: str) -> bool:
         """The memory of a removed node is still a source of the running generation's state."""
-        started = self.recovery.recoveries and self.recovery.recoveries[-1].first_step_at > 0
+        started = self.recovery.last is not None and self.recovery.last.first_step_at > 0
         others = (source for source in self.restore.other_sources if source.combined_ranks or source.digest)
         needed = (*self.restore.restore_sources, *others)
         return not started and any(source.node == node for source in needed)
+
+    @property
+    def trains_undisturbed(self) -> bool:
+        """It trains, its ranks are asked to stop for nothing, and they do not hang."""
+        return self.phase is Phase.RUNNING and self.plans.are_none and self.findings.hang is None
 
     @property
     def ranks(self) -> int:

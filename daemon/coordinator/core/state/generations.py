@@ -31,7 +31,7 @@ class NewestGeneration:
 
     @property
     def has_finished_step(self) -> bool:
-        """This generation has finished a step."""
+        """It has finished a step."""
         return self.stepped_generation == self.generation
 
 
@@ -117,6 +117,11 @@ class Plans:
     swap: Swap | None = None
     phase_after_drain: Phase | None = None
 
+    @property
+    def are_none(self) -> bool:
+        """The ranks are asked to stop for nothing."""
+        return self.stop is None and self.swap is None
+
 
 @dataclass(slots=True)
 class Recovery:
@@ -166,3 +171,8 @@ class RecoveryState:
     """A node that was removed because ranks crashed on it twice in a row; not known yet whether it is the cause."""
     group_ranks_swapped_once: tuple[int, ...] = ()
     """Group ranks whose node was swapped for crashes once. Another crash there is not the fault of a node."""
+
+    @property
+    def last(self) -> Recovery | None:
+        """The newest recovery, which goes on while the gang recovers; None: there was none."""
+        return self.recoveries[-1] if self.recoveries else None

@@ -182,6 +182,14 @@ class ObservedGang:
         if self.stall is not None:
             self.stall.unanswered.discard(node)
 
+    def end_of_run(self, run: int) -> str:
+        """Slurm's word for how the job ended in the run after `run` restarts, or in a later one; empty: it has not."""
+        return (self.job_ended or "") if self.job_restarts >= run else ""
+
+    def is_requeued_after(self, run: int) -> bool:
+        """Slurm has put the job back into its queue after the run of `run` restarts, or has started it again."""
+        return self.job_restarts > run and not self.job_ended
+
     @property
     def step_number(self) -> int:
         """Newest finished step of the newest generation that has finished one."""

@@ -76,3 +76,7 @@ class Growth:
     """When it was last planned that ranks go on on more nodes, or that a node of the pool gives way (seconds)."""
     requests_in_vain: int = 0
     """Requests in a row, made while the gang trained, from which no node has come."""
+
+    def unanswered(self) -> list[PoolRequest]:
+        """Requests from which no node has joined yet, but for those of repaired nodes by their names."""
+        return [request for request in self.pool.values() if not request.node and not request.wanted_node]

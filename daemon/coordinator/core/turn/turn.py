@@ -137,13 +137,12 @@ class GangTurn:
     @property
     def job_requeued(self) -> bool:
         """Slurm has put the job back into its queue, or has started it again."""
-        return self.observed.job_restarts > self.gang.slurm.restart_count and not self.observed.job_ended
+        return self.observed.is_requeued_after(self.gang.slurm.restart_count)
 
     @property
     def job_ended(self) -> str:
         """Slurm's word for how the job ended; empty if it has not ended, or was started again since."""
-        known = self.observed.job_restarts >= self.gang.slurm.restart_count
-        return (self.observed.job_ended or "") if known else ""
+        return self.observed.end_of_run(self.gang.slurm.restart_count)
 
     def is_out_of_service(self, node: str) -> bool:
         """The node's health keeps ranks off it."""

@@ -11,11 +11,14 @@ recovery ladder follows.
 """
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.limits import Pool
 from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.slurm_jobs import PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import FENCING, Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.node_health import OUT_OF_SERVICE
 
 
 def await_nodes(gang_turn: GangTurn) -> bool:
@@ -24,41 +27,36 @@ def await_nodes(gang_turn: GangTurn) -> bool:
     missing = (len(gang.seats_to_fill()) or gang.spec.nodes) - len(gang_turn.usable())
     if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:
         return False
-    until = (
-        gang.growth.pool_requested_at + terms.wait_s if gang.growth.pool_requested_at else gang_turn.now + terms.wait_s
-    )
+    until = (gang.growth.pool_requested_at or gang_turn.now) + terms.wait_s
     if gang_turn.now >= until:
-        for request in _unanswered_pool_requests(gang):
+        for request in gang.growth.unanswered():
             close(gang_turn, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
         return False
     gang_turn.turn.tick_at(until)
-    room = gang.spec.pool_nodes - len(_pool_members(gang))
+    room = gang.spec.pool_nodes - len(gang.pool_members())
     if room < missing and gang.spec.fewest == gang.spec.nodes:
         return False  # too few nodes would come
-    more = 0 if gang.growth.pool_refused else min(room, missing) - len(_unanswered_pool_requests(gang))
-    return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_pool_requests(gang))
+    more = 0 if gang.growth.pool_refused else min(room, missing) - len(gang.growth.unanswered())
+    return (more > 0 and _request(gang_turn, more)) or bool(gang.growth.unanswered())
 
 
-def has_room(gang_turn: GangTurn) -> bool:
+def has_room(gang: Gang, terms: Pool) -> bool:
     """The job may hold one more node of the pool than it has, and none was refused in this recovery."""
-    gang, limits = gang_turn.gang, gang_turn.turn.limits
-    return (
-        bool(limits.pool.options) and gang.spec.pool_nodes > len(_pool_members(gang)) and not gang.growth.pool_refused
-    )
+    return bool(terms.options) and gang.spec.pool_nodes > len(gang.pool_members()) and not gang.growth.pool_refused
 
 
 def request_beforehand(gang_turn: GangTurn) -> None:
     """The gang trains, and a node shall be left for which no spare is ready: request one. Nothing waits for it, so it
     has no time limit. After a refusal, this generation requests no more."""
-    gang = gang_turn.gang
-    if has_room(gang_turn) and not gang_turn.turn.limits.observe and not _unanswered_pool_requests(gang):
+    gang, limits = gang_turn.gang, gang_turn.turn.limits
+    if has_room(gang, limits.pool) and not limits.observe and not gang.growth.unanswered():
         _request(gang_turn, 1)
 
 
 def request_in_training(gang_turn: GangTurn, count: int, until: float) -> None:
     """Request up to `count` nodes of the pool, as far as the job may have so many, until then (seconds)."""
     gang, limits = gang_turn.gang, gang_turn.turn.limits
-    room = gang.spec.pool_nodes - len(_pool_members(gang)) - len(_unanswered_pool_requests(gang))
+    room = gang.spec.pool_nodes - len(gang.pool_members()) - len(gang.growth.unanswered())
     if limits.pool.options and room > 0:
         _request(gang_turn, min(count, room), until)
 
@@ -74,21 +72,11 @@ def request_repaired(gang_turn: GangTurn, node: str, until: float) -> None:
         )
 
 
-def _unanswered_pool_requests(gang: Gang) -> list[PoolRequest]:
-    """Requests from which no node has joined yet, but for those of repaired nodes by their names."""
-    return [request for request in gang.growth.pool.values() if not request.node and not request.wanted_node]
-
-
-def _pool_members(gang: Gang) -> list[Member]:
-    """Members that came from the pool and may carry ranks."""
-    return [member for member in gang.roster.present() if gang.is_of_pool(member)]
-
-
 def _request(gang_turn: GangTurn, count: int, until: float = 0.0) -> bool:
     """Request `count` nodes. True: that is done, or can be done once it is known which agents live."""
     gang, asked = gang_turn.gang, _who_can_ask(gang_turn)
     for _ in range(count if asked else 0):
-        options = (*gang_turn.turn.limits.pool.options, *_exclude_option(gang_turn))
+        options = (*gang_turn.turn.limits.pool.options, *_exclude_option(gang_turn.gang, gang_turn.turn.state))
         gang_turn.turn.record(
             facts.PoolNodeRequested(gang.id, gang.growth.pool_serial + 1, asked, options, until=until)
         )
@@ -107,14 +95,13 @@ def _who_can_ask(gang_turn: GangTurn) -> str:
     return next((node for node in _attached_of_job(gang_turn) if node not in suspected), "")
 
 
-def _exclude_option(gang_turn: GangTurn) -> list[str]:
+def _exclude_option(gang: Gang, state: DurableState) -> list[str]:
     """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known, and those
     without which its job was requeued. A node that gave way to another one has none."""
-    gang, state = gang_turn.gang, gang_turn.turn.state
     bad_since = {node: one.at for node, one in gang.slurm.exclusions.items() if node not in gang.slurm.admitted}
     bad_since |= {m.node: gang.newest.started_at for m in gang.roster.members.values() if m.removed and not m.gave_way}
-    in_service = [state.node(node) for node in bad_since if not gang_turn.is_out_of_service(node)]
-    names = sorted(node.name for node in in_service if node.judged_at <= bad_since[node.name])  # others were repaired
+    known = [node for node in map(state.node, bad_since) if node.health not in OUT_OF_SERVICE]
+    names = sorted(node.name for node in known if node.judged_at <= bad_since[node.name])  # others were repaired
     return [f"--exclude={','.join(names)}"] if names else []
 
 
@@ -133,7 +120,7 @@ def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
         is_due = request.job or gang.phase not in (Phase.STARTING, Phase.RUNNING)
         if not is_due or gang.phase in FENCING or request.serial not in gang.growth.pool:
             continue
-        if not (_is_wanted_in_training(gang_turn, request) if request.until else wanted_beforehand):
+        if not (_is_wanted_in_training(gang, request) if request.until else wanted_beforehand):
             close(gang_turn, request, "it is wanted no more")
         elif request.until and gang_turn.now >= request.until:
             close(gang_turn, request, f"no node has come within {gang_turn.turn.limits.pool.wait_s:.0f} s")
@@ -141,9 +128,8 @@ def follow_requests(gang_turn: GangTurn, wanted_beforehand: bool) -> None:
             gang_turn.turn.tick_at(request.until)
 
 
-def _is_wanted_in_training(gang_turn: GangTurn, request: PoolRequest) -> bool:
+def _is_wanted_in_training(gang: Gang, request: PoolRequest) -> bool:
     """The gang still lacks the node that it has requested while it trained."""
-    gang = gang_turn.gang
     if gang.plans.stop is not None or gang.phase not in (Phase.STARTING, Phase.RUNNING):
         return False
     if request.wanted_node:

@@ -20,15 +20,11 @@ that follows at once would cost a job's start."""
 def give_back(gang_turn: GangTurn, is_awaited: bool) -> None:
     """Remove the nodes that are left over while the gang trains. `is_awaited`: a node with ranks waits for a spare."""
     gang = gang_turn.gang
-    seats = len(gang.roster.seats) if undone_growth.grows_later(gang, gang_turn.now) else gang.spec.nodes
+    later = undone_growth.grows_later(gang.growth, gang.recovery, gang_turn.now)
+    seats = len(gang.roster.seats) if later else gang.spec.nodes
     many = len(gang_turn.index.present) - seats - gang.spec.spares
-    if (
-        many <= 0
-        or not gang.growth.pool
-        or gang.phase is not Phase.RUNNING
-        or gang.plans.swap is not None
-        or is_awaited
-    ):
+    trains = gang.phase is Phase.RUNNING and gang.plans.swap is None
+    if many <= 0 or not gang.growth.pool or not trains or is_awaited:
         return
     for member in _without_ranks(gang)[:many]:
         agent = gang_turn.observed.agents.get(member.node)

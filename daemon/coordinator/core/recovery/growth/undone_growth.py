@@ -15,7 +15,8 @@ from typing import Literal
 from muster.daemon.coordinator.core.detection import attribution
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.state.generations import Recovery
+from muster.daemon.coordinator.core.state.generations import Recovery, RecoveryState
+from muster.daemon.coordinator.core.state.slurm_jobs import Growth
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
@@ -36,7 +37,7 @@ def suspected(gang: Gang) -> Recovery | None:
     """The growth that seems to be why the ranks have failed, while no rank runs; None: there is none."""
     if gang.phase is not Phase.RECOVERING or is_undone(gang) or gang.recovery.recoveries[-1].hardware:
         return None
-    return _unproven_growth(gang)
+    return _unproven_growth(gang.recovery, min(FAILURES, gang.spec.max_failures))
 
 
 def go_back(gang_turn: GangTurn, growth: Recovery, pool_has_room: bool) -> None:
@@ -62,28 +63,27 @@ def is_undone(gang: Gang) -> bool:
     return gang.phase is Phase.RECOVERING and bool(gang.recovery.recoveries[-1].nodes_undone)
 
 
-def times_undone(gang: Gang) -> int:
-    """How many growths of the gang were undone."""
-    return sum(bool(recovery.nodes_undone) for recovery in gang.recovery.recoveries)
-
-
-def grows_later(gang: Gang, now: float) -> bool:
+def grows_later(growth: Growth, recovery: RecoveryState, now: float) -> bool:
     """A growth was undone, and the next one has to wait: a node that comes now for a seat would stand idle."""
-    return times_undone(gang) > 0 and now < next_at(gang)
+    return _times_undone(recovery) > 0 and now < next_at(growth, recovery)
 
 
-def next_at(gang: Gang) -> float:
+def next_at(growth: Growth, recovery: RecoveryState) -> float:
     """Before that (seconds) the gang neither grows nor leaves a node of the pool; 0: it has not grown yet."""
-    return gang.growth.last_growth_at and gang.growth.last_growth_at + PAUSE_S * 2 ** min(
-        times_undone(gang), MOST_DOUBLINGS
-    )
+    pause_s = PAUSE_S * 2 ** min(_times_undone(recovery), MOST_DOUBLINGS)
+    return growth.last_growth_at and growth.last_growth_at + pause_s
 
 
-def _unproven_growth(gang: Gang) -> Recovery | None:
-    """The growth that is the last change of the gang's nodes, if the software has failed often enough since, and no
+def _times_undone(recovery: RecoveryState) -> int:
+    """How many growths of the gang were undone."""
+    return sum(bool(one.nodes_undone) for one in recovery.recoveries)
+
+
+def _unproven_growth(so_far: RecoveryState, least_failures: int) -> Recovery | None:
+    """The growth that is the last change of the gang's nodes, if the software has failed so often since, and no
     generation has trained for long; else None."""
     failures = 0
-    newest_first = gang.recovery.recoveries[::-1]
+    newest_first = so_far.recoveries[::-1]
     for recovery, started in pairwise(newest_first):
         ended_at = recovery.suspected_at if recovery.hung else recovery.detected_at
         if recovery.generation != started.generation + 1:
@@ -92,7 +92,7 @@ def _unproven_growth(gang: Gang) -> Recovery | None:
             return None
         failures += not recovery.hardware
         if started.action in (GROWTH, GIVES_WAY):
-            return started if failures >= min(FAILURES, gang.spec.max_failures) else None
+            return started if failures >= least_failures else None
         if started.nodes_in:
             return None
     return None
