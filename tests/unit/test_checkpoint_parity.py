@@ -131,6 +131,16 @@ async def test_after_a_restore_the_newcomer_gets_its_parts_before_the_next_commi
         await go_on(gang, {**SIX, 1: "spare0", 2: "spare1"}, Version(1, 2))
 
 
+async def test_shards_that_another_number_of_ranks_wrote_are_added_to_no_parity() -> None:
+    """A part combines shards by the numbers that ranks have now."""
+    async with gang_with_parities() as gang:
+        plan = gang.plan(Version(1, 2))
+        plan.written_ranks, plan.resharded = len(SIX), True
+        gang.parity_groups = (tuple(f"n{rank}" for rank in range(5)),)
+        gang.begin({rank: f"n{rank}" for rank in range(5)}, plan)
+        assert not any(node.checkpoint_service._commit._restored_ranks() for node in gang.nodes.values())
+
+
 async def test_a_transfer_that_breaks_is_taken_up_and_adds_no_piece_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity_receiver, "WINDOW_PIECES", 1)
     async with gang_with_parities() as gang:

@@ -246,6 +246,8 @@ class CommitProtocol:
         """
         if not self.order.restore.resharded:
             return sorted(self.local_ranks)
+        if not self.places.others_sent:
+            return []
         first: dict[int, str] = {}
         for source in self.order.restore.sources:
             first.setdefault(source.rank, source.node)
