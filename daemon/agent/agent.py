@@ -77,15 +77,17 @@ class Agent:
             lambda: self._node_check.pids,
             places=RankPlaces(identity.node, spec, settings.environ, lambda: self._hardware.current),
         )
-        self._ranks = OrderedRanks(identity.node, self._supervisor, self._checkpoints, lifetime, stream.schedule_status)
+        self._ranks = OrderedRanks(
+            identity.node, self._supervisor, self._checkpoints.fence, lifetime, stream.schedule_status
+        )
         self._flush = OrderedFlush(spec, self._checkpoints, lifetime, stream.schedule_status)
         self.wind_down = WindDown(
             spec,
             settings.notice_s,
             self._ranks.self_fence,
             self._supervisor,
-            self._checkpoints,
-            self._handover,
+            self._checkpoints.stop_ranks,
+            self._handover.deposit,
             lifetime,
             stream.schedule_status,
         )
@@ -120,7 +122,11 @@ class Agent:
         )
         self._peer_monitor = PeerMonitor(identity, self._channels.open_link, callbacks)
         self._prober = PeerProber(
-            identity.gang, settings.credentials, self._channels, self._peer_monitor, self._checkpoints
+            identity.gang,
+            settings.credentials,
+            self._channels,
+            self._peer_monitor.closed_by_peer,
+            self._checkpoints.progress,
         )
 
     async def run(self) -> int:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.v1.common_pb2 import JobSpec
 
@@ -79,6 +77,8 @@ class WindDown:
     Args:
         notice_s: seconds for which the agent waits for an order after SIGTERM.
         self_fence: kills this node's ranks, for the reason given.
+        stop_ranks: asks them, for the reason given, to finish their step, keep their state and exit.
+        deposit_memory: gives their state to the job's next run.
         status_changed: called when the coordinator must know.
 
     notice: what Slurm has said of the job's end; empty: nothing.
@@ -91,8 +91,8 @@ class WindDown:
         notice_s: float,
         self_fence: Callable[[str], None],
         supervisor: RankSupervisor,
-        checkpoints: CheckpointService,
-        handover: MemoryHandover,
+        stop_ranks: Callable[[str], None],
+        deposit_memory: Callable[[], Coroutine[Any, Any, None]],
         lifetime: Lifetime,
         status_changed: Callable[[], None],
     ) -> None:
@@ -100,8 +100,8 @@ class WindDown:
         self._notice_s = notice_s
         self._self_fence = self_fence
         self._supervisor = supervisor
-        self._checkpoints = checkpoints
-        self._handover = handover
+        self._stop_ranks = stop_ranks
+        self._deposit_memory = deposit_memory
         self._lifetime = lifetime
         self._status_changed = status_changed
         self._stop_requested = asyncio.Event()
@@ -122,7 +122,7 @@ class WindDown:
         if self._stop_requested.is_set():
             return
         self._stop_requested.set()
-        self._checkpoints.stop_ranks(reason)
+        self._stop_ranks(reason)
         if self._spec.stop_signal:
             self._supervisor.signal_ranks(self._spec.stop_signal)
 
@@ -131,7 +131,7 @@ class WindDown:
         SIGKILL must not lose the memory."""
         if self._stop_requested.is_set() and not self._stop_completed and not self._supervisor.any_alive():
             self._stop_completed = True
-            self._lifetime.start(self._handover.deposit())
+            self._lifetime.start(self._deposit_memory())
 
     async def _wind_down_without_order(self) -> None:
         try:

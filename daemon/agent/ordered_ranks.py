@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent.ending import Lifetime
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
@@ -19,7 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class OrderedRanks:
-    """What has been fenced, killed and started on `node`. `status_changed` is called when the coordinator must know.
+    """What has been fenced, killed and started on `node`.
+
+    Args:
+        fence_store: ends the service to ranks up to a generation: nothing of them is replicated or committed any more.
+        status_changed: called when the coordinator must know.
 
     order: the newest order; None: none has come.
     fenced_generation: no process of a generation up to this one is left.
@@ -31,13 +34,13 @@ class OrderedRanks:
         self,
         node: str,
         supervisor: RankSupervisor,
-        checkpoints: CheckpointService,
+        fence_store: Callable[[int], None],
         lifetime: Lifetime,
         status_changed: Callable[[], None],
     ) -> None:
         self._node = node
         self._supervisor = supervisor
-        self._checkpoints = checkpoints
+        self._fence_store = fence_store
         self._lifetime = lifetime
         self._status_changed = status_changed
         self._converging = False
@@ -108,7 +111,7 @@ class OrderedRanks:
                 self.killed_generation = generation
                 self._supervisor.kill_ranks(generation)
             case reconcile.ReportFenced(generation):
-                self._checkpoints.fence(generation)
+                self._fence_store(generation)
                 self.fenced_generation = generation
                 self._status_changed()
             case reconcile.OpenStore(generation):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from muster.checkpoint.store.checkpoint_service import CheckpointService
-from muster.daemon.agent.failure_detector.peer_monitor import PeerMonitor
 from muster.daemon.agent.failure_detector.peers import PeerChannels
 from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
 from muster.daemon.transport import call_binding
@@ -24,21 +23,26 @@ _SILENCE_BY_REACHABILITY = {
 
 
 class PeerProber:
-    """Probes agents of `gang`. A result also says how far this node's ranks have come, which `checkpoints` knows."""
+    """Probes agents of `gang`.
+
+    Args:
+        closed_by_peer: whether the kernel of a node has closed this agent's connection and has accepted none since.
+        progress: the newest step of each rank of this node. A result says how far they have come.
+    """
 
     def __init__(
         self,
         gang: str,
         credentials: Credentials,
         channels: PeerChannels,
-        monitor: PeerMonitor,
-        checkpoints: CheckpointService,
+        closed_by_peer: Callable[[str], bool],
+        progress: Callable[[], dict[int, int]],
     ) -> None:
         self._gang = gang
         self._credentials = credentials
         self._channels = channels
-        self._monitor = monitor
-        self._checkpoints = checkpoints
+        self._closed_by_peer = closed_by_peer
+        self._progress = progress
         self._names = NameResolver()
 
     async def probe(self, order: ProbeOrder) -> ProbeResult | None:
@@ -50,12 +54,12 @@ class PeerProber:
         except (IdentityUnavailable, NameUnresolved) as error:
             log.error("can't probe %s: %s", order.node, error)
             return None
-        if silence is Reachability.NO_ANSWER and self._monitor.closed_by_peer(order.node):
+        if silence is Reachability.NO_ANSWER and self._closed_by_peer(order.node):
             silence = Reachability.REFUSED  # the peer's kernel closed our connection before it stopped answering
         return ProbeResult(
             probe_id=order.probe_id,
             node=order.node,
             answered=silence is None,
             silence=_SILENCE_BY_REACHABILITY[silence],
-            step=max(self._checkpoints.progress().values(), default=0),
+            step=max(self._progress().values(), default=0),
         )
