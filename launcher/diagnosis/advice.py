@@ -8,7 +8,7 @@ from muster.fabric.model.level import Level
 from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.links import Side, SlowLink
 from muster.launcher.diagnosis.steps import WAIT_OF_NOTE
-from muster.launcher.plan.units import percent
+from muster.wording import percent
 
 SLOWER_THAN_BEFORE = 0.9
 """The share of an earlier speed below which a job has become slower."""

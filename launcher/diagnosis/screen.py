@@ -14,9 +14,8 @@ from muster.launcher.diagnosis.steps import Earlier, speaks_of_link, wait_of
 from muster.launcher.output.screen import Screen, time_with_zone
 from muster.launcher.output.table import labelled
 from muster.launcher.plan.screen import WHERE
-from muster.launcher.plan.units import percent, scaled
 from muster.slurm.client.parsing.hostlist import collapse
-from muster.wording import counted, duration
+from muster.wording import counted, duration, percent, scaled
 
 MOST_SHOWN = 5
 """Torn groups, slow links and reports that are shown, the worst first."""

@@ -20,10 +20,10 @@ from muster.fabric.estimate.schedule import Schedule
 from muster.launcher.errors import WrongInput
 from muster.launcher.plan.assumptions import Defaults
 from muster.launcher.plan.model_of_job import model_of, schedule_of
-from muster.launcher.plan.units import gigabytes
 from muster.launcher.spec.checkpoint import is_url
 from muster.launcher.spec.spec import Job
 from muster.slurm.client.types import Node
+from muster.wording import gigabytes
 
 SLOTS = 2
 """Of each rank: the committed version, and the next one."""

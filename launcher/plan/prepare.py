@@ -18,9 +18,8 @@ from muster.launcher.plan.assumptions import Default, Defaults, PlanOptions
 from muster.launcher.plan.hardware import accelerator_of
 from muster.launcher.plan.model_of_job import model_of, schedule_of
 from muster.launcher.plan.places import placed_seats, usual_domains, usual_fabric, with_gpu_links
-from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec.spec import Job
-from muster.wording import counted
+from muster.wording import counted, percent, scaled
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from muster.launcher.output.table import labelled, table
 from muster.launcher.plan.node_memory import node_memory
 from muster.launcher.plan.places import asked_level
 from muster.launcher.plan.prepare import PreparedPlan
-from muster.launcher.plan.units import gigabytes, percent, scaled
 from muster.launcher.spec.spec import Job
-from muster.wording import counted, duration
+from muster.wording import counted, duration, gigabytes, percent, scaled
 
 WHERE = {
     Level.NODE: "in a node",

@@ -1,18 +1,24 @@
 """The image tool: ``python -m muster.slurm.image build | base | demo | run -- COMMAND``.
 
-``build`` builds the image of the tests, ``demo`` the image of `make demo`, ``base`` the layers below Muster's own. The
-tool needs only Python's standard library.
+``build`` builds the image of the tests, ``demo`` the image of `make demo`, ``base`` the layers below Muster's own.
+``run`` runs a command in a temporary container of the tests' image, with this checkout mounted read-only: for commands
+that need PyTorch, which the host does not have. Muster is then imported from the checkout, not from the image. The tool
+needs only Python's standard library.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import sys
+from collections.abc import Sequence
 
-from muster.slurm.image.build import ensure_base, ensure_cluster_image
+from muster.slurm.image.build import LABEL, ensure_base, ensure_cluster_image, ensure_tests
 from muster.slurm.image.engine import EngineError, find_engine
-from muster.slurm.image.recipe import Recipe
-from muster.slurm.image.run import run_in_image
+from muster.slurm.image.recipe import ROOT, Recipe
+
+SOURCE = "/source"  # the checkout's folder in the container
 
 
 def main() -> int:
@@ -25,7 +31,7 @@ def main() -> int:
     args = parser.parse_args(argv[:cut])
     try:
         if args.verb == "run":
-            return run_in_image(argv[cut + 1 :], args.user)
+            return _run(argv[cut + 1 :], args.user)
         engine = find_engine()
         if args.verb == "base":
             print(ensure_base(engine))
@@ -37,6 +43,26 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _run(command: Sequence[str], user: str) -> int:
+    """Runs `command` in the folder /source. Its output goes to the caller's output. Returns its exit status.
+
+    The container has only a loopback interface, and is removed afterwards, also after Ctrl-C.
+    """
+    engine = find_engine()
+    image = ensure_tests(engine)
+    name = f"muster-run-{os.getpid()}-{secrets.token_hex(3)}"
+    try:
+        return engine.interactive(
+            *("run", "--rm", "--pull=never", "--network=none", "--name", name, "--label", f"{LABEL}=run"),
+            *("--volume", f"{ROOT}:{SOURCE}:ro"),
+            *("--workdir", SOURCE, "--user", user, "--shm-size=1g", "--cap-add=SYS_PTRACE", *engine.ulimits),
+            *("--env", f"PYTHONPATH={SOURCE}/src", "--env", "PYTHONDONTWRITEBYTECODE=1", "--env", "HOME=/tmp"),
+            *(image, *command),
+        )
+    finally:
+        engine.call("rm", "--force", name)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,10 @@ from muster.launcher.plan.places import LEAF_NODES, asked_level, packed_seats, u
 from muster.launcher.plan.prepare import PreparedPlan, SlurmFabric, prepare
 from muster.launcher.plan.screen import lines
 from muster.launcher.plan.show import slurm_fabric
-from muster.launcher.plan.units import percent, scaled
 from muster.launcher.spec import spec
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
-from muster.wording import duration
+from muster.wording import duration, percent, scaled
 
 GPT = """
 name = "gpt"
