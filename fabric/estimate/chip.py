@@ -37,7 +37,7 @@ class Chip:
             raise ValueError(f"an efficiency of {self.efficiency:g}: a GPU reaches at most 1, its peak")
 
 
-def chip_of(entry: Accelerator, precision: Precision, efficiency: float | None = None) -> Chip:
+def chip_of(entry: Accelerator, precision: Precision, efficiency: float | None) -> Chip:
     """The GPU of an entry of the table. `efficiency`: the site's own figure.
 
     Raises:

@@ -43,7 +43,7 @@ class PackedPieces:
         return f"{self.kind} groups {verb} be within one {self.level.word}: {self.pieces} times {self.nodes} nodes"
 
 
-def clusters_of(axes: Axes, placement: Placement, nodes: int, *, virtual_stages: int = 1) -> tuple[PackedPieces, ...]:
+def clusters_of(axes: Axes, placement: Placement, nodes: int, *, virtual_stages: int) -> tuple[PackedPieces, ...]:
     """What the groups that span nodes ask for: leaves before pods, required before preferred, heavy traffic first.
 
     Each entry includes the entries before it: its pieces join theirs.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NO_SUCH_SHAPE = "Requested topology configuration is not available"
 
 
-def hint_for(message: str, job: Job, options: Sequence[SbatchOption] = ()) -> str:
+def hint_for(message: str, job: Job, options: Sequence[SbatchOption]) -> str:
     """The hint for Slurm's `message`. Empty if its words say it all. `options`: those of the command line."""
     own = {option.name: str(option) for option in all_options(job, options)}
     gres = f"gpus_per_node = {job.gpus_per_node}: " if job.gpus_per_node else _given(own, "gres", "gpus-per-node")
