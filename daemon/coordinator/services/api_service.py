@@ -233,15 +233,14 @@ class MusterService(api_pb2_grpc.MusterServicer):
             text = f"the gang is {gang.phase}: a checkpoint can be requested only while the gang is RUNNING"
             raise aborted(text)
         self._check_may_request(gang)
-        before = gang.checkpoint.flush.serial if gang.checkpoint.flush else 0
+        before = gang.checkpoint.flush
         self._post(events.FlushRequested(gang.id, by))
-        if gang.checkpoint.flush is None or (
-            gang.checkpoint.flush.serial == before and (gang.checkpoint.flush.path or gang.checkpoint.flush.error)
-        ):
+        flush = gang.checkpoint.flush
+        if flush is None or (flush is before and flush.is_over):
             raise aborted(
                 "there is nothing to flush: no version is committed in memory (see committed in muster status)"
             )
-        return pb.FlushReply(serial=gang.checkpoint.flush.serial)
+        return pb.FlushReply(serial=flush.serial)
 
     @unary_handler
     async def Swap(self, request: pb.SwapRequest, context: _Context) -> pb.SwapReply:

@@ -32,6 +32,10 @@ INTERVAL_S = 60.0
 SWEEP_AT = 1024
 """Entries from which on those that count nothing any more are removed: again when twice as many as were left are there,
 so that a site whose nodes all attach at once does not look through all of them for each."""
+LINES_AT_ONCE, LINE_INTERVAL_S = 100, 10.0
+"""Lines of one caller that may follow each other at once, and seconds after which one more may."""
+MOST_LINE_CHARS = 500
+"""Of one line, which may quote a whole message of 4 MiB: 5 MiB a day at most."""
 
 
 class FactRate:
@@ -78,12 +82,6 @@ class AttachQueue:
         """Wait for this hello's turn. What else is ready in the event loop runs before the next one."""
         async with self._lock:
             await asyncio.sleep(0)
-
-
-LINES_AT_ONCE, LINE_INTERVAL_S = 100, 10.0
-"""Lines of one caller that may follow each other at once, and seconds after which one more may."""
-MOST_LINE_CHARS = 500
-"""Of one line, which may quote a whole message of 4 MiB: 5 MiB a day at most."""
 
 
 class CallerLog:

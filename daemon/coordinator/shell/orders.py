@@ -55,8 +55,8 @@ class Orders:
     def _build(self, out: str, stays: bool, has_ranks: bool, pool_node: str) -> pb.Order:
         gang = self._gang
         order = pb.Order(serial=self._serial, generation=max(gang.newest.generation, 0), members=self._members)
-        if _flush_under_way(gang) and gang.checkpoint.flush:
-            order.flush.CopyFrom(_flush_message(gang.checkpoint.flush, gang.spec.identity))
+        if (flush := gang.checkpoint.flush) is not None and not flush.is_over:
+            order.flush.CopyFrom(_flush_message(flush, gang.spec.identity))
         if gang.plans.stop is not None:
             order.stop = gang.plans.stop.reason
         for request in self._pool_requests.get(pool_node, ()):
@@ -88,12 +88,9 @@ def _stays_for_memory(gang: Gang, member: Member) -> bool:
         return False
     if gang.phase in _FENCING or gang.needs_memory_of(member.node):
         return True
-    writers = gang.checkpoint.flush.sources if gang.checkpoint.flush and _flush_under_way(gang) else ()
+    flush = gang.checkpoint.flush
+    writers = flush.sources if flush is not None and not flush.is_over else ()
     return any(source.node == member.node for source in writers)
-
-
-def _flush_under_way(gang: Gang) -> bool:
-    return gang.checkpoint.flush is not None and not gang.checkpoint.flush.path and not gang.checkpoint.flush.error
 
 
 def _set_exit(order: pb.Order, exit_code: int, reason: str) -> None:

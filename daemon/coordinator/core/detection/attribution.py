@@ -36,6 +36,19 @@ SAME_TIME_S = 1.0
 """Seconds within which the order of two exits proves nothing: a coordinator that a thousand agents attach to takes so
 long to read what they say."""
 
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""PyTorch writes it before each line of an uncaught exception."""
+_LIBRARY_LOG = re.compile(r"^(\[rank\d+\]:)?\[?[IW]\d{4} \d\d:\d\d:\d\d")
+"""A line of glog's form at the level of information or of a warning."""
+_FRAME = re.compile(r"^(Traceback \(most recent call last\):$|\s+File \"(?P<file>.*)\", line (?P<line>\d+)(?:, in |$))")
+_NOT_PYTHON = ("SyntaxError: ", "IndentationError: ", "TabError: ")
+"""Errors of which only the frame says where they are: no line of the script has run."""
+_LEFT_SIDE, _RIGHT_SIDE = re.compile(r"^(\[rank\d+\]: ?)?\s*[|│] "), "│"
+"""Of a drawn frame, after the prefix of the rank. Its other lines hold no word."""
+_FATAL = re.compile(r"^(?:Fatal Python error: |\s*what\(\):\s+)(?P<words>.*)")
+_LONG_MESSAGES = re.compile(r"CUDA|NCCL|cuDNN|HIP|Triton")
+"""Errors of these libraries have messages of several lines, of which the first says what has happened."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
@@ -164,20 +177,6 @@ def _came_back(recovery: RecoveryState, roster: Roster) -> bool:
         if node in one.nodes_out:
             return False
     return False
-
-
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""PyTorch writes it before each line of an uncaught exception."""
-_LIBRARY_LOG = re.compile(r"^(\[rank\d+\]:)?\[?[IW]\d{4} \d\d:\d\d:\d\d")
-"""A line of glog's form at the level of information or of a warning."""
-_FRAME = re.compile(r"^(Traceback \(most recent call last\):$|\s+File \"(?P<file>.*)\", line (?P<line>\d+)(?:, in |$))")
-_NOT_PYTHON = ("SyntaxError: ", "IndentationError: ", "TabError: ")
-"""Errors of which only the frame says where they are: no line of the script has run."""
-_LEFT_SIDE, _RIGHT_SIDE = re.compile(r"^(\[rank\d+\]: ?)?\s*[|│] "), "│"
-"""Of a drawn frame, after the prefix of the rank. Its other lines hold no word."""
-_FATAL = re.compile(r"^(?:Fatal Python error: |\s*what\(\):\s+)(?P<words>.*)")
-_LONG_MESSAGES = re.compile(r"CUDA|NCCL|cuDNN|HIP|Triton")
-"""Errors of these libraries have messages of several lines, of which the first says what has happened."""
 
 
 def cause_in(text: str) -> str:

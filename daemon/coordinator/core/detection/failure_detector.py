@@ -63,13 +63,10 @@ def examine(gang_turn: GangTurn) -> None:
 def _may_be_removed(gang_turn: GangTurn, node: str) -> bool:
     """Every witness finds the node silent, and not too many nodes are known to be silent."""
     probe = gang_turn.observed.probes.get(node)
-    silent = probe is not None and evaluate(probe, gang_turn.observed.last_step_at) in (
-        ProbeResult.HUNG,
-        ProbeResult.LOST,
-    )
-    return silent and len(gang_turn.observed.suspected_since) <= outage.chance_limit(
-        gang_turn.turn.state, gang_turn.gang.roster
-    )
+    if probe is None or evaluate(probe, gang_turn.observed.last_step_at) not in (ProbeResult.HUNG, ProbeResult.LOST):
+        return False
+    most = outage.chance_limit(gang_turn.turn.state, gang_turn.gang.roster)
+    return len(gang_turn.observed.suspected_since) <= most
 
 
 def _overdue_nodes(gang_turn: GangTurn) -> set[str]:

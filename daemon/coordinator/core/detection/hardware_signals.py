@@ -30,6 +30,8 @@ LONGEST_WAIT_S = CAUSE_WAIT_S + 10.0
 takes CAUSE_WAIT_S and more."""
 RECHECK_S = 0.5
 """Seconds until the next look whether a peer is lost."""
+PRECURSORS_KEPT = 16
+"""Number of a node's precursors that are told apart. Further ones count only if more follows from them."""
 
 
 def decide(turn: Turn, event: events.NodeSignalled) -> None:
@@ -120,10 +122,6 @@ def _peer_may_be_lost(turn: Turn, node: str) -> bool:
         return False
     watched = (gang for gang in _gangs_with(turn, node, fault.at) if gang.phase in MONITORED)
     return any(turn.observed.gang(gang.id).suspected_since.keys() - {node} for gang in watched)
-
-
-PRECURSORS_KEPT = 16
-"""Number of a node's precursors that are told apart. Further ones count only if more follows from them."""
 
 
 def _begin_precursor(turn: Turn, event: events.NodeSignalled) -> None:
