@@ -4,8 +4,11 @@ Copies cross failure domains: a node and its holders share as few of them as pos
 bytes that the holder's own ranks do not hold as well, so replicas of data parallelism cost next to nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from muster.checkpoint.redundancy.scheme import (
     VERSIONS_KEPT,
@@ -17,7 +20,9 @@ from muster.checkpoint.redundancy.scheme import (
     Protection,
     RebuiltShard,
 )
-from muster.fabric.placement.failure_domains import FailureDomains
+
+if TYPE_CHECKING:
+    from muster.fabric.placement.failure_domains import FailureDomains
 
 MEMORY_NAME = "copies"
 

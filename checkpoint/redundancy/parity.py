@@ -12,9 +12,12 @@ Evaluation of a Scalable Multi-level Checkpointing System", SC10. It goes back t
 "Providing Efficient I/O Redundancy in MPI Environments", 2004.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from muster.checkpoint.redundancy.scheme import (
     VERSIONS_KEPT,
@@ -26,7 +29,9 @@ from muster.checkpoint.redundancy.scheme import (
     Protection,
     RebuiltShard,
 )
-from muster.fabric.placement.failure_domains import FailureDomains
+
+if TYPE_CHECKING:
+    from muster.fabric.placement.failure_domains import FailureDomains
 
 MEMORY_NAME = "parity"
 

@@ -1,10 +1,14 @@
 """The seam: what a scheme of redundancy answers, and the values in its questions and answers."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from muster.fabric.placement.failure_domains import FailureDomains
+if TYPE_CHECKING:
+    from muster.fabric.placement.failure_domains import FailureDomains
+
 
 VERSIONS_KEPT = 2
 """Of what a node keeps for others: the committed version, and the next one while it comes."""
