@@ -55,7 +55,7 @@ STATE_BUGS: dict[str, PlantedBug] = {
         "The batch process of a failed job exits before its requeue flag is cleared.",
         function="batch_may_end",
         code="A and not owes(B, C)",
-        bug="A or owes(B, C)",
+        bug="A",
     ),
     "forget-the-progress": PlantedBug(
         "The fact that ends a gang does not say how far the gang had come.",

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.account import FORGOTTEN_BYTES, Account, JournalUse, counted_bytes
-from muster.daemon.coordinator.core.state.checkpoint import Flush
+from muster.daemon.coordinator.core.state.checkpoint import Checkpoint, Flush
 from muster.daemon.coordinator.core.state.durable_state import (
     CorrelatedFault,
     DrainRequest,
@@ -21,8 +21,18 @@ from muster.daemon.coordinator.core.state.durable_state import (
 )
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang import Gang
-from muster.daemon.coordinator.core.state.generations import Disagreement, Hang, Recovery, Stop, Straggler, Swap
-from muster.daemon.coordinator.core.state.roster import Member
+from muster.daemon.coordinator.core.state.generations import (
+    Disagreement,
+    Findings,
+    Hang,
+    NewestGeneration,
+    Recovery,
+    RecoveryState,
+    Stop,
+    Straggler,
+    Swap,
+)
+from muster.daemon.coordinator.core.state.roster import Member, Roster
 from muster.daemon.coordinator.core.state.slurm_jobs import Exclusion, PoolRequest, SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase, check_gang_transition, check_node_transition
 from muster.fabric.model.record import FabricRecord
@@ -251,9 +261,9 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.findings.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
             gang.order_serial += 1
         case facts.StragglerDetected():
-            _note_straggler(gang, fact, at)
+            _note_straggler(gang.findings, fact, at)
         case facts.ReplicasDisagreed():
-            _note_disagreement(gang, fact.version, fact.node, fact.reason, fact.comparison_ends)
+            _note_disagreement(gang.findings, fact.version, fact.node, fact.reason, fact.comparison_ends)
             gang.order_serial += fact.comparison_ends
         case facts.NotFiniteReported():
             gang.findings.not_finite = f"{fact.words} at step {fact.step}, on rank {fact.rank} ({fact.node})"
@@ -272,13 +282,13 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.newest.progress = replace(gang.newest.progress, step=Version(fact.generation, fact.step))
             if fact.observed_live:
                 gang.newest.first_step_s = max(gang.newest.first_step_s, at - gang.newest.started_at)
-            if gang.recovery.recoveries and gang.recovery.recoveries[-1].generation == fact.generation:
-                gang.recovery.recoveries[-1].first_step_at = at
+            if (last := gang.recovery.last) is not None and last.generation == fact.generation:
+                last.first_step_at = at
         case facts.FlushOrdered():
             gang.checkpoint.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
             gang.order_serial += 1
         case facts.FlushEnded():
-            _end_flush(gang, fact)
+            _end_flush(gang.checkpoint, fact)
         case facts.GangEnded():
             _enter_phase(gang, fact.phase, at)
             gang.exit_code, gang.reason = fact.exit_code, fact.reason
@@ -304,12 +314,10 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _apply_pool_request(gang, fact, at)
 
 
-def _note_straggler(gang: Gang, fact: facts.StragglerDetected, at: float) -> None:
-    others = [
-        known for known in gang.findings.stragglers if (known.generation, known.rank) != (fact.generation, fact.rank)
-    ]
+def _note_straggler(findings: Findings, fact: facts.StragglerDetected, at: float) -> None:
+    others = [known for known in findings.stragglers if (known.generation, known.rank) != (fact.generation, fact.rank)]
     straggler = Straggler(fact.generation, fact.rank, fact.node, fact.reason, fact.response, at)
-    gang.findings.stragglers = (*others[1 - STRAGGLERS_KEPT :], straggler)
+    findings.stragglers = (*others[1 - STRAGGLERS_KEPT :], straggler)
 
 
 def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
@@ -346,35 +354,32 @@ def _note_fabric(gang: Gang, record: FabricRecord) -> None:
 
 
 def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
-    member = gang.roster.members[fact.node]
-    earlier = member.removed and (
-        not gang.recovery.recoveries or fact.node not in gang.recovery.recoveries[-1].nodes_out
-    )
+    member, swap, last = gang.roster.members[fact.node], gang.plans.swap, gang.recovery.last
+    earlier = member.removed and (last is None or fact.node not in last.nodes_out)
     if not member.removed:
         ended = fact.left_job or fact.reason == member.agent_ended_reason
         member.removed_at, member.fell_silent = at, not fact.alive and not ended
     member.removal_reason, member.alive = fact.reason, fact.alive
-    if (
-        fact.requested
-        and gang.plans.swap is not None
-        and gang.plans.swap.gives_way_to
-        and gang.plans.swap.node == fact.node
-    ):
-        member.gave_way = True
-    member.gave_way |= fact.surplus
+    gives_way = fact.requested and swap is not None and bool(swap.gives_way_to) and swap.node == fact.node
+    member.gave_way |= fact.surplus or gives_way
     gang.order_serial += 1
+    _note_cause_of_crashes(gang.recovery, gang.roster, fact)
+    # A member that was removed before this recovery is not one that it waits for.
+    if last is not None and gang.phase is Phase.RECOVERING and not earlier:
+        _note_node_out(gang.recovery, last, fact, at)
+
+
+def _note_cause_of_crashes(recovery: RecoveryState, roster: Roster, fact: facts.MemberRemoved) -> None:
     if not fact.attributed:
-        gang.recovery.unattributed_node = (
-            "" if any(recovery.hung for recovery in gang.recovery.recoveries[-2:]) else fact.node
-        )
-        gang.recovery.group_ranks_swapped_once += tuple(
-            seat.group_rank for seat in gang.roster.seats if seat.node == fact.node
-        )
-    elif gang.recovery.unattributed_node == fact.node:
-        gang.recovery.unattributed_node = ""
-    if not gang.recovery.recoveries or gang.phase is not Phase.RECOVERING or earlier:
-        return  # `earlier`: the member was removed before this recovery, which did not wait for it
-    recovery = gang.recovery.recoveries[-1]
+        recovery.unattributed_node = "" if any(one.hung for one in recovery.recoveries[-2:]) else fact.node
+        left = (seat.group_rank for seat in roster.seats if seat.node == fact.node)
+        recovery.group_ranks_swapped_once += tuple(left)
+    elif recovery.unattributed_node == fact.node:
+        recovery.unattributed_node = ""
+
+
+def _note_node_out(so_far: RecoveryState, recovery: Recovery, fact: facts.MemberRemoved, at: float) -> None:
+    """The member is removed in this recovery, the last one."""
     if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
         recovery.nodes_out.append(fact.node)
         recovery.nodes_requested += [fact.node] * fact.requested
@@ -383,7 +388,7 @@ def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     if not recovery.hardware and fact.attributed and not fact.requested and not fact.undoes_growth:
         # The rank failed because of its node, so the failure does not count against the software.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
-        gang.recovery.failures_in_a_row = max(0, gang.recovery.failures_in_a_row - 1)
+        so_far.failures_in_a_row = max(0, so_far.failures_in_a_row - 1)
 
 
 def _apply_pool_request(
@@ -424,16 +429,20 @@ def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> No
     else:
         _enter_phase(gang, Phase.RECOVERING, at)
         if not fact.hardware:
-            came_further = fact.step_before > gang.recovery.furthest_step or _ran_long(gang, at)
-            gang.recovery.failures_in_a_row = 1 if came_further else gang.recovery.failures_in_a_row + 1
-            gang.recovery.unattributed_node = (
-                gang.recovery.unattributed_node if came_further else ""
-            )  # ranks crash elsewhere, too: the node was not the cause
+            _count_failure_of_software(gang.recovery, gang.newest, fact.step_before, at)
         gang.recovery.furthest_step = max(gang.recovery.furthest_step, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
         recovery.crashed_on, recovery.hung = fact.crashed_on, hung
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
         gang.recovery.recoveries = [*gang.recovery.recoveries[1 - RECOVERIES_KEPT :], recovery]
+
+
+def _count_failure_of_software(recovery: RecoveryState, newest: NewestGeneration, step: int, at: float) -> None:
+    if step > recovery.furthest_step or _ran_long(newest, at):
+        recovery.failures_in_a_row = 1  # it came further
+    else:
+        recovery.failures_in_a_row += 1
+        recovery.unattributed_node = ""  # ranks crash elsewhere, too: the node was not the cause
 
 
 def _shrink(gang: Gang, nodes: int) -> None:
@@ -442,10 +451,10 @@ def _shrink(gang: Gang, nodes: int) -> None:
     gang.spec = replace(spec, nodes=nodes, spares=spares, min_nodes=min(spec.min_nodes, nodes))
 
 
-def _ran_long(gang: Gang, at: float) -> bool:
+def _ran_long(newest: NewestGeneration, at: float) -> bool:
     """The script never declares a step, and the generation ran for long. Nothing else tells whether it made
     progress."""
-    return gang.newest.stepped_generation == 0 and at - gang.newest.started_at >= LONG_RUN_S
+    return newest.stepped_generation == 0 and at - newest.started_at >= LONG_RUN_S
 
 
 def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
@@ -466,12 +475,11 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.newest.agreed_groups = fact.agreed_groups
     gang.newest.mtbf_s = fact.mtbf_s
     if fact.version is not None and fact.warning:
-        _note_disagreement(gang, fact.version, "", f"step {fact.version.step} is restored: {fact.warning}")
+        _note_disagreement(gang.findings, fact.version, "", f"step {fact.version.step} is restored: {fact.warning}")
     # A start from memory does not change it.
     gang.checkpoint.durable_path = fact.durable_path or gang.checkpoint.durable_path
     gang.order_serial += 1
-    if gang.recovery.recoveries and gang.recovery.recoveries[-1].generation == fact.generation:
-        recovery = gang.recovery.recoveries[-1]
+    if (recovery := gang.recovery.last) is not None and recovery.generation == fact.generation:
         recovery.action, recovery.fenced_at, recovery.started_at = fact.action, fact.fenced_at, at
         origin = fact.version or (gang.checkpoint.durable_version if fact.durable_path else None)
         recovery.step_restored = origin.step if origin else 0
@@ -479,18 +487,20 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
         recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
 
 
-def _note_disagreement(gang: Gang, version: Version, node: str, reason: str, comparison_ends: bool = False) -> None:
-    count = 1 + (gang.findings.disagreement.count if gang.findings.disagreement is not None else 0)
-    gang.findings.disagreement = Disagreement(version, node, reason, comparison_ends, count)
+def _note_disagreement(
+    findings: Findings, version: Version, node: str, reason: str, comparison_ends: bool = False
+) -> None:
+    count = 1 + (findings.disagreement.count if findings.disagreement is not None else 0)
+    findings.disagreement = Disagreement(version, node, reason, comparison_ends, count)
 
 
-def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
-    flush = gang.checkpoint.flush
+def _end_flush(checkpoint: Checkpoint, fact: facts.FlushEnded) -> None:
+    flush = checkpoint.flush
     if flush is None or flush.serial != fact.serial:
         return
     flush.path, flush.error = fact.path, fact.error
     if fact.path:
-        gang.checkpoint.durable_path, gang.checkpoint.durable_version = fact.path, fact.version or flush.version
+        checkpoint.durable_path, checkpoint.durable_version = fact.path, fact.version or flush.version
 
 
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
