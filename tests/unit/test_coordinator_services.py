@@ -393,9 +393,13 @@ async def test_a_second_agent_on_a_node_is_dismissed_while_the_first_lives(world
 @pytest.mark.parametrize("first", ["ended", "mute"])
 async def test_a_restarted_agent_may_attach(world: ScriptedWorld, first: str) -> None:
     await _running(world)
+    agent = world.agents["n3"]
     if first == "ended":
-        await world.agents["n3"].die()
+        await agent.die()
     else:
+        await agent.wait_until(lambda: agent.duty == "HOLD 1")
+        await agent.ping(1)
+        await agent.wait_until(lambda: agent.pongs == [1])  # all that it said before was heard
         _stream(world, "n3").heard_at -= SILENT_STREAM_S
     second = ScriptedAgent("n3", spec(), world.credentials, incarnation="b")
     await second.open()

@@ -82,10 +82,14 @@ async def check(*words: str) -> int:
     return int(await options.row.run(options))
 
 
-async def test_healthy_nodes_pass(srun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await check("n[0-1]", "--no-pairs", "--json") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+async def test_healthy_nodes_pass_and_without_pytorch_no_pairs_are_measured(
+    srun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await check("n[0-1]", "--json") == 0
+    printed = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.out.splitlines()]
     assert [(line["node"], line["outcome"]) for line in lines] == [("n0", "passed"), ("n1", "passed")]
+    assert "no pair of nodes was measured" in printed.err
 
 
 async def test_a_node_that_fails_is_named_and_the_status_is_1(
@@ -130,11 +134,6 @@ async def test_only_nodes_that_have_passed_form_pairs(
     assert outcomes == dict.fromkeys(("n0", "n2", "n3"), "passed") | {"n1": "failed"}, lines
     pairs = {frozenset((line["first"], line["second"])) for line in lines if "first" in line}
     assert pairs == {frozenset(pair) for pair in itertools.combinations(("n0", "n2", "n3"), 2)}
-
-
-async def test_without_pytorch_the_pairs_are_not_measured(srun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await check("n[0-1]") == 0
-    assert "no pair of nodes was measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("nodes", "status"), [("n[1-65]", 64), ("", 64), ("n[", 64), ("n9", 69)])
