@@ -7,7 +7,6 @@ only words is also a command of `script`.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -25,7 +24,7 @@ from muster.simulator.environment.schedule import Durations
 from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.world.agent import Agent
 from muster.simulator.world.slurm_jobs import JobSubmission
-from muster.simulator.world.world import NO_LIMITS, Site, World
+from muster.simulator.world.world import NO_LIMITS, Site, World, make_folder
 
 _Fact = TypeVar("_Fact", bound=facts.Fact)
 _DURATIONS = Durations(
@@ -67,7 +66,7 @@ class Scenario:
             *required, level = packed.split()
             spec["traffic"] = (events.GroupTraffic("tensor", 10, 1e9, level, bool(required)),)
         spec["if_worse"] = events.IfWorse(if_worse)
-        folder = Path(tempfile.mkdtemp(prefix="muster-scenario-"))
+        folder = make_folder("muster-scenario-")
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]
         durations = replace(
             _DURATIONS, flush_s=2 * flush_s, step_s=step_s, launch_s=2 * launch_s, stop_s=2 * stop_s, copy_s=2 * copy_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from muster.simulator.world.agent import Agent
 from muster.simulator.world.observer import InvariantViolation
 from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.snapshot_crashes import SnapshotCrash, SnapshotPoint
-from muster.simulator.world.world import NO_LIMITS, POOL, START_S, Site, World
+from muster.simulator.world.world import NO_LIMITS, POOL, START_S, Site, World, make_folder
 from muster.slurm.client.states import JobState
 
 SETTLE_TIMEOUT_S = 900.0
@@ -50,7 +49,6 @@ EARLIER_RUN, EARLIER_VERSION = "/durable/step_00000007_g5_train-u0-0123456789ab"
 """The newest checkpoint of an earlier run, from which the gangs of some seeds go on, and what it holds."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
-_MEMORY = Path("/dev/shm")
 
 
 def _limits(seed: int) -> Limits:
@@ -433,7 +431,7 @@ class SeedRun:
 
 def run(seed: int, trace: bool = False) -> Result:
     """Run one seed. The same seed gives the same run."""
-    folder = Path(tempfile.mkdtemp(prefix="muster-sim-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    folder = make_folder("muster-sim-")
     try:
         seed_run = SeedRun(seed, folder, trace)
         violation_text = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ DAEMON_RESTART_DELAY_S = 1.0
 """Seconds until systemd starts a node daemon again."""
 
 
+_MEMORY = Path("/dev/shm")
 POOL = Pool(("--partition=shared",), wait_s=12.0)
 """The site's shared pool: every node that runs no job."""
 NO_LIMITS = Limits(
@@ -52,6 +54,11 @@ NO_LIMITS = Limits(
     reported_drains_per_hour_of_user=1000, swaps_per_hour=1000, pool=POOL,
 )  # fmt: skip
 """Limits that no run reaches."""
+
+
+def make_folder(prefix: str) -> Path:
+    """Make the folder of one run: in memory, for a coordinator waits for the disk at each commit."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_MEMORY if _MEMORY.is_dir() else None))
 
 
 @dataclass(frozen=True, slots=True)
