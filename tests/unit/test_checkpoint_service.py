@@ -42,8 +42,8 @@ from muster.v1 import agent_pb2, common_pb2, peer_pb2
 from muster.v1.agent_pb2 import BlockTimes
 from muster.v1.rank_pb2 import StepTime
 
-SHARED = (5 << 20) + 77
-"""Bytes: more than one piece."""
+SHARED = (9 << 20) + 77
+"""Bytes: three pieces, of which tests name the second and the last."""
 GANG = "g1"
 
 
