@@ -20,7 +20,7 @@ from muster.daemon.coordinator.core.turn.turn import GangTurn, Outcome, Turn
 from muster.node_health import RESUMABLE, UNRESPONSIVE, NodeHealth
 
 CANCELLED = "Job is cancelled"
-"""The words of the Slurm client (refusals.CANCELLED) for a requeue that came after a user's scancel."""
+"""The words of the Slurm client (error_messages.CANCELLED) for a requeue that came after a user's scancel."""
 CORRELATED_FAULTS = ""
 """Key of the deadline of undecided correlated faults, which belongs to no gang."""
 

@@ -53,13 +53,17 @@ OF_PHASE: dict[Phase, tuple[Rule, ...]] = {
 
 def _apply_rules(gang_turn: GangTurn) -> None:
     """One round."""
-    if gang_turn.gang.final or not _ends_or_waits(gang_turn):
+    if gang_turn.gang.final or not _apply_common_rules(gang_turn):
         for rule in OF_PHASE[gang_turn.gang.phase]:
             rule(gang_turn)
 
 
-def _ends_or_waits(gang_turn: GangTurn) -> bool:
-    """The rules of every phase but the final ones, which come first. True: those of the phase must not decide now."""
+def _apply_common_rules(gang_turn: GangTurn) -> bool:
+    """The rules of every phase but the final ones. They come before those of the phase.
+
+    Returns:
+        True: the gang ends or waits, and the rules of its phase must not decide now.
+    """
     gang, suspended = gang_turn.gang, gang_turn.observed.suspended_jobs
     if gang_end.end_if_cancelled_or_ended(gang_turn) or gang.slurm.job in suspended:
         return True

@@ -3,9 +3,9 @@
 A stall accuses no node. All agents are probed, and only if each of them answers and still no step comes does the
 generation hang. Then its ranks' stacks are written, and it is fenced and restarted in place, as after a crash. The
 timeout follows the gang's own pace. It is short if one rank alone sends no signs of life: no Python runs in that rank,
-and the others wait for it. The hang then counts against that rank's node, as a crash there would. So it does if the
-stacks show one rank elsewhere while all others wait for other ranks, or if one rank has entered fewer collectives than
-all others.
+and the others wait for it. The hang then counts against that rank's node, as a crash there would. It also counts
+against the node of a rank that is elsewhere, by its stacks, while all others wait for other ranks, and of a rank that
+has entered fewer collectives than all others.
 
 A declared phase (evaluation, saving) is never a stall. A script that has never declared a step, in no generation, may
 not use the library. It is left alone, unless its job asks for more: then a generation stalls as well if all its ranks

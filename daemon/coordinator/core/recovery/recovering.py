@@ -46,17 +46,17 @@ def recover(gang_turn: GangTurn) -> None:
     if gang.plans.stop is not None:
         completion.save_and_leave(gang_turn)
         return
-    observed = gang_turn.turn.limits.observe and gang.roster.seats
+    only_observes = gang_turn.turn.limits.observe and gang.roster.seats
     if (growth := undone_growth.suspected(gang)) is not None:
         undone_growth.go_back(gang_turn, growth, shared_pool.has_room(gang, gang_turn.turn.limits.pool))
-    if _software_fails(gang) and not observed:
+    if _software_fails(gang) and not only_observes:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang.recovery))
         return
     if not undone_growth.is_undone(gang):
         attribution.swap_crashing_node(gang_turn)
     if gang.roster.seats and planned_swap.leave_nodes(gang_turn):
         return  # the nodes are out of service now, and the next round removes them
-    if observed:
+    if only_observes:
         gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
