@@ -1,6 +1,7 @@
 """Parity groups, and lost shards that the core has rebuilt from parities."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ from muster.daemon.coordinator.core.state.events import CombinedShards, Shard, V
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.communication import failure_domains_of
+from muster.daemon.coordinator.services.conversion import InvalidMessage, status
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders, source_messages
 from muster.fabric.sources.nesting import fabric_of_leaves
 from muster.simulator.scenario import Scenario
-from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY
+from muster.v1.agent_pb2 import TIER_OWN, TIER_PARITY, AgentStatus, ParityStatus
 
 VERSION = Version(1, 5)
 
@@ -83,6 +85,20 @@ def test_a_node_that_leaves_is_used_last() -> None:
     parities = {**parts((0, 1, 2), 0, 2), "a": [part((0, 1, 2), 2)]}
     assert rebuildable(held(0, 2), parities)[0].nodes == ("n0", "a")
     assert rebuildable(held(0, 2), parities, ["a"])[0].nodes == ("n0", "n2")
+
+
+@given(st.data())
+def test_whatever_an_agent_reports_is_refused_or_answered(data: st.DataObject) -> None:
+    """An agent is a process of the user. What it says of parts must not end the coordinator."""
+    ranks = data.draw(st.lists(st.integers(0, 2), max_size=4))
+    count = data.draw(st.sampled_from([len(ranks), 2]))
+    digests, sizes = [["d0", "d1", "", "other"][number % 4] for number in range(count)], [9] * count
+    number = data.draw(st.integers(0, 4))
+    message = ParityStatus(ranks=ranks, version={"generation": 1, "step": 5}, part=number, digests=digests, bytes=sizes)
+    with suppress(InvalidMessage):
+        combined = status(AgentStatus(parities=[message]), ()).combined
+        assert len(set(ranks)) == len(ranks) >= 2
+        rebuildable(held(*data.draw(st.sets(st.integers(0, 2)))), {"n0": list(combined)})
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(3, 9))

@@ -324,9 +324,13 @@ def _combined(message: agent_pb2.ParityStatus) -> events.CombinedShards:
     Raises:
         InvalidMessage: it contradicts itself.
     """
-    ranks, count = tuple(message.ranks), len(message.ranks)
-    if not message.part < count == len(message.digests) == len(message.bytes) <= job_limits.MAX_GROUP_NODES + 1:
-        raise InvalidMessage(f"parities: a part of {count} ranks must be one of them, with as many digests and sizes")
+    ranks, count = tuple(message.ranks), len(set(message.ranks))
+    fits = len(ranks) == len(message.digests) == len(message.bytes) == count and message.part < count
+    if not fits or not 2 <= count <= job_limits.MAX_GROUP_NODES + 1:
+        raise InvalidMessage(
+            f"parities: part {message.part} of {len(ranks)} ranks: a part belongs to one of 2 to "
+            f"{job_limits.MAX_GROUP_NODES + 1} different ranks, and has a digest and a size for each of them"
+        )
     digests = tuple(cut(digest, job_limits.MAX_NAME_CHARS) for digest in message.digests)
     sizes = tuple(map(_bytes, message.bytes))
     return events.CombinedShards(ranks, _version(message.version), message.part, digests, sizes)
