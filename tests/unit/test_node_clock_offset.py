@@ -1,6 +1,7 @@
 """The difference of a node's clock from the coordinator's."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,12 @@ async def test_a_coordinator_tells_an_attached_node_its_time(tmp_path: Path, ahe
         async with asyncio.timeout(DEADLINE_S):
             while (sample := offset.sample()) is None:  # noqa: ASYNC110  # nothing tells that an answer has come
                 await asyncio.sleep(0)
-        words = "3600.0 s ahead of" if ahead_s > 0 else "3600.0 s behind"
-        assert (sample.held, sample.text) == (1.0, f"this node's clock is {words} the coordinator's")
+        # An answer that is long on its way makes the difference less exact.
+        told = re.fullmatch(r"this node's clock is (\d+)\.\d s (ahead of|behind) the coordinator's", sample.text)
+        assert sample.held == 1.0
+        assert told
+        assert abs(int(told[1]) - HOUR_S) < 60
+        assert (told[2] == "ahead of") == (ahead_s > 0)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
