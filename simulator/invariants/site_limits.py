@@ -70,7 +70,8 @@ class SiteLimitInvariant:
 
     def check_join(self, gang: Gang, fact: facts.MemberJoined) -> None:
         """No more nodes of the shared pool join than the job may have, and each was requested. Any other node
-        that joins with a job of its own is one that the gang's job has lost."""
+        that joins with a job of its own is one that the gang's job has lost, in the run that the core knows: Slurm may
+        have requeued the job since."""
         if fact.job == gang.slurm.job:
             return
         jobs = self._world.jobs
@@ -82,7 +83,7 @@ class SiteLimitInvariant:
             f"invariant 6: {fact.node} joins from the pool as number {len(joined)} of {gang.spec.pool_nodes}",
         )
         require(
-            jobs.is_of_pool(fact.job) or fact.node in jobs.ever_held(gang.id),
+            jobs.is_of_pool(fact.job) or fact.node in jobs.ever_held(gang.slurm.job, gang.slurm.restart_count),
             f"invariant 6: {fact.node} comes back to {gang.id}, whose job never had it",
         )
 

@@ -100,10 +100,9 @@ class SlurmJobs:
         submission = self._submissions[job]
         return bool(submission.pool_request) and not submission.wanted_node
 
-    def ever_held(self, gang: str) -> frozenset[str]:
-        """Every node that the gang's own job has had in its present run, as Slurm says."""
-        job = self._jobs[self.job_ids[gang]]
-        return frozenset(self._held.get((job.id, job.restart_count), set()))
+    def ever_held(self, job: int, restart_count: int) -> frozenset[str]:
+        """Every node that the job has had in that run, as Slurm says."""
+        return frozenset(self._held.get((job, restart_count), ()))
 
     def wants_preflight(self, job: int) -> bool:
         """The agents of the job check their nodes."""

@@ -671,3 +671,16 @@ def test_growth_does_not_wait_for_long_for_nodes_that_were_requested() -> None:
 )
 def test_events_say_it_in_words(fact: facts.Fact, words: str) -> None:
     assert describe(fact) == words
+
+
+def test_a_repaired_node_may_join_while_nobody_knows_yet_that_its_job_was_requeued() -> None:
+    world = training(3)
+    lost = world.gang.roster.seats[1].node
+    world.signal(lost)
+    world.run_until(lambda: world.world.cluster.nodes()[lost].drained)
+    world.repair(lost)
+    world.run_until(lambda: world.facts(facts.PoolJobQueued) != [])
+    world.requeue()
+    world.run_until(lambda: not world.gang.roster.members[lost].removed)
+    assert world.gang.slurm.restart_count == 0
+    world.run_until(lambda: world.gang.slurm.restart_count == 1)
