@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 
-from muster.daemon.preflight import check_process, pair_rates
+from muster.daemon.preflight import check_process, pair_rates, step_line
 
 COMMAND = """\
 import sys
@@ -32,7 +32,7 @@ def main() -> None:
     command = check_process.command([sys.executable, *(["-P"] if sys.flags.safe_path else [])])
     result = asyncio.run(check_process.run_check(command, os.environ, deadline_s=float(sys.argv[2])))
     node = _node_name()
-    print(json.dumps({"node": node, "check": dataclasses.asdict(result)}), flush=True)
+    step_line.say({"node": node, "check": dataclasses.asdict(result)})
     if line := sys.stdin.readline():
         pairs = json.loads(line)
         if node in pairs["nodes"]:

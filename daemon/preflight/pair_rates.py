@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from muster.daemon.preflight import step_line
 from muster.daemon.preflight.pairing import rounds
 from muster.daemon.preflight.processor_wait import ProcessorWait
 
@@ -81,4 +81,4 @@ def _measure_pair(torch: Any, distributed: Any, pair: Sequence[int], device: str
 def _print(nodes: Sequence[str], pair: Sequence[int], found: float | str, cores_shared: bool) -> None:
     line: dict[str, object] = {"first": nodes[pair[0]], "second": nodes[pair[1]], "gb_s": 0.0}
     line |= {"error": found} if isinstance(found, str) else {"gb_s": found}
-    print(json.dumps(line | {"cores_shared": cores_shared}), flush=True)
+    step_line.say(line | {"cores_shared": cores_shared})

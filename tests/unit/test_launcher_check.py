@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import stat
+import subprocess
 import sys
 from datetime import UTC
 from pathlib import Path
 
 import pytest
 
+import muster
+from muster.daemon.preflight import job_step
 from muster.daemon.preflight.check_result import CheckResult, Outcome
 from muster.daemon.preflight.pairing import PairRate
 from muster.launcher.main import main, parser
@@ -134,6 +138,19 @@ async def test_only_nodes_that_have_passed_form_pairs(
     assert outcomes == dict.fromkeys(("n0", "n2", "n3"), "passed") | {"n1": "failed"}, lines
     pairs = {frozenset((line["first"], line["second"])) for line in lines if "first" in line}
     assert pairs == {frozenset(pair) for pair in itertools.combinations(("n0", "n2", "n3"), 2)}
+
+
+def test_a_task_prints_its_line_at_once_though_python_does_not_buffer() -> None:
+    """The tasks of a step print beside each other. Each write to this socket is a message of its own."""
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    root = str(Path(next(iter(muster.__path__))).parent)
+    command = [sys.executable, "-P", "-c", job_step.COMMAND, root, "60"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "SLURMD_NODENAME": "n0"}
+    with reader:
+        with writer:
+            task = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writer, env=environment)
+        written = [reader.recv(1 << 16), reader.recv(1 << 16)]
+    assert (task.wait(), json.loads(written[0])["node"], written[0][-1:], written[1]) == (0, "n0", b"\n", b"")
 
 
 @pytest.mark.parametrize(("nodes", "status"), [("n[1-65]", 64), ("", 64), ("n[", 64), ("n9", 69)])
