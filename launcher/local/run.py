@@ -30,8 +30,8 @@ _POLL_S = 0.1
 _FAULT_POLL_S = 0.02
 """Seconds between two checks for due faults: shorter than a step of a small script."""
 _PREFIX = "muster: "
-_OF_SLURM = frozenset({"SlurmOwed", "SlurmSettled", "ActionWithheld"})
-"""Events about calls to Slurm, which a local run does not have."""
+_OF_SLURM = frozenset({"SlurmOwed", "SlurmSettled", "ActionWithheld", "JobChanged", "JobOver"})
+"""Events about calls to Slurm and about its answers. A local run has no Slurm."""
 
 
 class LocalRun:
