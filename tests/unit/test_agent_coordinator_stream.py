@@ -76,7 +76,7 @@ async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
     bug = "ZeroDivisionError('nobody has thought of it')"
     assert told == [f"a bug of Muster: the messages to the coordinator can't be sent: {bug}"] * 2
     attaching.cancel()
-    await asyncio.wait({attaching}, timeout=5)
+    await asyncio.wait({attaching}, timeout=60)
     assert attaching.cancelled()
     await coordinator.stop()
 
@@ -91,7 +91,7 @@ async def test_a_coordinator_that_reads_nothing_is_left_though_a_write_waits_for
     )
     await coordinator.until(lambda: coordinator.attached == 2)
     attaching.cancel()
-    await asyncio.wait({attaching}, timeout=5)
+    await asyncio.wait({attaching}, timeout=60)
     await coordinator.stop()
 
 
@@ -108,5 +108,5 @@ async def test_it_ends_in_whichever_turn_it_is_told_to(tmp_path: Path, turns: in
     for _ in range(turns):
         await asyncio.sleep(0)
     attaching.cancel()
-    await asyncio.wait({attaching}, timeout=5)
+    await asyncio.wait({attaching}, timeout=60)
     assert attaching.cancelled()

@@ -84,7 +84,7 @@ async def test_a_link_that_is_stopped_as_its_call_is_refused_ends() -> None:
     await call.begun.wait()
     link.stop()
     mine = asyncio.all_tasks() - before
-    await asyncio.wait(mine, timeout=5)
+    await asyncio.wait(mine, timeout=60)
     assert not [task for task in mine if not task.done()]
 
 

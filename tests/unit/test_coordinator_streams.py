@@ -221,7 +221,7 @@ async def test_a_stream_that_says_nothing_ends(world: ScriptedWorld, service: st
     world.settings.update(
         stream_limits=StreamLimits(silent_s=0.05),
         heartbeat_s=0.01,
-        share_of=lambda method: replace(coordinator_share(method), first_message_s=0.05),
+        share_of=lambda method: replace(coordinator_share(method), first_message_s=DEADLINE_S if says_hello else 0.05),
     )
     await world.start_coordinator()
     if says_hello and service == "AgentService":
