@@ -49,6 +49,6 @@ class Store:
         with self.changed:
             if all(key in self.values for key in keys):
                 return
-            if not self.changed.wait_for(lambda: self.waking.issuperset(keys), min(3.0, timeout.total_seconds())):
+            if not self.changed.wait_for(lambda: self.waking.issuperset(keys), min(60.0, timeout.total_seconds())):
                 self.timeouts += 1
                 raise RuntimeError("wait timeout")
