@@ -233,12 +233,10 @@ def _witnessed(gang_turn: GangTurn, node: str, probe: Probe) -> bool:
     """Two agents besides the coordinator have found the node silent.
 
     If the gang has only one other agent, one is enough. If more agents exist but can't be asked, one is enough after
-    CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut. Nor is
-    the word of a member that the node does not count: the node would not fence itself for its silence.
+    CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut.
     """
     others = len(gang_turn.index.present) - 1
-    present = gang_turn.index.present.intersection(probe.witnesses)  # a removed member is no witness
-    asked = sum(fencing.counts_in_majority(gang_turn, node, witness) for witness in present)
+    asked = len(gang_turn.index.present.intersection(probe.witnesses))  # a removed member is no witness
     if asked >= min(2, others) > 0:
         return True
     return asked > 0 and gang_turn.now - gang_turn.observed.suspected_since[node] >= CAUSE_WAIT_S
@@ -259,11 +257,9 @@ def _remove_if_slurm_has(gang_turn: GangTurn, member: Member) -> None:
 
 def _node_answered(gang_turn: GangTurn, member: Member) -> None:
     """The node answered a witness: drop the suspicion. If the agent stays out of the coordinator's reach for
-    OUT_OF_TOUCH_S while its gang waits for it, the member is removed: another member tells it that it is none."""
+    OUT_OF_TOUCH_S while its gang waits for it, the member is removed."""
     away_s = gang_turn.now - _out_of_touch_since(gang_turn, member)
-    others = gang_turn.index.present - {member.node}
-    is_told = not others or any(fencing.counts_in_majority(gang_turn, member.node, other) for other in others)
-    if is_told and away_s >= OUT_OF_TOUCH_S and _gang_needs_member(gang_turn, member, away_s):
+    if away_s >= OUT_OF_TOUCH_S and _gang_needs_member(gang_turn, member, away_s):
         reason = f"{member.node} answers others, but the coordinator has not reached it for {away_s:.0f} s"
         fencing.remove_member(gang_turn, member, reason, alive=False)
         return

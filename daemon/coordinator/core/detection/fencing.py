@@ -153,17 +153,6 @@ def _last_contact(gang_turn: GangTurn, node: str, reporters: Iterable[str]) -> f
     return last
 
 
-def counts_in_majority(gang_turn: GangTurn, node: str, other: str) -> bool:
-    """The agent on `node` is known to count `other` as a member of its gang.
-
-    If its ranks run, it knows at least the members with which their generation started. It does not miss the answer of
-    a member of which it has not heard: an agent that knows nobody else never fences itself.
-    """
-    seat, member = gang_turn.index.seats.get(node), gang_turn.gang.roster.members[other]
-    carries = seat is not None and seat.group_rank >= 0
-    return not carries or gang_turn.observed.status(node).order_serial >= member.listed_since
-
-
 def _process_ended(closed: set[str], others: int) -> bool:
     """Whether the agent's process has ended for certain, and its ranks with it.
 

@@ -6,7 +6,6 @@ LOST only if all of them find it silent and its gang makes no step. An agent tha
 
 from enum import StrEnum
 
-from muster.daemon.coordinator.core.detection import fencing
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD, Probe
 from muster.daemon.coordinator.core.state.roster import Member
@@ -75,17 +74,10 @@ def start_if_due(gang_turn: GangTurn, member: Member) -> None:
 
 
 def _other_witnesses(gang_turn: GangTurn, node: str) -> list[str]:
-    """Two members to ask. Those that the node does not count come last: their answer counts, and their silence does not
-    (`failure_detector._witnessed`)."""
     away, suspected = gang_turn.index.unattached, gang_turn.observed.suspected_since
     present = gang_turn.index.in_fabric_order(gang_turn.fabric)
-    usable = (one for one in present if one not in away and one not in suspected)
-    counted = (one for one in usable if fencing.counts_in_majority(gang_turn, node, one))
-    chosen = placement.witnesses(gang_turn.fabric, counted, node, 2)
-    if len(chosen) < 2:
-        others = (one for one in present if one not in away and one not in suspected and one not in chosen)
-        chosen += placement.witnesses(gang_turn.fabric, others, node, 2 - len(chosen))
-    return chosen
+    candidates = (one for one in present if one not in away and one not in suspected)
+    return placement.witnesses(gang_turn.fabric, candidates, node, 2)
 
 
 def request(

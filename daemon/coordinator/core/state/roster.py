@@ -44,9 +44,6 @@ class Member:
     """When the member was removed (seconds); 0: it was not, or an earlier version of Muster has not noted it."""
     fell_silent: bool = False
     """It was removed because nobody heard it any more. The health of a node without ranks does not change by that."""
-    listed_since: int = 0
-    """The serial of the first order that lists it; 0: the newest generation started with it, so all its agents know
-    it."""
 
     @property
     def failed_check(self) -> bool:

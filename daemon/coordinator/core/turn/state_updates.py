@@ -342,7 +342,6 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
             request.node = fact.node
             gang.roster.members[fact.node].returned, gang.growth.requests_in_vain = bool(request.wanted_node), 0
     gang.order_serial += 1
-    gang.roster.members[fact.node].listed_since = gang.order_serial
 
 
 def _note_fabric(gang: Gang, record: FabricRecord) -> None:
@@ -466,8 +465,6 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.findings.not_finite, gang.slurm.runs_given_back = "", 0
     gang.roster.wider_groups, gang.roster.extra_communication_s = fact.wider_groups, fact.extra_communication_s
     gang.roster.seats, gang.roster.spares = fact.seats, fact.spares
-    for member in gang.roster.members.values():
-        member.listed_since = 0
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.checkpoint.rank_counts[fact.generation] = gang.ranks
     gang.newest.current_store_node, gang.newest.current_store_port = fact.master_node, fact.master_port
