@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 VERSIONS_KEPT = 2
-"""Of what a node keeps for others: the committed version, and the next one while it comes."""
+"""A node keeps two versions for other nodes: the committed one, and the next one while it arrives."""
 
 Groups = tuple[tuple[str, ...], ...]
 
@@ -20,8 +20,8 @@ Groups = tuple[tuple[str, ...], ...]
 class Protection:
     """Who holds what in a generation.
 
-    `holders`: for each node, those that hold whole copies of its ranks' shards. `groups`: nodes that hold parts for
-    each other, in which shards of different nodes are combined.
+    `holders`: for each node, the nodes that hold whole copies of its ranks' shards. `groups`: the protection groups.
+    The nodes of a group hold parts for each other. A part combines shards of different nodes.
     """
 
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -30,9 +30,10 @@ class Protection:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank's shard is, beside its own node.
+    """A further node that keeps a rank's shard, besides the rank's own node.
 
-    `ranks`, `part`: of the combined shards, and which of their parts. Without ranks, `holder` keeps a whole copy.
+    `holder`: that node. `ranks`: the ranks whose shards are combined there. If empty, `holder` keeps a whole copy.
+    `part`: the number of the part that `holder` keeps. There is one part for each of `ranks`.
     """
 
     holder: str
@@ -44,10 +45,11 @@ class Place:
 class NodePlaces:
     """What one node sends and keeps in a generation.
 
-    `shards_sent`: for each rank of this node, all places of its shard. A version is committed only when it is in all of
-    them. `others_sent`: the places of a shard of another node that only this node holds, after ranks have moved.
-    `copied_ranks`: those of other nodes whose shards are kept whole. `parts`: those that are kept.
-    `share_of_parts`: how many times the shard of one rank these parts need. `words`: what is kept, for people.
+    `shards_sent`: for each rank of this node, all places of its shard. A version is committed only when each shard is
+    in all its places. `others_sent`: the places of any other shard in this node's memory. Such a shard is here because
+    ranks have moved. `copied_ranks`: the ranks of other nodes whose shards this node keeps whole. `parts`: the parts
+    that this node keeps. `share_of_parts`: the memory of these parts, in shards of one rank. `words`: what this node
+    keeps, for people.
     """
 
     shards_sent: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
@@ -63,8 +65,11 @@ class NodePlaces:
 
 
 class CombinedShards(Protocol):
-    """A whole part, as the node that holds it reports it. `digests`, `sizes`: of the shards in it, in the order of
-    `ranks`; empty and 0 at place `part`, which is not in it."""
+    """A complete part, as its holder reports it.
+
+    `ranks`: the ranks whose shards are combined. `part`: the number of this part. `digests`, `sizes`: one for each of
+    `ranks`. The shard of `ranks[part]` is not in this part: its digest is empty, and its size is 0.
+    """
 
     @property
     def ranks(self) -> tuple[int, ...]: ...

@@ -1,5 +1,16 @@
 """From a fence to the next generation: what must hold before ranks start again, in order.
 
+`recover` asks its questions in this order. The first one that is not settled ends the round:
+
+1. Have all ranks of the generation before ended, also those of silent nodes?
+2. Is a stop planned? Then the newest version is written, and the job ends or is requeued.
+3. Does the software fail again and again? Then the gang ends.
+4. Must a node be left, because ranks crash on it or a swap is planned? Then it is taken out of service.
+5. Does observe mode forbid a restart, or has the circuit breaker opened? Then the gang ends.
+6. Is the result of a node check, or a node of the shared pool, awaited?
+7. Are there enough nodes, and do they lie well enough? If not, the job may be requeued, or end.
+8. Is the rendezvous store open? Then ranks get their seats, and the next generation starts.
+
 A gang that recovers with an empty seat has three ways on, in this order: a node of the site's shared pool, fewer ranks
 if the job is elastic, and a requeue after the newest version is written.
 """
