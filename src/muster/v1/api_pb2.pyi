@@ -690,6 +690,163 @@ class CheckpointView(_message.Message):
 Global___CheckpointView: _TypeAlias = CheckpointView  # noqa: Y015
 
 @_typing.final
+class MetricView(_message.Message):
+    """A number that ranks report of a step: "loss", "gradient_norm", "lr", or a name of the script's own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    GREATEST_FIELD_NUMBER: _builtins.int
+    LEAST_RANK_FIELD_NUMBER: _builtins.int
+    GREATEST_RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    step: _builtins.int
+    """The step that the values are of."""
+    ranks: _builtins.int
+    """How many ranks have reported it, the least, the median and the greatest of their values, and whose these are."""
+    least: _builtins.float
+    median: _builtins.float
+    greatest: _builtins.float
+    least_rank: _builtins.int
+    greatest_rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        step: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        least: _builtins.float = ...,
+        median: _builtins.float = ...,
+        greatest: _builtins.float = ...,
+        least_rank: _builtins.int = ...,
+        greatest_rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["greatest", b"greatest", "greatest_rank", b"greatest_rank", "least", b"least", "least_rank", b"least_rank", "median", b"median", "name", b"name", "ranks", b"ranks", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricView: _TypeAlias = MetricView  # noqa: Y015
+
+@_typing.final
+class TrainingView(_message.Message):
+    """How fast the running generation trains, and what its script reports. Seconds; 0: not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_PER_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    MFU_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_GPU_S_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    DONE_S_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    steps_per_s: _builtins.float
+    step_s: _builtins.float
+    """Medians of the newest steps: the whole step, and its parts. `fetch_s` is a part of `compute_s`."""
+    compute_s: _builtins.float
+    wait_s: _builtins.float
+    fetch_s: _builtins.float
+    mfu: _builtins.float
+    """The share of the peak of all GPUs that the model's own arithmetic takes (model FLOPs utilization, 0 to 1)."""
+    tokens_per_gpu_s: _builtins.float
+    last_step: _builtins.int
+    """The last step of the training, as its script says, and when it will be finished at this pace (seconds since the epoch)."""
+    done_s: _builtins.float
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricView]: ...
+    def __init__(
+        self,
+        *,
+        steps_per_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
+        wait_s: _builtins.float = ...,
+        fetch_s: _builtins.float = ...,
+        mfu: _builtins.float = ...,
+        tokens_per_gpu_s: _builtins.float = ...,
+        last_step: _builtins.int = ...,
+        done_s: _builtins.float = ...,
+        metrics: _abc.Iterable[Global___MetricView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "done_s", b"done_s", "fetch_s", b"fetch_s", "last_step", b"last_step", "metrics", b"metrics", "mfu", b"mfu", "step_s", b"step_s", "steps_per_s", b"steps_per_s", "tokens_per_gpu_s", b"tokens_per_gpu_s", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainingView: _TypeAlias = TrainingView  # noqa: Y015
+
+@_typing.final
+class LostTime(_message.Message):
+    """Allocated time that trained nothing new, by category (docs/GOODPUT.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CATEGORY_FIELD_NUMBER: _builtins.int
+    NODE_S_FIELD_NUMBER: _builtins.int
+    category: _builtins.str
+    node_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        category: _builtins.str = ...,
+        node_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "node_s", b"node_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostTime: _TypeAlias = LostTime  # noqa: Y015
+
+@_typing.final
+class GoodputView(_message.Message):
+    """How much of the allocated time of a job trained, in seconds of nodes. The lost parts and `useful_node_s` add up to
+    `allocated_node_s`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    UNTIL_S_FIELD_NUMBER: _builtins.int
+    ALLOCATED_NODE_S_FIELD_NUMBER: _builtins.int
+    USEFUL_NODE_S_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    since_s: _builtins.float
+    """From when to when the account goes (seconds since the epoch)."""
+    until_s: _builtins.float
+    allocated_node_s: _builtins.float
+    useful_node_s: _builtins.float
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostTime]: ...
+    def __init__(
+        self,
+        *,
+        since_s: _builtins.float = ...,
+        until_s: _builtins.float = ...,
+        allocated_node_s: _builtins.float = ...,
+        useful_node_s: _builtins.float = ...,
+        lost: _abc.Iterable[Global___LostTime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_node_s", b"allocated_node_s", "lost", b"lost", "since_s", b"since_s", "until_s", b"until_s", "useful_node_s", b"useful_node_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GoodputView: _TypeAlias = GoodputView  # noqa: Y015
+
+@_typing.final
 class GangView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -717,6 +874,11 @@ class GangView(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     ENDED_S_FIELD_NUMBER: _builtins.int
     DIFFERS_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
+    GOODPUT_FIELD_NUMBER: _builtins.int
+    RUN_STARTED_S_FIELD_NUMBER: _builtins.int
+    RUN_ENDS_S_FIELD_NUMBER: _builtins.int
+    EXPECTED_START_S_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -744,6 +906,11 @@ class GangView(_message.Message):
     """What that costs in each step, in predicted seconds."""
     ended_s: _builtins.float
     """When the gang became final (seconds since the epoch); 0: it goes on."""
+    run_started_s: _builtins.float
+    """When this run of the job started, and when its time limit ends it (seconds since the epoch); 0: not known."""
+    run_ends_s: _builtins.float
+    expected_start_s: _builtins.float
+    """When Slurm expects to start it, while it waits in the queue (seconds since the epoch); 0: Slurm does not say."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -763,6 +930,14 @@ class GangView(_message.Message):
     @_builtins.property
     def differs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What differs from GangRef.like, by its name in job.toml: "command", "work_dir", "env.LR". Never a value."""
+
+    @_builtins.property
+    def training(self) -> Global___TrainingView:
+        """Absent: no rank of the running generation has finished a step."""
+
+    @_builtins.property
+    def goodput(self) -> Global___GoodputView:
+        """Absent: the job has not started yet."""
 
     def __init__(
         self,
@@ -791,10 +966,15 @@ class GangView(_message.Message):
         checkpoint: Global___CheckpointView | None = ...,
         ended_s: _builtins.float = ...,
         differs: _abc.Iterable[_builtins.str] | None = ...,
+        training: Global___TrainingView | None = ...,
+        goodput: Global___GoodputView | None = ...,
+        run_started_s: _builtins.float = ...,
+        run_ends_s: _builtins.float = ...,
+        expected_start_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "training", b"training", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
