@@ -4,6 +4,6 @@ This folder holds what all commands share: the type of a command, the coordinato
 `commands` (one command in each file), `spec` (job.toml), `submission` (the sbatch script), `output` (tables, JSON, rank
 logs), `local` (`muster run --local`). No daemon imports the launcher.
 
-May import: `daemon.host`, `daemon.host.process`, `daemon.transport`, `fabric.sources`, `launcher.output`,
-`slurm.client`, `slurm.client.parsing`.
+May import: `daemon.host`, `daemon.host.process`, `daemon.transport`, `daemon.transport.calls`, `fabric.sources`,
+`launcher.output`, `slurm.client`, `slurm.client.parsing`.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from muster.daemon.host.connection_errors import why_unreached
+from muster.daemon.transport.calls.connection_errors import why_unreached
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.gang_ids import job_identity
 from muster.daemon.transport.identity import Credentials, IdentityError

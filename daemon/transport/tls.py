@@ -25,7 +25,7 @@ from pathlib import Path
 import grpc
 
 from muster.daemon.host import clock
-from muster.daemon.host.connection_errors import why_unreached
+from muster.daemon.transport.calls.connection_errors import why_unreached
 
 _log = logging.getLogger(__name__)
 

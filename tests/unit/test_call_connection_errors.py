@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.daemon.host.connection_errors import why_unreached
+from muster.daemon.transport.calls.connection_errors import why_unreached
 
 ALL = "failed to connect to all addresses; last error: "
 
