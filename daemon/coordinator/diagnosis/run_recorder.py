@@ -36,7 +36,7 @@ class RunRecorder:
         self._settings: dict[str, str] = {}
         """Gang → digest of its settings."""
         self._problem = LastingProblem(_log, "the history of past generations can be used again")
-        engine.on_facts = self.note_facts
+        engine.on_facts.append(self.note_facts)
 
     async def run(self) -> None:
         """Notes all generations that run, again and again."""

@@ -80,8 +80,8 @@ class Engine:
         self.journal = journal
         self.streams = AgentStreams()
         self.links = LinkRates()
-        self.on_facts: Callable[[Sequence[facts.Fact]], None] = lambda decided: None
-        """Is told what was decided, once it is carried out. It must not raise."""
+        self.on_facts: list[Callable[[Sequence[facts.Fact]], None]] = []
+        """Are told what was decided, once it is carried out. They must not raise."""
         call_later = asyncio.get_running_loop().call_later
         self._orders = OrderDispatcher(self.core.state, journal.term, self.streams.of_gang, call_later)
         self.journal_subscribers = JournalSubscribers()
@@ -102,6 +102,11 @@ class Engine:
         self._timer_due: float | None = None
         self._last_ran_at = self.clock.now()
         self._suspension_check: asyncio.Task[None] | None = None
+
+    @property
+    def journal_write_s(self) -> float:
+        """Seconds that all writes into the journal have taken."""
+        return self._timed_journal.total_s
 
     @property
     def running(self) -> bool:
@@ -198,7 +203,8 @@ class Engine:
     def send_orders(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor."""
         self._orders.send_changes(decided)
-        self.on_facts(decided)
+        for listener in self.on_facts:
+            listener(decided)
 
     def close_streams(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor. Without this, the stream of a cut link would stay open for ever."""
