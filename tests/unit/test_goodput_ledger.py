@@ -1,0 +1,187 @@
+"""The ledger of a gang: to what each second of its nodes went."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.facts import Progress, Seat
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.goodput.intervals import Category, FaultKind, Interval, Measured, sums
+from muster.daemon.coordinator.goodput.ledger import Ledger
+from muster.simulator.scenario import Scenario
+
+
+class Job:
+    """A gang on two nodes and a spare, which waits 100 s in the queue and 10 s for its agents. Its facts are short."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._note(0, facts.GangRegistered("g", 1, 1000, "train", GangSpec(2, 1), "{}"))
+        self._note(100, facts.JobChanged("g", ("a", "b", "c")))
+        self._note(100, facts.PhaseChanged("g", Phase.GATHERING, ""))
+        for node in ("a", "b", "c"):
+            self._note(105, facts.MemberJoined("g", node, 1, "i", "", node == "a", "s0"))
+        self._note(108, facts.GenerationFenced("g", 0, facts.PREFLIGHT_CAUSE, True, "a", 0, 108))
+
+    def _note(self, at: float, fact: facts.Fact) -> None:
+        self.ledger.note(fact, at)
+
+    def start(self, at: float, generation: int, seats: str, version: int | None = None, fenced_at: float = 0) -> None:
+        """A generation starts, with the state of a step."""
+        restored = Version(generation - 1, version) if version is not None else None
+        places = tuple(Seat(node, number, "", ()) for number, node in enumerate(seats))
+        self._note(
+            at,
+            facts.GenerationStarted(
+                "g", generation, places, (), "a", 1, restored, (), "", fenced_at=fenced_at or at, action=""
+            ),
+        )
+
+    def run(self, at: float, generation: int, step: int) -> None:
+        """Its ranks run 3 s after its start, have their state after 2 s more, and their first step another second
+        later: at `at`."""
+        self._note(at - 3, facts.PhaseChanged("g", Phase.RUNNING, ""))
+        if generation > 1:
+            self._note(at - 1, facts.StateRestored("g", generation, Version(1, step - 1), 0, 0, 0, (), 1.0))
+        self._note(at, facts.FirstStep("g", generation, step))
+
+    def crash(self, at: float, generation: int, step: int, suspected_at: float, node: str = "") -> None:
+        """A rank ends by itself; or a node is lost, if it is named."""
+        progress = Progress(Version(generation, step))
+        crashed_on = "" if node else "b"
+        self._note(
+            at,
+            facts.GenerationFenced(
+                "g", generation, "it failed", bool(node), "a", step, suspected_at, crashed_on, progress
+            ),
+        )
+        if node:
+            self._note(at, facts.MemberRemoved("g", node, f"{node} is silent", alive=False))
+
+    def end(self, at: float, step: int) -> None:
+        """Every rank is done, and Slurm has the nodes back 4 s later."""
+        done = Progress(Version(1, step))
+        self._note(at, facts.GangEnded("g", Phase.DONE, 0, "", done))
+        self._note(at + 4, facts.JobEnded("g", "COMPLETED"))
+
+
+def by_category(intervals: Sequence[Interval]) -> dict[str, float]:
+    return {str(category): pytest.approx(node_s) for category, node_s in sums(intervals).items()}
+
+
+def test_a_run_without_faults() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.run(114, 1, step=1)
+    job.end(1014, step=901)
+    assert by_category(job.ledger.take()) == {
+        "queue": 300, "start": 30 + 12, "rendezvous": 2, "first_step": 6, "useful": 1800, "spare": 904
+    }  # fmt: skip
+
+
+def test_each_part_of_a_recovery_is_charged_with_the_node_that_was_lost() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.run(114, 1, step=1)
+    job.ledger.take()
+    job.crash(1019, 1, step=901, suspected_at=1014, node="b")
+    job.start(1032, 2, "ac", version=880, fenced_at=1025)
+    job.run(1039, 2, step=881)
+    job.crash(2039, 2, step=1881, suspected_at=2039)
+    settled = job.ledger.take()
+    lost = [one for one in settled if one.fault is not None and one.category is not Category.SPARE]
+    assert [(str(one.category), one.since, one.until) for one in lost] == [
+        ("detect", 1014, 1019),
+        ("fence", 1019, 1025),
+        ("place", 1025, 1032),
+        ("rendezvous", 1032, 1036),
+        ("load", 1036, 1038),
+        ("first_step", 1038, 1039),
+        ("steps_again", 1039, 1059),
+    ]
+    assert {(one.fault.kind, one.fault.node, one.fault.at) for one in lost if one.fault} == {
+        (FaultKind.NODE, "b", 1019)
+    }
+    held = [one for one in settled if one.category is Category.SPARE and "b" in one.nodes]
+    assert {(one.fault and one.fault.kind) for one in held} == {FaultKind.NODE}
+
+
+def test_steps_that_two_faults_undo_are_charged_with_each_of_them() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.run(120, 1, step=1)
+    job.crash(1120, 1, step=1001, suspected_at=1120, node="b")
+    job.start(1130, 2, "ac", version=801)
+    job.run(1140, 2, step=802)
+    job.crash(1240, 2, step=902, suspected_at=1240)  # a rank crashes halfway
+    job.start(1250, 3, "ac", version=851)
+    job.run(1260, 3, step=852)
+    job.end(1560, step=1152)
+    again = [one for one in job.ledger.take() if one.category is Category.STEPS_AGAIN]
+    charged = [(one.generation, one.fault and one.fault.kind, one.node_s) for one in again]
+    assert charged == [
+        (2, FaultKind.NODE, pytest.approx(2 * 100)),
+        (3, FaultKind.CRASH, pytest.approx(2 * 50)),
+        (3, FaultKind.NODE, pytest.approx(2 * 99)),
+    ]
+
+
+def test_what_was_measured_of_a_generation_is_no_useful_time() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.run(120, 1, step=1)
+    job.ledger.measure(Measured(checkpoint=0.02, straggler=0.1, data=0.05))
+    job.end(1120, step=1001)
+    parts = sums(job.ledger.take())
+    assert (parts[Category.CHECKPOINT], parts[Category.STRAGGLER], parts[Category.DATA]) == (40, 200, 100)
+    assert parts[Category.USEFUL] == pytest.approx(2000 - 340)
+
+
+def test_parts_never_take_more_than_the_whole() -> None:
+    assert sum(share for _, share in Measured(0.7, 0.7, 0.7).shares()) == 1.0
+    assert Measured(-0.1, 0.0, 0.2).shares() == [(Category.DATA, 0.2)]
+
+
+def test_a_script_that_declares_no_step_has_trained_if_it_is_done() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 112)
+    job.end(1112, step=0)
+    assert sums(job.ledger.take())[Category.USEFUL] == 2000
+
+
+def test_the_account_of_a_running_job_ends_now_and_changes_nothing() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.run(114, 1, step=1)
+    first = by_category(job.ledger.unsettled(214, step=101))
+    assert first["useful"] == 200
+    assert by_category(job.ledger.unsettled(214, step=101)) == first
+    job.end(314, step=201)
+    assert sums(job.ledger.take())[Category.USEFUL] == 400
+
+
+def test_a_job_in_the_queue_holds_nothing() -> None:
+    world = Scenario(nodes=2, spares=0)
+    ledger = Ledger()
+    for at, fact in world.journal:
+        ledger.note(fact, at)
+    assert set(sums(ledger.unsettled(world.now + 50.0))) <= {Category.QUEUE}
+
+
+def test_a_requeued_job_waits_without_nodes_and_its_start_is_charged_with_the_fault() -> None:
+    world = Scenario(nodes=2, spares=0, idle_nodes=1)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 3)
+    world.crash("n1")
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2, 600.0)
+    ledger = Ledger()
+    for at, fact in world.journal:
+        if getattr(fact, "gang", "") == "g":
+            ledger.note(fact, at)
+    intervals = [*ledger.take(), *ledger.unsettled(world.now)]
+    began = next(at for at, fact in world.journal if isinstance(fact, facts.GenerationFenced) and fact.generation)
+    later = [one for one in intervals if one.since >= began and one.category is not Category.USEFUL]
+    assert {"queue", "start", "rendezvous", "first_step"} <= {str(one.category) for one in later}
+    assert {(one.fault.kind, one.fault.node) if one.fault else None for one in later} == {(FaultKind.NODE, "n1")}
