@@ -12,6 +12,22 @@ from muster.launcher.output.terminal_width import columns
 _NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 
+_SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def span(text: str) -> float:
+    """The type of an option for a span of time, in seconds: "30min", "12h", "7d".
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    number = text.rstrip("".join(_SPANS))
+    unit = text[len(number) :]
+    if unit not in _SPANS or not number.replace(".", "", 1).isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number with s, min, h or d, as 12h or 7d")
+    return float(number) * _SPANS[unit]
+
+
 class _Help(argparse.HelpFormatter):
     """The help. No word is broken at its hyphens, so that a value can be copied."""
 

@@ -155,9 +155,9 @@ class CoordinatorClient:
         """The current state of the gang."""
         return await self._answer(self._stub.Describe(ref, timeout=CALL_TIMEOUT_S))
 
-    async def gangs(self) -> list[pb.GangView]:
-        """The caller's gangs; for an operator, all gangs."""
-        reply = await self._answer(self._stub.List(pb.ListRequest(), timeout=CALL_TIMEOUT_S))
+    async def gangs(self, *, brief: bool = False) -> list[pb.GangView]:
+        """The caller's gangs; for an operator, all gangs. `brief`: as in ListRequest."""
+        reply = await self._answer(self._stub.List(pb.ListRequest(brief=brief), timeout=CALL_TIMEOUT_S))
         return list(reply.gangs)
 
     async def nodes(self) -> pb.NodesReply:

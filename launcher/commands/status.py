@@ -1,14 +1,20 @@
-"""`muster status [JOB]`: prints one gang in detail, or one line for each of the caller's gangs that go on, or ended
-within a day. `--all` prints those, too, that have ended before, for as long as the coordinator knows them.
+"""`muster status [JOB]`: prints one job on one screen, or one line for each of the caller's jobs that go on, or ended
+within a day. `--full` prints all tables of a job; into a pipe, they are printed always.
 
-`--follow` prints the gang again after each change, and exits with the gang's exit code when the gang ends. With
+Without JOB, `--state`, `--name`, `--user` and `--since` choose what is listed. `--all` lists all jobs that the
+coordinator knows.
+
+`--follow` prints the job again after each change, and exits with the job's exit code when the job ends. With
 `--json` it prints one GangView (api.proto) on each line.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 
 from muster.daemon.host import clock
 from muster.launcher.command import (
@@ -22,10 +28,21 @@ from muster.launcher.command import (
     show,
     time_arguments,
 )
+from muster.launcher.command_line import span
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
+from muster.launcher.errors import WrongInput
+from muster.launcher.output.job_list import RECENT_S, Selection, gang_list
+from muster.launcher.output.job_screen import one_screen
 from muster.launcher.output.json_text import to_json
-from muster.launcher.output.tables import gang_details, gang_list, recent
+from muster.launcher.output.tables import gang_details
 from muster.v1.api_pb2 import GangView
+from muster.wording import duration
+
+STATES = (
+    "SUBMITTED", "GATHERING", "PREFLIGHT", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "REQUEUED", "DONE",
+    "FAILED", "CANCELLED",
+)  # fmt: skip
+"""The phases of a job, as in docs/STATES.md."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +51,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--follow", action="store_true", help="update until the job ends; exit with the job's exit code"
     )
+    parser.add_argument("--full", action="store_true", help="with JOB: tables of nodes, ranks and recoveries, too")
     parser.add_argument(
         "-a", "--all", action="store_true", help="without JOB: jobs, too, that ended more than a day ago"
     )
+    parser.add_argument(
+        "--since", type=span, metavar="7d", help="without JOB: jobs that go on, or have ended within this time"
+    )
+    parser.add_argument(
+        "--state", type=str.upper, choices=STATES, action="append", metavar="STATE",
+        help="without JOB: jobs in this state; may be given several times",
+    )  # fmt: skip
+    words = "without JOB: jobs of this name; * stands for any characters, ? for one"
+    parser.add_argument("--name", default="", metavar="PATTERN", help=words)
+    parser.add_argument("--user", metavar="NAME", help="without JOB: jobs of this user (operators)")
     parser.add_argument("--json", action="store_true", help="print one GangView (api.proto) on each line, of all jobs")
     time_arguments(parser)
 
@@ -55,26 +83,70 @@ COMMAND = Command(_arguments, _run)
 
 
 async def _list(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
-    gangs = await coordinator.gangs()
+    chosen = _selection(options)
+    gangs = await coordinator.gangs(brief=not options.json)
+    shown = [view for view in gangs if chosen.includes(view, clock.wall())]
     if options.json:
-        for gang in gangs:
+        for gang in shown:
             print(to_json(gang), flush=True)
         return 0
-    shown = gangs if options.all else recent(gangs, clock.wall())
     if shown:
-        show(gang_list(shown, screen(options)))
+        show(gang_list(shown, screen(options), _owners(shown)))
     elif not gangs:
         say("the coordinator knows no jobs of yours")
-    if left_out := len(gangs) - len(shown):
-        print_note(f"jobs that ended more than a day ago are not shown: {left_out} (--all shows them)")
+    _note_left_out(len(gangs) - len(shown), options)
     return 0
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    """Without a word about time, JSON has all jobs, and the list has those of a day."""
+    everything = options.all or (options.json and options.since is None)
+    within_s = None if everything else options.since or RECENT_S
+    return Selection(within_s, options.state or (), options.name, _uid(options.user) if options.user else None)
+
+
+def _uid(name: str) -> int:
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise WrongInput(f"this host knows no user {name!r}", "give a login name or a uid") from None
+
+
+def _owners(views: Iterable[GangView]) -> Mapping[int, str]:
+    """Uid → login name; empty if all jobs are the caller's own."""
+    uids = {view.owner_uid for view in views}
+    return {} if uids == {os.getuid()} else {uid: _login_name(uid) for uid in uids}
+
+
+def _login_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _note_left_out(count: int, options: argparse.Namespace) -> None:
+    if not count:
+        return
+    if options.state or options.name or options.user:
+        print_note(f"jobs that are not as asked for, or ended too long ago, are not shown: {count}")
+    else:
+        when = "a day" if options.since is None else duration(options.since)
+        print_note(f"jobs that ended more than {when} ago are not shown: {count} (--all shows them)")
 
 
 def _show(view: GangView, options: argparse.Namespace) -> None:
     if options.json:
         print(to_json(view), flush=True)
     else:
-        show(gang_details(view, screen(options)))
+        show(_lines(view, options))
+
+
+def _lines(view: GangView, options: argparse.Namespace) -> Iterator[str]:
+    target = screen(options)  # the terminal may have another width by now
+    if options.full or target.width is None:
+        return gang_details(view, target)
+    return one_screen(view, target, clock.wall())
 
 
 async def _follow(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
@@ -88,8 +160,7 @@ async def _follow(coordinator: CoordinatorClient, options: argparse.Namespace) -
 
     with Live(auto_refresh=False, vertical_overflow="visible") as live:
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
-            lines = gang_details(view, screen(options))  # the terminal may have another width by now
-            live.update(Text.from_ansi("\n".join(lines)), refresh=True)
+            live.update(Text.from_ansi("\n".join(_lines(view, options))), refresh=True)
     return exit_code(view)
 
 

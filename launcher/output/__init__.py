@@ -2,5 +2,5 @@
 
 Pure, except that `rank_logs` reads files. `commands` and `local` import this folder.
 
-May import: `daemon.host`, `daemon.preflight`, `fabric.model`.
+May import: `daemon.host`, `daemon.preflight`, `fabric.model`, `slurm.client.parsing`.
 """

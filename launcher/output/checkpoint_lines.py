@@ -98,16 +98,21 @@ def _durable_words(view: CheckpointView) -> Iterator[str]:
     if view.flush_s:
         share = f", {view.durable_cost:.2%} of the time" if view.durable_cost else ""
         yield f"each takes {duration(view.flush_s)}{_stop_words(view)}{share}"
+    yield from newest_flush(view)
+    if view.HasField("durable_loses_steps"):
+        yield f"without any memory a fault now loses {_loss(view.durable_loses_steps, view.durable_loses_s)}"
+    if view.durable_path:
+        yield f"newest: {view.durable_path}"
+
+
+def newest_flush(view: CheckpointView) -> Iterator[str]:
+    """How far the flush is that runs, or why the newest one has failed; nothing: neither."""
     if view.HasField("flush"):
         yield from _flush_words(view.flush)
     elif view.flushing:
         yield f"flush {view.flush_serial} runs"
     elif view.flush_error:
         yield f"flush {view.flush_serial} failed: {view.flush_error}"
-    if view.HasField("durable_loses_steps"):
-        yield f"without any memory a fault now loses {_loss(view.durable_loses_steps, view.durable_loses_s)}"
-    if view.durable_path:
-        yield f"newest: {view.durable_path}"
 
 
 def _stop_words(view: CheckpointView) -> str:

@@ -1,4 +1,4 @@
-"""Formats gangs, nodes and recoveries for the user. Pure: it takes views and yields lines."""
+"""All details of a gang, for `muster status --full` and for pipes. Pure: it takes views and yields lines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.host import rank_log_files
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, what_is_left
+from muster.launcher.output.job_lines import measured_lines
 from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_words
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table
@@ -16,8 +17,6 @@ from muster.wording import counted, duration
 
 _MAX_RANK_ROWS = 64
 """A larger gang shows only the ranks that are not running."""
-_RECENT_S = 86400.0
-"""Seconds for which the list shows a job that has ended, unless all are asked for."""
 
 STRAGGLERS_SHOWN = 8
 """Nodes with stragglers that the summary of a gang names: those with the slowest ones."""
@@ -55,40 +54,14 @@ def gang_details(view: GangView, screen: Screen) -> Iterator[str]:
         yield from recovery_table(view.recoveries, screen, said)
 
 
-def gang_list(views: Iterable[GangView], screen: Screen) -> Iterator[str]:
-    """One record for each gang: those that go on first, then those that have ended, each by the number of the job."""
-    titles = ("job", "name", "phase", "step", "committed", "recoveries", screen.titled("ended"), "why")
-    rows = []
-    for view in sorted(views, key=lambda view: (view.final, min(view.slurm_job_ids, default=0), view.gang_id)):
-        waits = f"waits for {view.waiting_for}" if view.waiting_for else ""
-        rows.append(
-            (
-                " ".join(map(str, view.slurm_job_ids)),
-                view.name,
-                _coloured(view.phase),
-                str(view.step),
-                _committed(view),
-                str(len(view.recoveries)),
-                screen.time(view.ended_s),
-                view.reason if view.final else waits,
-            )
-        )
-    return table(screen, titles, rows)
-
-
-def recent(views: Iterable[GangView], now: float) -> list[GangView]:
-    """The gangs that go on or have ended within a day. An earlier version does not say when a gang has ended."""
-    return [view for view in views if not view.final or not view.ended_s or now - view.ended_s < _RECENT_S]
-
-
 def _summary(view: GangView, said: Said) -> Iterator[tuple[str, Cell]]:
     jobs = " ".join(map(str, view.slurm_job_ids))
     yield "job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})"
     yield (
         "phase",
-        Coloured(f"{view.phase}, exit code {view.exit_code}", _colour(view.phase))
+        Coloured(f"{view.phase}, exit code {view.exit_code}", colour(view.phase))
         if view.final
-        else _coloured(view.phase),
+        else coloured(view.phase),
     )
     if view.final and view.ended_s:
         yield said.screen.titled("ended"), said.screen.time(view.ended_s)
@@ -97,17 +70,18 @@ def _summary(view: GangView, said: Said) -> Iterator[tuple[str, Cell]]:
     if view.waiting_for and not view.final:
         yield "waits for", said.once(view.waiting_for, "what it waits for")
     yield "generation", str(view.generation)
-    yield "step", f"{view.step}, committed {_committed(view)}"
+    yield "step", f"{view.step}, committed {committed(view)}"
     if not view.final:
         yield from checkpoint_lines(view.checkpoint)
     elif left := what_is_left(view):
         yield "durable", left
-    yield from _conditions(view)
+    yield from conditions(view)
     yield "nodes", _role_counts(view)
+    yield from measured_lines(view, said.screen)
     yield "logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}"
 
 
-def _conditions(view: GangView) -> Iterator[tuple[str, str]]:
+def conditions(view: GangView) -> Iterator[tuple[str, str]]:
     """What is unusual."""
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
         yield "declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected"
@@ -147,7 +121,8 @@ def _role_counts(view: GangView) -> str:
     return text + (f", {roles.count('out')} out" if "out" in roles else "")
 
 
-def _committed(view: GangView) -> str:
+def committed(view: GangView) -> str:
+    """The newest committed version, in words."""
     if not view.committed.generation:
         return "none"
     return f"step {view.committed.step} (generation {view.committed.generation})"
@@ -173,7 +148,7 @@ def _member_row(node: NodeView, role: str, ranks: Sequence[int], said: Said) -> 
         why.insert(0, f"{'the job does not ask for it back: ' * refused}{lemon_words(node)}")
     return (
         node.node,
-        _coloured(node.verdict),
+        coloured(node.verdict),
         role,
         _rank_range(ranks),
         attached(node.agent_attached),
@@ -248,9 +223,11 @@ def _goes_on_from(recovery: RecoveryView) -> str:
     return f"step {recovery.step_restored}" + (f", {repeated} repeated" if repeated > 0 else "")
 
 
-def _colour(word: str) -> str:
+def colour(word: str) -> str:
+    """The colour of a phase or a health; empty: none."""
     return COLOURS.get(word.upper(), "")
 
 
-def _coloured(word: str) -> Coloured:
-    return Coloured(word, _colour(word))
+def coloured(word: str) -> Coloured:
+    """A phase or a health with its colour."""
+    return Coloured(word, colour(word))

@@ -110,6 +110,11 @@ def _lasting_view(core: Core, id: str) -> api_pb2.GangView:
         view.ClearField("waiting_for")
         view.ClearField("ranks")
         view.ClearField("checkpoint")
+        view.ClearField("run_started_s")
+        view.ClearField("run_ends_s")
+        view.ClearField("expected_start_s")
+        view.ClearField("stop_s")
+        view.ClearField("after_stop")
     if gang.phase in (Phase.STARTING, Phase.RUNNING):
         view.ClearField("step")
         view.ClearField("committed")

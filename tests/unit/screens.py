@@ -18,9 +18,11 @@ from muster.launcher.diagnosis import screen as diagnosis_screen
 from muster.launcher.diagnosis.diagnosis import Network, diagnose
 from muster.launcher.output.check_tables import check_table
 from muster.launcher.output.fabric_tree import FabricPicture, JobUse, NodeUse, tree_lines
+from muster.launcher.output.job_list import gang_list
+from muster.launcher.output.job_screen import one_screen
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen
-from muster.launcher.output.tables import gang_details, gang_list
+from muster.launcher.output.tables import gang_details
 from muster.launcher.plan import screen as plan_screen
 from muster.launcher.plan import unpriced
 from muster.launcher.plan.assumptions import PlanOptions
@@ -35,9 +37,11 @@ from muster.v1.api_pb2 import (
     EventRecord,
     ExclusionView,
     GangView,
+    GoodputView,
     NodeView,
     RankView,
     RecoveryView,
+    TrainingView,
 )
 from muster.v1.common_pb2 import CheckOutcome, NodeCheck, Version
 from muster.v1.diagnosis_pb2 import JobMeasurements, RankStepTime
@@ -119,6 +123,36 @@ def gang(nodes: int, *, final: bool = False) -> GangView:
     return view
 
 
+def measured(nodes: int) -> GangView:
+    """A job with all that can be known of one: it has swapped n1 for n999, and is watched 90 min later."""
+    view = gang(nodes)
+    view.phase_since_s, view.run_started_s, view.run_ends_s = NOW - 5400, NOW - 11_520, NOW + 74_880
+    view.stop_s, view.after_stop, view.waiting_for = NOW + 74_280, "REQUEUED", ""
+    view.if_node_fails = "a spare takes its place: 2 are left"
+    kept = CheckpointView(committed_s=NOW - 12, durable_s=NOW - 840, copies=2, durable_loses_steps=8)
+    view.checkpoint.MergeFrom(kept)
+    training = TrainingView(steps_per_s=0.8, step_s=1.25, compute_s=1.125, wait_s=0.1, fetch_s=0.05, mfu=0.412,
+                            tokens_per_gpu_s=3140.0, last_step=10_000, done_s=NOW + 12_128)  # fmt: skip
+    view.training.MergeFrom(training)
+    view.training.metrics.add(name="lr", step=298, ranks=8, least=3e-4, median=3e-4, greatest=3e-4)
+    view.training.metrics.add(name="loss", step=298, ranks=8, least=2.301, median=2.314, greatest=2.330)
+    view.goodput.MergeFrom(GoodputView(since_s=NOW - 11_520, until_s=NOW, allocated_node_s=1000.0, useful_node_s=931.0))
+    for category, node_s in (("start", 8.0), ("steps_again", 31.0), ("checkpoint", 22.0), ("data", 8.0)):
+        view.goodput.lost.add(category=category, node_s=node_s)
+    view.recoveries[-1].MergeFrom(RecoveryView(action="swap", nodes_in=["n999"], step_restored=295, cause=LOST))
+    for recovery in view.recoveries:
+        for phase in ("suspected_s", "detected_s", "fenced_s", "started_s", "first_step_s"):
+            setattr(recovery, phase, getattr(recovery, phase) - 5400)
+    return view
+
+
+def queued() -> GangView:
+    """A job that waits in the queue."""
+    waits = "Slurm to start job 42 (Resources: other jobs have the nodes)"
+    return GangView(gang_id="g42", name="pretraining-7b", slurm_job_ids=[42], phase="SUBMITTED", waiting_for=waits,
+                    phase_since_s=NOW - 600, expected_start_s=NOW + 2040, run_dir="/shared/runs")  # fmt: skip
+
+
 def roll_call(count: int) -> list[NodeView]:
     """So many nodes, some of them with a reason and a node check."""
     views = [
@@ -183,6 +217,14 @@ def diagnosis(screen: Screen) -> Iterable[str]:
 SCREENS: dict[str, Callable[[Screen], Iterable[str]]] = {
     **{f"status-{count}": lambda screen, count=count: gang_list(jobs(count), screen) for count in (0, 1, 12, 200)},
     **{f"status-job-{count}": lambda screen, count=count: gang_details(gang(count), screen) for count in (0, 2, 200)},
+    **{
+        f"status-screen-{count}": lambda screen, count=count: one_screen(measured(count), screen, NOW)
+        for count in (2, 512)
+    },
+    "status-screen-bare": lambda screen: one_screen(gang(2), screen, NOW),
+    "status-screen-ended": lambda screen: one_screen(gang(2, final=True), screen, NOW),
+    "status-screen-queued": lambda screen: one_screen(queued(), screen, NOW),
+    "status-job-measured": lambda screen: gang_details(measured(2), screen),
     "status-job-ended": lambda screen: gang_details(gang(2, final=True), screen),
     **{f"nodes-{count}": lambda screen, count=count: node_lines(roll_call(count), screen) for count in (0, 1, 200)},
     "nodes-verbose": lambda screen: node_lines(roll_call(7), screen, verbose=True),

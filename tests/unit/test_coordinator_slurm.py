@@ -250,7 +250,7 @@ async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> N
     watch = SlurmWatch(slurm, owing.state, seen.append)
     await watch.poll_jobs()
     await watch.poll_jobs()
-    assert seen == [events.SlurmJobChanged("g", 1, NODES, 0, None, batch_host=NODES[0])]
+    assert seen == [events.SlurmJobChanged("g", 1, NODES, 0, None, batch_host=NODES[0], start_at=clock.now)]
     await watch.poll_nodes()
     await watch.poll_nodes()
     assert seen[1:] == [events.SlurmNodeChanged(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]

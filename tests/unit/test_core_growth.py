@@ -265,7 +265,7 @@ def test_a_lemon_does_not_come_back() -> None:
     repaired(world, "n2")
     world.run_for(30)
     assert requests(world) == []
-    view = gang_view(world.core.state, world.core.observed, world.gang, world.now, lemon_after=1)
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now, replace(NO_POOL, lemon_after=1))
     [node] = [node for node in view.nodes if node.node == "n2"]
     assert (node.verdict, node.role, node.lemon, node.failures) == ("FIT", "out", True, 1)
     left, back = node.reason.split("; ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -45,6 +47,13 @@ spares = 1
 command = ["python3", "train.py"]
 run_dir = "{run_dir}"
 """
+
+
+class Terminal(io.StringIO):
+    """Output that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest_asyncio.fixture
@@ -293,6 +302,8 @@ def test_a_wrong_file_is_named_also_where_no_coordinator_is_configured(
         ("plan job.toml --node 3", "did you mean --nodes?"),
         ("status --folow 1", "there is no option --folow: did you mean --follow?"),
         ("events --rank 0 1", "muster events: there is no option --rank\n"),
+        ("status --since 7", "'7' must be a number with s, min, h or d, as 12h or 7d"),
+        ("status --state asleep", "--state"),
         ("status 1 2", "muster status: nothing is expected in place of 2\n"),
         ("policy check x --bogus", "muster policy check: there is no option --bogus\n"),
         ("policy explian x", "muster policy: there is no action explian: did you mean explain?\n"),
@@ -333,6 +344,53 @@ async def test_status_of_a_running_gang(world: ScriptedWorld, capsys: pytest.Cap
     assert (view["generation"], view["name"], view["final"], len(view["nodes"])) == ("1", "train", False, 3)
     assert await muster(world, "status") == 0
     assert "train" in outputs(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("filters", "listed"),
+    [
+        ((), True),
+        (("--state", "running", "--state", "failed"), True),
+        (("--state", "FAILED"), False),
+        (("--name", "tr*"), True),
+        (("--name", "tr"), False),
+        (("--user", str(os.getuid())), True),
+        (("--user", "1"), False),
+        (("--since", "1h"), True),
+        (("--state", "failed", "--json"), False),
+    ],
+)
+async def test_status_lists_the_jobs_that_were_asked_for(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str], filters: tuple[str, ...], listed: bool
+) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    assert await muster(world, "status", *filters) == 0
+    out, err = outputs(capsys)
+    assert ("train" in out) is listed
+    assert ("are not shown: 1" in err) is (not listed and "--json" not in filters)
+
+
+async def test_a_filter_that_nothing_can_match_is_refused(world: ScriptedWorld) -> None:
+    with pytest.raises(WrongInput, match="this host knows no user 'nobody-of-that-name'"):
+        await muster(world, "status", "--user", "nobody-of-that-name")
+
+
+async def test_on_a_terminal_status_is_one_screen_and_full_has_all_tables(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with contextlib.redirect_stdout(Terminal()) as short:
+        assert await muster(world, "status", "1") == 0
+    assert len(short.getvalue().splitlines()) <= 24
+    assert "2 with ranks: n[1-2]; 1 spare: n3" in short.getvalue()
+    assert "\x1b" not in short.getvalue()
+    with contextlib.redirect_stdout(Terminal()) as full:
+        assert await muster(world, "status", "1", "--full") == 0
+    assert "ready to" in full.getvalue()
 
 
 async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,7 +179,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         reply = pb.ListReply()
         async with self._one_of_the_site():
             for gang in self.callers_gangs.listed():
-                reply.gangs.append(self._view(gang))
+                reply.gangs.append(self._view(gang, brief=request.brief))
                 await asyncio.sleep(0)
         return reply
 
@@ -361,11 +361,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._engine.running:
             raise unavailable("the coordinator is stopping: nothing was done")
 
-    def _view(self, gang: Gang) -> pb.GangView:
-        core = self._engine.core
-        return views.gang_view(
-            core.state, core.observed, gang, self._engine.clock.now(), self._engine.limits.lemon_after
-        )
+    def _view(self, gang: Gang, *, brief: bool = False) -> pb.GangView:
+        core, now = self._engine.core, self._engine.clock.now()
+        return views.gang_view(core.state, core.observed, gang, now, self._engine.limits, brief=brief)
 
     async def registered_spec(self, gang: Gang) -> JobSpec | None:
         """The spec of a gang; None: there is none that this version can read. Raises RpcAbort: the journal can't be

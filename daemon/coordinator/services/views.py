@@ -17,6 +17,7 @@ from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import Recovery, Straggler
+from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import (
     HEARTBEAT_TIMEOUT_S,
     ObservedGang,
@@ -29,6 +30,7 @@ from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn.turn import progress_of
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
+from muster.daemon.coordinator.view_parts.outlook import add_outlook
 from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
@@ -40,11 +42,20 @@ _NODES_NAMED = 8
 """Nodes that one source of a restore lists."""
 
 
+_NO_LEMONS = Limits(lemon_after=0)
+
+
 def gang_view(
-    state: DurableState, observed: ObservedState, gang: Gang, now: float, lemon_after: int = 0
+    state: DurableState,
+    observed: ObservedState,
+    gang: Gang,
+    now: float,
+    limits: Limits = _NO_LEMONS,
+    *,
+    brief: bool = False,
 ) -> api_pb2.GangView:
     """The view of one gang. Of a gang that is over, only the durable state counts: no agent tells it again.
-    `lemon_after`: the site's number of failures that make a lemon; 0: there is none.
+    `limits`: those of the site's policy. `brief`: as in ListRequest.
     """
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     jobs, seated = jobs_of(gang), {seat.node for seat in gang.roster.seats}
@@ -57,18 +68,20 @@ def gang_view(
         phase=gang.phase.value,
         generation=gang.newest.generation,
         step=progress.step.step if progress.step else 0,
-        ranks=_ranks(gang, seen),
+        ranks=[] if brief else _ranks(gang, seen),
         nodes=[
-            _member_view(state, observed, seen, gang, name, now, jobs, seated, lemon_after) for name in _names(gang)
+            _member_view(state, observed, seen, gang, name, now, jobs, seated, limits.lemon_after)
+            for name in (() if brief else _names(gang))
         ],
-        recoveries=map(_recovery, gang.recovery.recoveries),
+        recoveries=map(_recovery, gang.recovery.recoveries[-1 if brief else 0 :]),
+        recovery_count=len(gang.recovery.recoveries),
         final=gang.final,
         ended_s=gang.phase_at if gang.final else 0.0,
         exit_code=gang.exit_code,
         reason=gang.reason,
         run_dir=json.loads(gang.account.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, observed, gang),
-        exclusions=[] if gang.final else _exclusions(state, gang),
+        exclusions=[] if gang.final or brief else _exclusions(state, gang),
         replicas_disagree=gang.findings.disagreement.reason if gang.findings.disagreement is not None else "",
         not_finite=gang.findings.not_finite,
         wider_groups=gang.roster.wider_groups,
@@ -77,6 +90,7 @@ def gang_view(
     )
     if committed := progress.committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
+    add_outlook(view, gang, seen, now, limits)
     return view
 
 
@@ -130,7 +144,10 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
         view.parity_groups.extend(wire.group_messages(groups))
     if (restore := _restore_view(gang, seen)) is not None:
         view.restore.CopyFrom(restore)
+    if seen.committed is not None and seen.committed[0] == committed:
+        view.committed_s = seen.committed[1]
     if gang.checkpoint.durable_version is not None:
+        view.durable_s = gang.checkpoint.durable_at
         view.durable_loses_steps = max(0, step - gang.checkpoint.durable_version.step)
         view.durable_loses_s = view.durable_loses_steps * step_s
     return view

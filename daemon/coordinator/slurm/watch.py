@@ -25,7 +25,7 @@ from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, 
 
 JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S = 2.0, 5.0
 TIME_LIMIT_TOLERANCE_S = 3.0
-"""Seconds. A smaller change of a job's end time is a difference of two clocks, not a change of the time limit."""
+"""Seconds. A smaller change of a job's start or end is a difference of two clocks, not a change of the job."""
 NO_OUTPUT_SIGNAL = 53
 """Slurm's signal of a job whose node could not open its output file. The job ends, and its batch script never runs."""
 COMMAND_NOT_FOUND = 127
@@ -167,13 +167,15 @@ def _none_lost(
 
 
 def _unchanged(before: events.SlurmJobChanged | None, seen: events.SlurmJobChanged) -> bool:
-    """Whether nothing has changed. The end of the time limit may differ by less than the tolerance."""
-    if before is None or before.limit_at is None or seen.limit_at is None:
-        return before == seen
-    return (
-        abs(before.limit_at - seen.limit_at) < TIME_LIMIT_TOLERANCE_S
-        and replace(before, limit_at=seen.limit_at) == seen
-    )
+    """Whether nothing has changed. Start and end may differ by less than the tolerance."""
+    if before is None:
+        return False
+    same_times = _is_close(before.limit_at, seen.limit_at) and _is_close(before.start_at, seen.start_at)
+    return same_times and replace(before, limit_at=seen.limit_at, start_at=seen.start_at) == seen
+
+
+def _is_close(before: float | None, now: float | None) -> bool:
+    return before == now or (before is not None and now is not None and abs(before - now) < TIME_LIMIT_TOLERANCE_S)
 
 
 def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.SlurmJobChanged:
@@ -202,6 +204,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
         end_words=_end_words(gang, found) if ended else "",
         batch_host=found.batch_host if nodes else "",
         completing=found.nodes if found.state is JobState.PENDING and JobFlag.COMPLETING in found.flags else (),
+        start_at=None if ended or found.start_time is None else found.start_time + ahead_s,
     )
 
 

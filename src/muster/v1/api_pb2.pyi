@@ -243,6 +243,8 @@ class NodeView(_message.Message):
     CHECKED_IN_JOB_FIELD_NUMBER: _builtins.int
     NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
     ADAPTER_BANDWIDTH_FIELD_NUMBER: _builtins.int
+    VERDICT_SINCE_S_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, LOST, ... as in docs/STATES.md. In a NodesReply also UNHEARD: Slurm has the node, but no
@@ -273,6 +275,8 @@ class NodeView(_message.Message):
     """The slowest adapter that is nearest to a GPU, as the node's daemon has reported it (bytes a second, one direction);
     0: not known.
     """
+    verdict_since_s: _builtins.float
+    """Since when it has its verdict (seconds since the epoch); 0: it was never judged, or was FIT from the start."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
@@ -282,6 +286,10 @@ class NodeView(_message.Message):
         """The newest node check, as the agent of a job or the node's daemon has reported it; absent: there was none, or the
         caller may not read the job. In a GangView: of this gang only.
         """
+
+    @_builtins.property
+    def signals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The signals that hold on it and announce a fault: "gpu-throttle 64 on GPU 2"."""
 
     def __init__(
         self,
@@ -303,10 +311,12 @@ class NodeView(_message.Message):
         checked_in_job: _builtins.int = ...,
         nvlink_domain: _builtins.str = ...,
         adapter_bandwidth: _builtins.float = ...,
+        verdict_since_s: _builtins.float = ...,
+        signals: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "reason", b"reason", "role", b"role", "signals", b"signals", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "verdict_since_s", b"verdict_since_s", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -578,6 +588,8 @@ class CheckpointView(_message.Message):
     COPIES_FIELD_NUMBER: _builtins.int
     PARITY_GROUPS_FIELD_NUMBER: _builtins.int
     MEMORY_ONLY_FIELD_NUMBER: _builtins.int
+    COMMITTED_S_FIELD_NUMBER: _builtins.int
+    DURABLE_S_FIELD_NUMBER: _builtins.int
     mtbf_s: _builtins.float
     """Seconds between two failures of the job's nodes, as observed or configured; 0: not known."""
     every: _builtins.int
@@ -629,6 +641,11 @@ class CheckpointView(_message.Message):
     """
     memory_only: _builtins.bool
     """The job has no durable_dir: its state is lost when it ends."""
+    committed_s: _builtins.float
+    """When the newest version in memory was committed, as this coordinator has seen it, and when the write of the newest
+    durable one was ordered (seconds since the epoch); 0: not known, or there is none.
+    """
+    durable_s: _builtins.float
     @_builtins.property
     def restore(self) -> Global___RestoreView:
         """Absent: the running generation starts without a state, or has finished a step."""
@@ -673,10 +690,12 @@ class CheckpointView(_message.Message):
         copies: _builtins.int = ...,
         parity_groups: _abc.Iterable[_common_pb2.ParityGroup] | None = ...,
         memory_only: _builtins.bool = ...,
+        committed_s: _builtins.float = ...,
+        durable_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "durable_loses_steps", b"durable_loses_steps", "flush", b"flush", "loses_steps", b"loses_steps", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "copies", b"copies", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "memory_only", b"memory_only", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps", "_loses_steps", b"_loses_steps", "auto_interval", b"auto_interval", "committed_s", b"committed_s", "copies", b"copies", "cost", b"cost", "delay_s", b"delay_s", "durable_auto", b"durable_auto", "durable_cost", b"durable_cost", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_loses_s", b"durable_loses_s", "durable_loses_steps", b"durable_loses_steps", "durable_path", b"durable_path", "durable_s", b"durable_s", "every", b"every", "flush", b"flush", "flush_error", b"flush_error", "flush_s", b"flush_s", "flush_serial", b"flush_serial", "flush_stall_s", b"flush_stall_s", "flushing", b"flushing", "loses_s", b"loses_s", "loses_steps", b"loses_steps", "memory_only", b"memory_only", "mtbf_of_job", b"mtbf_of_job", "mtbf_s", b"mtbf_s", "no_slots", b"no_slots", "parity_groups", b"parity_groups", "restore", b"restore", "slots_s", b"slots_s", "stall_s", b"stall_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_loses_steps: _TypeAlias = _typing.Literal["durable_loses_steps"]  # noqa: Y015
     _WhichOneofArgType__durable_loses_steps: _TypeAlias = _typing.Literal["_durable_loses_steps", b"_durable_loses_steps"]  # noqa: Y015
@@ -879,6 +898,11 @@ class GangView(_message.Message):
     RUN_STARTED_S_FIELD_NUMBER: _builtins.int
     RUN_ENDS_S_FIELD_NUMBER: _builtins.int
     EXPECTED_START_S_FIELD_NUMBER: _builtins.int
+    PHASE_SINCE_S_FIELD_NUMBER: _builtins.int
+    STOP_S_FIELD_NUMBER: _builtins.int
+    AFTER_STOP_FIELD_NUMBER: _builtins.int
+    IF_NODE_FAILS_FIELD_NUMBER: _builtins.int
+    RECOVERY_COUNT_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -911,6 +935,17 @@ class GangView(_message.Message):
     run_ends_s: _builtins.float
     expected_start_s: _builtins.float
     """When Slurm expects to start it, while it waits in the queue (seconds since the epoch); 0: Slurm does not say."""
+    phase_since_s: _builtins.float
+    """Since when it is in its phase (seconds since the epoch)."""
+    stop_s: _builtins.float
+    """When the ranks stop for the time limit (seconds since the epoch; 0: no limit, or not known), and which phase follows:
+    REQUEUED or FAILED.
+    """
+    after_stop: _builtins.str
+    if_node_fails: _builtins.str
+    """What follows if a node fails now, in words; empty: the job does not train."""
+    recovery_count: _builtins.int
+    """How many recoveries there were: in a brief view, `recoveries` has the newest one only."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -971,10 +1006,15 @@ class GangView(_message.Message):
         run_started_s: _builtins.float = ...,
         run_ends_s: _builtins.float = ...,
         expected_start_s: _builtins.float = ...,
+        phase_since_s: _builtins.float = ...,
+        stop_s: _builtins.float = ...,
+        after_stop: _builtins.str = ...,
+        if_node_fails: _builtins.str = ...,
+        recovery_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "training", b"training", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -984,12 +1024,17 @@ Global___GangView: _TypeAlias = GangView  # noqa: Y015
 class ListRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    BRIEF_FIELD_NUMBER: _builtins.int
+    brief: _builtins.bool
+    """In List: views without ranks, nodes and exclusions, and with the newest recovery only."""
     def __init__(
         self,
+        *,
+        brief: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brief", b"brief"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,8 @@ class Checkpoint:
 
     durable_path: str = ""
     durable_version: Version | None = None
+    durable_at: float = 0.0
+    """When the flush that wrote it was ordered (seconds). Journals of earlier versions may lack it."""
     flush: Flush | None = None
     rank_counts: dict[int, int] = field(default_factory=dict)
     """Number of ranks, by the first generation that had another number than those before. At first all nodes carry

@@ -515,7 +515,8 @@ class SlurmJobChanged:
     why the job does not start. `partition`: that of the job; a running job has one. `suspended`: Slurm has stopped all
     processes of the job, and will let them go on. `end_words`: what is known beside `ended` of a job that could
     not start. `batch_host`: the node of the batch script, also after the job has lost it. `completing`: nodes on which
-    the last run of a job that waits has not ended.
+    the last run of a job that waits has not ended. `start_at`: when this run of the job started; while the job waits,
+    when Slurm expects it to start. None: Slurm does not say.
     """
 
     gang: str
@@ -531,6 +532,7 @@ class SlurmJobChanged:
     end_words: str = ""
     batch_host: str = ""
     completing: tuple[str, ...] = ()
+    start_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

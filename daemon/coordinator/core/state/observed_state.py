@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
-from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
+from muster.daemon.coordinator.core.state.events import AgentStatus, Silence, Version
 from muster.daemon.coordinator.core.state.step_pace import FlushCosts, FlushPace, StepPace
 from muster.fabric.sources.node_reports import NodeReport
 
@@ -118,6 +118,11 @@ class ObservedGang:
     limit_at: float | None = None
     limit_s: float = 0.0
     """When the time limit ends the job (seconds), and how long the whole limit is."""
+    start_at: float | None = None
+    """When this run of the job started; while the job waits, when Slurm expects it to start. None: not known."""
+    committed: tuple[Version, float] | None = None
+    """The newest committed version that was reported, and when this coordinator saw it become the newest (seconds; 0:
+    it was committed before)."""
     pending_reason: str = ""
     """Slurm's word for why the job does not start."""
     completing: tuple[str, ...] = ()
@@ -304,12 +309,13 @@ def _observe_attachment(gang: ObservedGang, event: events.AgentAttached, now: fl
         event.node, event.incarnation, True, now, event.status, now, attached_at=now
     )
     gang.last_attach_at = now
+    _note_committed(gang, event.status.committed, 0.0)
     clear_suspicion(gang, event.node, now)
 
 
 def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) -> None:
     gang.job_ended, gang.job_restarts = event.ended, event.restart_count
-    gang.limit_at, gang.limit_s = event.limit_at, event.limit_s
+    gang.limit_at, gang.limit_s, gang.start_at = event.limit_at, event.limit_s, event.start_at
     gang.pending_reason, gang.partition = event.pending_reason, event.partition
     gang.job_end_words, gang.completing = event.end_words, event.completing
     gang.job_nodes = event.nodes
@@ -350,7 +356,13 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
             gang.pace.note_step(gang.last_step, newest, now)
             gang.last_step_at, gang.last_step = now, newest
         gang.note_answer(event.node)
+        _note_committed(gang, event.status.committed, now)
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
+
+
+def _note_committed(gang: ObservedGang, version: Version | None, at: float) -> None:
+    if version is not None and (gang.committed is None or version > gang.committed[0]):
+        gang.committed = version, at
 
 
 def _newest_step(status: AgentStatus) -> tuple[int, int]:

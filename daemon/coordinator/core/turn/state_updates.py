@@ -501,6 +501,7 @@ def _end_flush(checkpoint: Checkpoint, fact: facts.FlushEnded) -> None:
     flush.path, flush.error = fact.path, fact.error
     if fact.path:
         checkpoint.durable_path, checkpoint.durable_version = fact.path, fact.version or flush.version
+        checkpoint.durable_at = flush.asked_at
 
 
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
