@@ -4,6 +4,7 @@ grpc.aio ends this thread when the last channel or server is collected, and wait
 its server open. Later the garbage collector, in any other test, would wait for this thread for ever.
 """
 
+import os
 from pathlib import Path
 
 import grpc.aio
@@ -13,6 +14,9 @@ from hypothesis import settings
 from muster.slurm.image import nvml_stand_in
 
 grpc.aio.init_grpc_aio()
+
+# Node checks measure for as long as they would on a node: with one thread, not with one on each core.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # An example takes as long as this machine is busy. Inputs that make a parser slow are the fuzzers' (`make fuzz`). Each
 # run has other examples, so half of hypothesis's own number is enough for a run.

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import get_args
 
 import pytest
@@ -71,14 +73,17 @@ def test_each_record_that_an_owner_can_cause_has_its_bound() -> None:
 
 
 def _messages() -> str:
-    """All text in the code, a line each; … stands for what is filled in."""
-    found = []
-    for node in (node for path in (*SOURCES, *(ROOT / "src" / "muster").glob("*.py")) for node in _nodes(path)):
-        if isinstance(node, ast.JoinedStr):
-            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value)
-    return "\n".join(found)
+    """All text in the code, a line each, from its cached bytecode. Of text that is filled in, the parts between."""
+    loaders = [SourceFileLoader(path.stem, str(path)) for path in SOURCES]
+    return "\n".join(text for loader in loaders for text in _texts(loader.get_code(loader.name)))
+
+
+def _texts(constant: object) -> Iterator[str]:
+    if isinstance(constant, str):
+        yield constant
+    elif isinstance(constant, CodeType | tuple | frozenset):
+        for one in constant.co_consts if isinstance(constant, CodeType) else constant:
+            yield from _texts(one)
 
 
 SAID_BY_OTHERS = {"Epilog error", "Prolog error", "memory allocation of … failed"}

@@ -17,11 +17,10 @@ from muster.daemon.transport.authority_table import AUTHORITY
 from muster.simulator.planted_bugs.planting import PlantedBug
 
 ROOT = Path(__file__).resolve().parents[2]
-NEAR = 20
+NEAR = 10
 """Inputs near the corpus of each target, enough for a few seconds in all."""
 NEAR_BUG = 60
-MORE_NEAR_BUG = {"slurm_json": 2000, "snapshot_headers": 2000}
-"""Inputs within which a planted bug is found. Those that no kept input shows need more."""
+"""Inputs within which a planted bug is found."""
 
 
 def _load(name: str) -> ModuleType:
@@ -60,8 +59,7 @@ def test_a_bug_planted_in_a_server_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE.PARSERS)
 def test_a_bug_planted_in_a_parser_is_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    near = str(MORE_NEAR_BUG.get(name, NEAR_BUG))
-    assert COMMAND.main(["--target", name, "--planted", "--near-corpus", near]) == 0
+    assert COMMAND.main(["--target", name, "--planted", "--near-corpus", str(NEAR_BUG)]) == 0
     assert "found: " in capsys.readouterr().out
 
 

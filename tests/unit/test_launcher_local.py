@@ -203,6 +203,7 @@ def test_what_an_earlier_local_run_has_left_is_never_taken_or_passed_over_in_sil
     assert f"muster: generation 1 starts from {left}" in err
 
 
+@pytest.mark.long
 def test_a_fatal_xid_in_the_kernel_log_moves_the_ranks(tmp_path: Path) -> None:
     """Also where the user's files are writable by their group: musterd believes no such file, so this one is not."""
     script = 'echo generation $MUSTER_GENERATION; if [ "$MUSTER_GENERATION" = 1 ]; then exec sleep 600; fi'
@@ -227,6 +228,7 @@ while step < 3 or os.environ["MUSTER_GENERATION"] == "1":
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     options = (*ONE_NODE, "--fault", "hang-rank@step=10", "--hang-after", "5")
@@ -276,7 +278,7 @@ async def test_the_coordinators_port_is_reserved(tmp_path: Path) -> None:
     cluster.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGQUIT, marks=pytest.mark.long)])
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     run = Run(tmp_path, "echo up; exec sleep 600", *ONE_NODE)
     run.until("up")
