@@ -17,6 +17,8 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.observed_state import NODE_HEARTBEAT_S
 from muster.daemon.coordinator.diagnosis.diagnosis_service import DiagnosisService
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
+from muster.daemon.coordinator.hooks.delivery import Hooks
+from muster.daemon.coordinator.hooks.messages import messages
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
@@ -126,6 +128,10 @@ class Coordinator:
             shedding=settings.shedding,
         )
         self._recorder = RunRecorder(self.engine, settings.state_dir)
+        # The site's hooks are about its cluster: `muster run --local` reads the same policy.
+        if hooks := Hooks([] if isinstance(settings.slurm, LocalSlurm) else settings.policy.hooks):
+            state, now = self.engine.core.state, self.engine.clock.now
+            self.engine.on_facts.append(lambda decided: hooks.tell(messages(decided, state, now())))
         self._watch = SlurmWatch(
             settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
         )

@@ -38,6 +38,9 @@ clear_s = 20
 [pool]
 partition = "shared"
 wait_s = 20
+[hooks.notes]
+on = ["swap", "restart", "node", "end"]
+command = ["/bin/sh", "-c", "(cat; echo) >> /tmp/hooks.jsonl"]
 """
 
 

@@ -1,6 +1,8 @@
 """A training job survives faults on a real Slurm: what is restored, what Slurm is told, what is left behind."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,22 @@ def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cl
         assert max(repeated) <= 2, repeated
         assert len(digests(beside, 3)) == 1
         assert digests(training, 3) == digests(beside, 3)
+        hooks_were_told(training, dead)
+
+
+def hooks_were_told(training: Training, dead: str) -> None:
+    """The site's hook, a program on the coordinator's host, has got each recovery, the dead node and the end."""
+    told = lambda: messages_about(training)  # noqa: E731
+    wait_until(lambda: any(one["occasion"] == "end" for one in told()), 60, "the hook is told of the end")
+    recoveries = [one["details"]["recovery"] for one in told() if one["occasion"] in ("swap", "restart")]
+    assert [one["action"] for one in recoveries][:2] == ["restart in place", "planned swap"]
+    assert any(one["nodes_out"] == [dead] for one in recoveries)
+
+
+def messages_about(training: Training) -> list[dict[str, Any]]:
+    lines = training.cluster.sh(CONTROLLER, "cat /tmp/hooks.jsonl").splitlines()
+    messages = [json.loads(line) for line in lines if line]
+    return [one for one in messages if one["details"].get("name") == training.spec.name]
 
 
 def a_precursor_is_a_planned_swap(training: Training) -> None:

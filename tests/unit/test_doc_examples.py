@@ -151,6 +151,9 @@ def _read_as_the_program_does(text: str, folder: Path) -> None:
     elif first in Site.__dataclass_fields__:
         (folder / "muster.toml").write_text(text)
         Site.load(config=folder / "muster.toml", environ={})
+    elif first in tomllib.loads(Path(policy.__file__).with_name("policy.toml").read_text()):
+        (folder / "policy.toml").write_text(text)
+        policy.Policy.load(folder / "policy.toml")
     elif first in site_file._FabricFile.model_fields:
         site_file.read_site(table, expand, expand("n[0-15]"))
     else:

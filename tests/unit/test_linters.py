@@ -65,6 +65,7 @@ BOUNDARIES = {
             "daemon/agent/ranks/rank_main.py": "a command that is not Python is executed in the rank's place",
             "daemon/node/nvml/nvml_process.py": "calls of NVML hang on a dying GPU: in a process of their own",
             "daemon/preflight/check_process.py": "the node check, which may hang in a driver",
+            "daemon/coordinator/hooks/delivery.py": "the site's hooks, in threads of their own",
             "daemon/host/process/orphan_guard.py": "the agent's parent forks the agent",
             "checkpoint/testing/rank_processes.py": "the ranks of a test as forks of one process that has torch",
             "checkpoint/testing/gang_of_processes.py": "agents as processes, for tests and measurements",

@@ -1,4 +1,4 @@
-"""The site's policy: the action for each hardware signal, the circuit breaker's limits, the shared pool.
+"""The site's policy: the action for each hardware signal, the circuit breaker's limits, the shared pool, hooks.
 
 `services` and `server` import it.
 

@@ -1,4 +1,4 @@
-"""The site's policy: which action follows a hardware signal, the circuit breaker's limits, and the shared pool.
+"""The site's policy: which action follows a hardware signal, the circuit breaker's limits, the shared pool, and hooks.
 
 The policy is the shipped policy.toml with a site's own file merged over it.
 
@@ -34,6 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
+from muster.daemon.coordinator.policy.hooks import OCCASIONS, Hook, HooksTable, HookTable
 from muster.daemon.host import toml_text
 
 SignalAction = Literal["unfit", "unfit_unless_explained", "degraded", "rank", "ignore"]
@@ -212,11 +213,12 @@ class _Pool(BaseModel):
         return Pool(tuple(f"--{key}={value}" for key, value in options.items() if value), self.wait_s)
 
 
-_LIMITS, _POOL = "limits", "pool"
+_LIMITS, _POOL, _HOOKS = "limits", "pool", "hooks"
 _STRAGGLER = "straggler"
 """The one kind whose signals come from ranks: the core finds them, and no node daemon needs its rule."""
 _LIMITS_SCHEMA = TypeAdapter(_Limits)
 _POOL_SCHEMA = TypeAdapter(_Pool)
+_HOOKS_SCHEMA = TypeAdapter(HooksTable)
 _KINDS_SCHEMA = TypeAdapter(dict[str, _SignalKind])
 T = TypeVar("T")
 
@@ -224,10 +226,17 @@ T = TypeVar("T")
 class Policy:
     """A checked policy. The shipped file fixes the kinds of signals, because each kind needs a sensor."""
 
-    def __init__(self, kinds: Mapping[str, _SignalKind], limits: Limits, site: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, _SignalKind],
+        limits: Limits,
+        site: Mapping[str, Any] | None = None,
+        hooks: Mapping[str, HookTable] | None = None,
+    ) -> None:
         self._kinds = kinds
         self._site = _flat(site or {})
         self.limits = limits
+        self.hooks: list[Hook] = [table.hook(name) for name, table in (hooks or {}).items()]
 
     @classmethod
     def load(cls, override: Path | None = None) -> Policy:
@@ -247,15 +256,16 @@ class Policy:
 
     @classmethod
     def _from_table(cls, table: dict[str, Any], site: dict[str, Any], where: str, mistakes: list[str]) -> Policy:
-        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL)}
+        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL, _HOOKS)}
         kinds = _checked(_KINDS_SCHEMA, rows, where, mistakes)
         limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
         pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
+        hooks = _checked(_HOOKS_SCHEMA, table[_HOOKS], where, mistakes, _HOOKS)
         mistakes += (f"{where}: {words}" for words in _useless_conditions(kinds or {}))
         straggler = _straggler_rule(kinds[_STRAGGLER], where, mistakes) if kinds else None
-        if mistakes or kinds is None or limits is None or pool is None:
+        if mistakes or kinds is None or limits is None or pool is None or hooks is None:
             raise PolicyError(*mistakes)
-        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler), site)
+        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler), site, hooks)
 
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
@@ -419,17 +429,21 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
     at = ".".join([*path, last])
     match fault["type"]:
         case "extra_forbidden":
-            tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool}
+            tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool, _HOOKS: HookTable}
             model = tables[parents[0]] if parents else _Condition if "when" in path else _row_model(path)
             return f"unknown key {at}{_suggestion(last, list(model.model_fields))}"
         case "enum":
             return f"{at} = {fault['input']!r}: a response is one of {', '.join(Response)}"
+        case "literal_error" if parents == (_HOOKS,):
+            return f"{at} = {fault['input']!r}: an occasion is one of {', '.join(OCCASIONS)}"
         case "literal_error":
             return f"{at} = {fault['input']!r}: an action is one of {', '.join(get_args(SignalAction))}"
         case "int_parsing" | "code":
             return f"{at}: a code is a whole number, written in digits only, without a zero in front"
         case "missing" if "when" in path:
             return f"{at} is missing: a condition needs share, window_s and clear_s (messages: count in place of share)"
+        case "missing" if parents == (_HOOKS,):
+            return f"{at} is missing: a hook needs on, and command or url"
         case "missing":
             return f"{at} is missing: a new row needs action and reason"
         case "value_error":
