@@ -27,6 +27,7 @@ COMMANDS = (
     Entry("submit", "queue a job that Muster supervises"),
     Entry("plan", "estimate time, memory and cost of a job; queue nothing"),
     Entry("status", "show the state of a job"),
+    Entry("top", "show a job, or all jobs and nodes, live"),
     Entry("diagnose", "find slow links, misplaced groups and what else slows a job"),
     Entry("events", "show the events of a job and their reasons"),
     Entry("logs", "show the output of a job's ranks"),

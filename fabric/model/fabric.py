@@ -159,8 +159,12 @@ class Fabric:
 
     def leaf_name(self, node: str) -> str:
         """The name of the leaf of `node`; empty if the fabric has no leaves there, or lacks the node."""
+        return self.name_at(node, Level.LEAF)
+
+    def name_at(self, node: str, level: Level) -> str:
+        """The name of the domain of `node` at `level`; empty if the fabric has none there, or lacks the node."""
         path = self._paths.get(node, ())
-        return next((domain.name for domain in reversed(path) if domain.level is Level.LEAF), "")
+        return next((domain.name for domain in reversed(path) if domain.level is level), "")
 
     @cached_property
     def order(self) -> Mapping[str, int]:

@@ -13,6 +13,8 @@ from muster.wording import counted, duration
 
 FIRST_VALUES = ("loss", "gradient_norm", "lr")
 """Numbers of the script that stand before its own ones."""
+PHASES = ("detect", "fence", "place", "first step")
+"""The phases of a recovery."""
 _VALUES_SHOWN = 5
 _LOSSES_SHOWN = 3
 _LEAST_SHARE = 0.001
@@ -199,14 +201,18 @@ def recovery_words(view: GangView, moment: Moment) -> str:
 
 def recovery_phases(recovery: RecoveryView) -> str:
     """How long each phase took, as far as they are over."""
+    return ", ".join(f"{name} {duration(spent)}" for name, spent in phase_seconds(recovery))
+
+
+def phase_seconds(recovery: RecoveryView) -> Iterator[tuple[str, float]]:
+    """The phases that are over, and their seconds."""
     ends = (recovery.detected_s, recovery.fenced_s, recovery.started_s, recovery.first_step_s)
-    began, parts = recovery.suspected_s or recovery.detected_s, []
-    for name, end in zip(("detect", "fence", "place", "first step"), ends, strict=True):
+    began = recovery.suspected_s or recovery.detected_s
+    for name, end in zip(PHASES, ends, strict=True):
         if not end:
-            break
-        parts.append(f"{name} {duration(max(0.0, end - began))}")
+            return
+        yield name, max(0.0, end - began)
         began = end
-    return ", ".join(parts)
 
 
 def goodput_share(goodput: GoodputView) -> str:

@@ -51,6 +51,7 @@ def roll_call(
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now, readable_jobs)
         view.lemon = failure_rate.is_lemon(view.failures, limits.lemon_after)
+        view.pod = observed.pod(name)
         if limits.resume_after_check and view.verdict in RESUMABLE:
             why_not = resuming.why_not(state, observed, limits, state.node(name), now)
             resumes = f"Muster does not resume it: {why_not}" if why_not else "Muster resumes it once it passes a check"

@@ -444,7 +444,7 @@ def _member_view(
     if member is not None:
         view.reason = _member_words(view, member)
     view.lemon = failure_rate.is_lemon(view.failures, lemon_after)
-    view.leaf = member.leaf if member else ""
+    view.leaf, view.pod = member.leaf if member else "", observed.pod(name)
     view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
     view.warm = seen.status(name).warm
     return view

@@ -245,6 +245,7 @@ class NodeView(_message.Message):
     ADAPTER_BANDWIDTH_FIELD_NUMBER: _builtins.int
     VERDICT_SINCE_S_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, LOST, ... as in docs/STATES.md. In a NodesReply also UNHEARD: Slurm has the node, but no
@@ -277,6 +278,8 @@ class NodeView(_message.Message):
     """
     verdict_since_s: _builtins.float
     """Since when it has its verdict (seconds since the epoch); 0: it was never judged, or was FIT from the start."""
+    pod: _builtins.str
+    """The switch of the second tier above its leaf, or the ring or torus that it is in; empty: none."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
@@ -313,10 +316,11 @@ class NodeView(_message.Message):
         adapter_bandwidth: _builtins.float = ...,
         verdict_since_s: _builtins.float = ...,
         signals: _abc.Iterable[_builtins.str] | None = ...,
+        pod: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node_check", b"node_check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "reason", b"reason", "role", b"role", "signals", b"signals", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "verdict_since_s", b"verdict_since_s", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bandwidth", b"adapter_bandwidth", "agent_attached", b"agent_attached", "checked_in_job", b"checked_in_job", "checked_s", b"checked_s", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "node_check", b"node_check", "nvlink_domain", b"nvlink_domain", "pod", b"pod", "reason", b"reason", "role", b"role", "signals", b"signals", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "verdict_since_s", b"verdict_since_s", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

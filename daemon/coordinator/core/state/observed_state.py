@@ -10,6 +10,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence, Version
 from muster.daemon.coordinator.core.state.step_pace import FlushCosts, FlushPace, StepPace
+from muster.fabric.model.level import Level
 from muster.fabric.sources.node_reports import NodeReport
 
 COORDINATOR = "coordinator"
@@ -246,8 +247,15 @@ class ObservedState:
 
     def leaf(self, node: str) -> str:
         """The name of the leaf switch of `node`; empty if there is none, or if it is not known."""
+        return self._domain_name(node, Level.LEAF)
+
+    def pod(self, node: str) -> str:
+        """The name of the pod of `node`; empty if there is none, or if it is not known."""
+        return self._domain_name(node, Level.POD)
+
+    def _domain_name(self, node: str, level: Level) -> str:
         topologies = self.fabric.topologies if self.fabric is not None else ()
-        names = (one.fabric.leaf_name(node) for one in sorted(topologies, key=lambda one: not one.default))
+        names = (one.fabric.name_at(node, level) for one in sorted(topologies, key=lambda one: not one.default))
         return next(filter(None, names), "")
 
     def agent_heard_at(self, gang: str, node: str) -> float:

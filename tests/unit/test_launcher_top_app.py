@@ -1,0 +1,220 @@
+"""`muster top` on a terminal in memory and on a real one of tmux, and what it receives of a real coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.unit.test_launcher_commands import muster
+from tests.unit.test_launcher_top import CONTENTS, NOW, training
+from textual.pilot import Pilot
+
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.transport.identity import SecretCredentials
+from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
+from muster.launcher.errors import WrongInput
+from muster.launcher.main import main
+from muster.launcher.top.app import Lines, Top
+from muster.launcher.top.feed import LiveFeed, Replay
+from muster.launcher.top.messages import Message, read_recording, to_line
+from muster.launcher.top.place import OVERVIEW, Place
+from muster.v1.api_pb2 import EventRecord, GangView, ListReply, NodesReply
+
+WAIT_S = 60.0
+"""Seconds after which a wait has failed. A busy machine takes a few."""
+
+
+def app_of(*messages: Message) -> Top:
+    first = next(one.content for one in messages if isinstance(one.content, GangView))
+    return Top(Replay(messages, 1000.0), Place(OVERVIEW, first.gang_id, only_job=True), UTC)
+
+
+def screen_of(app: Top) -> str:
+    """What the terminal shows."""
+    widget = app.query_one(Lines)
+    return "\n".join(widget.render_line(at).text.rstrip() for at in range(app.size.height))
+
+
+async def shows(pilot: Pilot[None], words: str) -> str:
+    """Wait until the terminal shows these words."""
+    app = pilot.app
+    assert isinstance(app, Top)
+    async with asyncio.timeout(WAIT_S):
+        while words not in screen_of(app):
+            await pilot.pause(0.02)
+    return screen_of(app)
+
+
+async def test_a_job_and_its_lists_at_80_columns_and_24_lines() -> None:
+    view = training()
+    messages = [
+        Message(NOW, view),
+        Message(NOW + 1, EventRecord(position=1, gang_id=view.gang_id, at_s=NOW, text="it runs")),
+    ]
+    app = app_of(*messages)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "it runs")
+        assert (await shows(pilot, "ranks (r)")).count("\n") == 23
+        await pilot.press("r")
+        assert "slower by" in await shows(pilot, "[r]ranks")
+        await pilot.press("down", "slash", "n", "1", "enter")
+        await shows(pilot, "only 'n1' (Esc: all)")
+        await pilot.press("question_mark")
+        await shows(pilot, "Ctrl+C")
+        await pilot.press("q")  # takes the keys away
+        await shows(pilot, "[r]ranks")
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_another_size_is_drawn_for() -> None:
+    app = app_of(Message(NOW, training()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "pretraining-7b")
+        await pilot.resize_terminal(120, 40)
+        async with asyncio.timeout(WAIT_S):
+            while max(map(len, screen_of(app).split("\n"))) != 120:
+                await pilot.pause(0.02)
+
+
+async def test_only_lines_that_differ_are_written() -> None:
+    app = app_of(Message(NOW, training()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "ranks (r)")
+        widget = app.query_one(Lines)
+        lines = widget.lines_now
+        assert widget.put([*lines]) == []
+        assert widget.put([*lines[:3], lines[4], *lines[4:]]) == [3]
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    """A coordinator and three nodes, on which a job of this user runs."""
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
+    yield made
+    await made.close()
+
+
+def client(world: ScriptedWorld) -> CoordinatorClient:
+    return CoordinatorClient(world.address, SecretCredentials(world.folder.parent / "secret"))
+
+
+async def until(stream: AsyncIterator[Message], kind: type) -> Message:
+    """The next message of a kind."""
+    async with asyncio.timeout(WAIT_S):
+        return await anext(message async for message in stream if isinstance(message.content, kind))
+
+
+async def test_a_job_comes_by_its_streams_and_again_after_a_restart(world: ScriptedWorld) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    recording = io.StringIO()
+    port = world.address.rpartition(":")[2]
+    async with client(world) as coordinator:
+        gang = (await coordinator.describe(gang_ref("1"))).gang_id
+        stream = LiveFeed(coordinator, recording).messages(gang)
+        seen = [await until(stream, GangView), await until(stream, EventRecord)]
+        await world.stop_coordinator()
+        trouble = await until(stream, str)
+        assert "training continues; waiting for the coordinator" in str(trouble.content)
+        await world.start_coordinator(listen=f"127.0.0.1:{port}")
+        seen.append(await until(stream, GangView))
+        await stream.aclose()
+    recorded = read_recording(io.StringIO(recording.getvalue()), "a file")
+    assert [message for message in recorded if message in [*seen, trouble]] == [*seen[:2], trouble, seen[2]]
+    events = [one.content for one in recorded if isinstance(one.content, EventRecord) and not one.content.sentinel]
+    assert len(events) == len({event.position for event in events}) > 3
+
+
+async def test_all_jobs_and_nodes_are_asked_for(world: ScriptedWorld) -> None:
+    async with client(world) as coordinator:
+        stream = LiveFeed(coordinator).messages("")
+        listed, nodes = await until(stream, ListReply), await until(stream, NodesReply)
+        await stream.aclose()
+    assert isinstance(listed.content, ListReply)
+    assert isinstance(nodes.content, NodesReply)
+    assert {node.node for node in nodes.content.nodes} >= set(NODES)
+
+
+async def test_an_unknown_job_and_no_terminal_are_told_before_the_screen_opens(world: ScriptedWorld) -> None:
+    with pytest.raises(WrongInput, match="muster top needs a terminal"):
+        await muster(world, "top", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("top --replay /nowhere", "muster: /nowhere can't be read: No such file or directory"),
+        ("top --replay x 42", "--replay shows what its file holds: give neither JOB nor --record"),
+        ("top --replay x --speed 0", "--speed 0 must be more than 0"),
+    ],
+)
+def test_wrong_words_on_the_command_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == WrongInput.status
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+class TmuxTerminal:
+    """A real terminal, 80 by 24: a tmux server of its own."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self._tmux = ["tmux", "-f", "/dev/null", "-S", str(folder / "tmux")]
+        self.pid_file = folder / "pid"
+        shell = f"sh -c 'echo $$ >{self.pid_file}; exec {command}'; echo ended with $?; stty -a; exec sleep 1000"
+        self.call("new-session", "-d", "-x", "80", "-y", "24", shell)
+
+    def call(self, *words: str) -> str:
+        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
+
+    def shows(self, words: str) -> str:
+        """Wait until the terminal shows these words."""
+        deadline = time.monotonic() + WAIT_S
+        while words not in (text := self.call("capture-pane", "-p")):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+        return text
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[TmuxTerminal]:
+    """`muster top` with a recording, on a terminal without colours."""
+    assert shutil.which("tmux"), "this test needs tmux: sh slurm/image/host-setup.sh tmux"
+    file = tmp_path / "recording.jsonl"
+    file.write_text("".join(f"{to_line(Message(NOW + at, content))}\n" for at, content in enumerate(CONTENTS)))
+    command = f"env NO_COLOR=1 {shlex.quote(sys.executable)} -Im muster.launcher top --utc --replay {file}"
+    made = TmuxTerminal(tmp_path, command)
+    yield made
+    made.call("kill-server")
+
+
+def test_a_real_terminal_shows_it_and_is_given_back(terminal: TmuxTerminal) -> None:
+    terminal.shows("ranks (r)")
+    assert not re.search(r"\x1b\[[0-9;]*\b[349][0-7]\b", terminal.call("capture-pane", "-p", "-e"))  # no colour
+    terminal.call("send-keys", "r")
+    terminal.shows("[r]ranks")
+    terminal.call("send-keys", "q")
+    given_back = terminal.shows("ended with 0")
+    assert "pretraining-7b" not in given_back
+    assert {"echo", "icanon", "isig"} <= set(terminal.shows("icanon").split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_gives_the_terminal_back(terminal: TmuxTerminal, number: signal.Signals) -> None:
+    terminal.shows("ranks (r)")
+    os.kill(int(terminal.pid_file.read_text()), number)
+    assert "pretraining-7b" not in terminal.shows(f"ended with {128 + number}")
+    assert {"echo", "icanon", "isig"} <= set(terminal.shows("icanon").split())
