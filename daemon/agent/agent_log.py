@@ -17,6 +17,7 @@ from pathlib import Path
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.host.plain_text import PlainFormatter
+from muster.daemon.host.process import log_format
 
 _QUEUE_LINES = 10_000
 _DRAIN_S = 1.0
@@ -93,18 +94,21 @@ def path(run_dir: str, gang: str, node: str) -> Path:
     return rank_log_files.log_folder(run_dir, gang) / "agents" / f"{node}.log"
 
 
-def start(level: str, run_dir: str, gang: str, node: str) -> None:
-    """Start logging. If the run folder can't be written to, print the reason on stderr; the ranks fail later with the
-    same reason."""
+def start(level: str, form: str, run_dir: str, gang: str, node: str, job: str) -> None:
+    """Start logging as `form` says (log_format; an agent does not write to journald itself).
+
+    If the run folder can't be written to, print the reason on stderr; the ranks fail later with the same reason.
+    """
     file = path(run_dir, gang, node)
+    log_format.about_all.update(node=node, job=job, gang=gang)
     stderr = logging.StreamHandler(sys.stderr)
     # srun mixes the lines of all agents in one file.
-    stderr.setFormatter(PlainFormatter(node=node))
+    stderr.setFormatter(log_format.formatter(form, node))
     handlers: list[logging.Handler] = [stderr]
     try:
         with rank_log_files.hold_log_folder(run_dir, gang, file.parent.name) as folder:
             handlers.append(own := _LogFile(file, folder.append(file.name)))
-            own.setFormatter(PlainFormatter())
+            own.setFormatter(log_format.formatter(form))
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)
     for handler in handlers:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from muster.daemon.agent.ending import Lifetime
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
+from muster.daemon.host.process import log_format
 from muster.v1.agent_pb2 import Order
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class OrderedRanks:
     def follow(self, order: Order) -> None:
         """From now on, this is the newest order."""
         self.order = order
+        log_format.about_all["generation"] = order.generation
         self.converge()
 
     def converge(self) -> None:

@@ -45,7 +45,10 @@ def run(options: argparse.Namespace) -> int:
     spec = read_spec(options.spec)
     site = _load_site(options)
     settings = _settings(options, spec, site)
-    agent_log.start(options.log_level, spec.run_dir, settings.identity.gang, settings.identity.node)
+    job = os.environ.get("SLURM_JOB_ID", "")
+    agent_log.start(
+        options.log_level, options.log_format, spec.run_dir, settings.identity.gang, settings.identity.node, job
+    )
     # Do not use asyncio.run: it waits for all tasks and threads, even blocked ones. The end of the process does not.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -66,7 +69,9 @@ def batch(options: argparse.Namespace) -> int:
     if not os.environ.get("SLURM_JOB_ID"):  # srun would ask for an allocation of its own
         raise BadOption("this script is for a job of Slurm: queue it with `muster submit job.toml`")
     site = _load_site(options)
-    start_logging(options.log_level)
+    start_logging(
+        options.log_level, options.log_format, "muster-agent", gang=options.gang, job=os.environ["SLURM_JOB_ID"]
+    )
     spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
     if spec:
         node_problems.write_tokens(spec, os.environ)

@@ -60,7 +60,7 @@ _log = logging.getLogger("muster.coordinator")
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point `muster-coordinator`."""
     flags = _parser().parse_args(argv)
-    site_config.start_logging(flags.log_level)
+    site_config.start_logging(flags.log_level, flags.log_format, "muster-coordinator")
     collect_seldom()
     try:
         asyncio.run(_run(flags))

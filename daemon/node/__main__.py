@@ -42,7 +42,7 @@ _log = logging.getLogger("muster.node")
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point `musterd`."""
     flags = _parser().parse_args(argv)
-    site_config.start_logging(flags.log_level)
+    site_config.start_logging(flags.log_level, flags.log_format, "musterd", node=site_config.node_name(flags.node))
     try:
         asyncio.run(_run(_settings(flags)))
     except (site_config.SiteError, IdentityError) as error:

@@ -3,5 +3,5 @@ settings, reports of hardware.
 
 Every program imports it.
 
-May import: `daemon.host`, `daemon.transport.calls`, `fabric.model`, `fabric.sources`.
+May import: `daemon.host`, `daemon.host.process`, `daemon.transport.calls`, `fabric.model`, `fabric.sources`.
 """

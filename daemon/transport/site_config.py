@@ -17,7 +17,6 @@ import logging
 import os
 import pwd
 import socket
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, get_type_
 
 from muster.daemon.host import toml_text
 from muster.daemon.host.addresses import comparable_host
-from muster.daemon.host.plain_text import PlainFormatter
 from muster.daemon.host.port_range import PortRange
+from muster.daemon.host.process import log_format
 from muster.daemon.transport import management_hosts
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
 from muster.daemon.transport.tls import PLAIN_TEXT, TLS, CertificateFiles, TlsError, Trust, trust_in_file
@@ -340,10 +339,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
     parser.add_argument("--connections", metavar="HOW", help=f'"{TLS}" or "{PLAIN_TEXT}"; default {TLS}')
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings; default {CONFIG}")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--log-format", default=log_format.named_form(), choices=log_format.FORMS,
+                        help=f"text, JSON lines, or records of journald with fields; default {log_format.VARIABLE}, "
+                        "else text")  # fmt: skip
 
 
-def start_logging(level: str) -> None:
-    """Log to stderr: one line for each message (plain_text.PlainFormatter)."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+def start_logging(level: str, form: str, program: str, **about_all: str) -> None:
+    """Log as `form` says (log_format). `about_all`: what all lines are about."""
+    log_format.about_all.update(about_all)
+    logging.basicConfig(level=level.upper(), handlers=[log_format.handler(form, program)])

@@ -173,7 +173,7 @@ from pathlib import Path
 from muster.daemon.agent import agent_log
 
 run_dir = sys.argv[1]
-agent_log.start("info", run_dir, "g", "n1")
+agent_log.start("info", "text", run_dir, "g", "n1", "1")
 log = logging.getLogger("muster.test")
 def write(words, count):
     for number in range(count):

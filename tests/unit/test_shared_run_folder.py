@@ -59,7 +59,7 @@ def test_no_log_of_an_agent_goes_where_a_link_of_another_user_leads(
     run_dir: Path, precious: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _lay_link(agent_log.path(str(run_dir), "g", "n1"), precious, run_dir)
-    agent_log.start("info", str(run_dir), "g", "n1")
+    agent_log.start("info", "text", str(run_dir), "g", "n1", "1")
     agent_log.stop()
     assert precious.read_text() == "of the job's user"
     assert re.search("no log in the run folder: .*another user has taken this name", capfd.readouterr().err)

@@ -4,5 +4,5 @@
 
 May import: `checkpoint.redundancy`, `daemon.coordinator.core`, `daemon.coordinator.core.state`,
 `daemon.coordinator.core.turn`, `daemon.coordinator.journal`, `daemon.coordinator.leadership`,
-`daemon.coordinator.slurm`, `daemon.host`, `daemon.transport`, `slurm.client`.
+`daemon.coordinator.slurm`, `daemon.host`, `daemon.host.process`, `daemon.transport`, `slurm.client`.
 """

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
@@ -34,6 +35,7 @@ from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.shell.subscriptions import GangSubscribers, JournalSubscribers
 from muster.daemon.coordinator.slurm.owed_calls import OwedCalls
 from muster.daemon.host.clock_steps import ClockSteps
+from muster.daemon.host.process import log_format
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.tls import Trust
 from muster.slurm.client.deadline import no_lease
@@ -198,7 +200,14 @@ class Engine:
             self.journal_subscribers.publish(record)
             if record.gang:
                 self.gang_subscribers.notify(record.gang)
-            _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
+            words = f"{record.gang}: " if record.gang else ""
+            _facts_log.info("%s%s", words, record.text, extra=self._about(record))
+
+    def _about(self, record: Record) -> dict[str, Any]:
+        """What the line of a record is about, in the log."""
+        gang = self.core.state.gangs.get(record.gang)
+        of_gang = {"gang": gang.id, "job": gang.slurm.job, "generation": gang.newest.generation} if gang else {}
+        return log_format.about(fact=record.name, **of_gang, **({"node": record.node} if record.node else {}))
 
     def send_orders(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor."""
