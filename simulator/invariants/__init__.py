@@ -11,7 +11,7 @@ where a spare is ready. 9. No healthy node is named for corrupted data, and no s
 restored. 10. No generation starts on a node whose check has failed while a node that passed is there, and no node is
 left out for a check that it did not fail. 11. Muster resumes only a node that it drained itself, and that has passed a
 check since. 12. Only a slow rank is named a straggler. 13. Seats, holders and watched peers follow the network that the
-coordinator has read.
+coordinator has read. 14. The ledger of a gang adds up, and charges each loss with what has happened.
 
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
 durable state, and the core's rules come to an end in every turn.
@@ -30,6 +30,7 @@ durable state, and the core's rules come to an end in every turn.
     planned_swaps         8, with versions
     replicas              9
     node_checks           10 and 11
+    goodput               14
     ground_truth          who could reach whom, and which progress was reported
 
 A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node
@@ -37,6 +38,6 @@ resumes.
 
 May import: `checkpoint.redundancy`, `daemon.coordinator.core`, `daemon.coordinator.core.detection`,
 `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
-`daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.node.kept_memory`, `fabric.model`,
-`simulator.coverage`, `simulator.environment`, `simulator.world`, `slurm.client`.
+`daemon.coordinator.goodput`, `daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.node.kept_memory`,
+`fabric.model`, `simulator.coverage`, `simulator.environment`, `simulator.world`, `slurm.client`.
 """

@@ -18,6 +18,7 @@ from muster.simulator.coverage.reason_phrases import ReasonPhrase
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.invariants.batch_processes import BatchProcessInvariant
 from muster.simulator.invariants.generations import GenerationInvariant
+from muster.simulator.invariants.goodput import GoodputInvariant
 from muster.simulator.invariants.ground_truth import Progress, Reachability
 from muster.simulator.invariants.hangs_and_stragglers import HangInvariant, StragglerInvariant
 from muster.simulator.invariants.journal_first import JournalInvariant, ViewInvariant
@@ -68,6 +69,7 @@ class Invariants:
         self._replicas = ReplicaInvariant(world)
         self._stragglers = StragglerInvariant(world)
         self._liveness = LivenessInvariant(world)
+        self._goodput = GoodputInvariant(world)
 
     # -- facts --
 
@@ -81,6 +83,7 @@ class Invariants:
                 self._site_limits.recorded(gang, fact)
             self._check(core, fact, at)
         self._journal_first.journaled(core.state)
+        self._goodput.journaled(core, facts, at)
 
     def _check(self, core: Core, fact: facts.Fact, at: float) -> None:
         """Tell a fact to the invariants that it concerns. The order matters: a fact may violate several."""
@@ -242,6 +245,7 @@ class Invariants:
 
     def rank_crashed(self, gang: str, generation: int, node: str, exit_code: int, of_reset: bool) -> None:
         """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""
+        self._goodput.rank_crashed(gang, generation, node)
         self._liveness.generation_failed(gang, generation)
         if of_reset:
             self._node_health.rank_died_of_reset((gang, generation), node)
@@ -251,6 +255,7 @@ class Invariants:
     def rank_hung(self, gang: str, generation: int) -> None:
         """A rank hangs. The cause need not be a node: the rank may only be slow."""
         self._liveness.generation_failed(gang, generation)
+        self._goodput.rank_hung(gang, generation)
 
     # -- memory between two runs of a job --
 
@@ -278,3 +283,4 @@ class Invariants:
         self._journal_first.run_settled(coordinator.core.state, coordinator.journal)
         self._liveness.run_settled(coordinator.core.state)
         self._planned_swaps.run_settled(coordinator.core)
+        self._goodput.run_settled()

@@ -43,6 +43,24 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
         code="_set_exit(order, A.exit_code, B)",
         bug="_set_exit(order, A.exit_code, B)\norder.requeued = True",
     ),
+    "lose-steps-for-nothing": PlantedBug(
+        "Steps that are done again count as useful.",
+        function="generation_account.after",
+        code="A > step",
+        bug="False",
+    ),
+    "charge-whoever-crashed": PlantedBug(
+        "The loss of a hang is charged with a node.",
+        function="FaultFinder._of_fence",
+        code="known.words in A",
+        bug="False",
+    ),
+    "hold-a-node-twice": PlantedBug(
+        "A node that carries ranks counts as a spare as well.",
+        function="HeldNodes.roles",
+        code="held - carrying - A",
+        bug="held - A",
+    ),
     # what runs on the nodes: agents, the shard store, node daemons
     "never-fence-itself": PlantedBug(
         "An agent that hears no other host lets its ranks run on.",

@@ -74,6 +74,14 @@ def comes(world: Scenario, node: str, job: int = 1, restarts: int = 0, pool: int
 # -- when a node is requested --
 
 
+def test_the_wait_for_a_pool_node_is_no_part_of_the_fence() -> None:
+    world = training(2, idle_nodes=1, launch_s=4.0)
+    world.crash("n1")
+    world.run_until(lambda: world.gang.newest.generation == 2)
+    recovery = world.gang.recovery.recoveries[-1]
+    assert recovery.detected_at < recovery.fenced_at < recovery.started_at - 2.0
+
+
 def test_a_node_is_requested_before_the_ranks_leave_one_that_is_about_to_fail() -> None:
     world = training(3, idle_nodes=1)
     world.precursor("n1", "swap", "Xid 64")

@@ -19,6 +19,8 @@ class FaultFinder:
         self._announced: list[Fault] = []
         """What was decided about the running generation and may end it. The cause of its fence then has these words."""
         self._stop: Fault | None = None
+        self._removed: set[str] = set()
+        self._seats: set[str] = set()
 
     def note(self, fact: facts.Fact, at: float) -> None:
         """A fact was decided at `at` (seconds)."""
@@ -39,13 +41,17 @@ class FaultFinder:
                 self.current = self._of_fence(fact, at)
                 self._announced, self.straggler = [], None
             case facts.MemberRemoved():
-                self._note_removal(fact)
+                if fact.node not in self._removed:  # what becomes of a node later is no cause
+                    self._note_removal(fact)
+                self._removed.add(fact.node)
+            case facts.MemberJoined():
+                self._removed.discard(fact.node)
             case facts.GenerationStarted():
-                self._announced = []
+                self._announced, self._seats = [], {seat.node for seat in fact.seats}
             case facts.PhaseChanged(phase=Phase.DRAINING | Phase.REQUEUED):
                 self.current = self.current or self._of_end(fact, at)
             case facts.JobRestarted():
-                self._announced, self._stop, self.straggler = [], None, None
+                self._announced, self._stop, self.straggler, self._removed = [], None, None, set()
             case _:
                 pass
 
@@ -55,16 +61,14 @@ class FaultFinder:
         return found
 
     def of_removal(self, fact: facts.MemberRemoved, at: float) -> Fault:
-        """Why the gang has left a node."""
-        kind = FaultKind.NODE
+        """Why the gang has left a node. `note` knows the fact already."""
         if self.current is not None and self.current.node == fact.node:
-            kind = self.current.kind
+            return self.current
+        kind = FaultKind.NODE if fact.attributed else FaultKind.CRASH
+        if fact.undoes_growth or fact.surplus:
+            kind = FaultKind.GROWTH
         elif fact.requested:
             kind = FaultKind.REQUEST
-        elif fact.undoes_growth or fact.surplus:
-            kind = FaultKind.GROWTH
-        elif not fact.attributed:
-            kind = FaultKind.CRASH
         return Fault(kind, fact.node, fact.reason, at)
 
     def _kind_of_swap(self, fact: facts.SwapPlanned) -> FaultKind:
@@ -88,7 +92,7 @@ class FaultFinder:
 
     def _note_removal(self, fact: facts.MemberRemoved) -> None:
         """A node was removed. Within a recovery it may be the cause, as in state_updates._note_node_out."""
-        if self.current is None or fact.surplus or fact.undoes_growth:
+        if self.current is None or fact.node not in self._seats or fact.undoes_growth:
             return
         found = self.current
         if found.kind is FaultKind.CRASH and fact.attributed and not fact.requested:
@@ -98,8 +102,6 @@ class FaultFinder:
         elif found.kind is FaultKind.NODE and not found.node:
             kind = FaultKind.REQUEST if fact.requested else FaultKind.NODE
             self.current = replace(found, kind=kind, node=fact.node)
-        elif not found.node and found.kind is FaultKind.CORRUPTION:
-            self.current = replace(found, node=fact.node)
 
     def _of_end(self, fact: facts.PhaseChanged, at: float) -> Fault | None:
         """Why a run ends without a fence."""

@@ -68,8 +68,8 @@ class HeldNodes:
         self._roles = None
 
     def leave(self, fact: facts.MemberRemoved, fault: Fault) -> None:
-        """The gang leaves a node. Slurm may still hold it."""
-        self._left[fact.node] = fault
+        """The gang leaves a node, or hears more of one that it has left. Slurm may still hold it."""
+        self._left.setdefault(fact.node, fault)
         if fact.left_job:
             self._own -= {fact.node}
             self._pool.pop(fact.node, None)

@@ -55,8 +55,9 @@ class Ledger:
     def note(self, fact: facts.Fact, at: float) -> None:
         """A fact was decided at `at` (seconds)."""
         self._advance(at)
-        left = self._faults.of_removal(fact, at) if isinstance(fact, facts.MemberRemoved) else None
         self._faults.note(fact, at)
+        if isinstance(fact, facts.PhaseChanged | facts.GenerationFenced | facts.GangEnded):
+            self._note_late_step(fact.progress)
         match fact:
             case facts.GangRegistered():
                 self._asked, self._stage = fact.spec.nodes + fact.spec.spares, Category.QUEUE
@@ -66,8 +67,8 @@ class Ledger:
                 self._held.change_job(fact.nodes)
             case facts.MemberJoined():
                 self._held.join(fact)
-            case facts.MemberRemoved() if left is not None:
-                self._held.leave(fact, left)
+            case facts.MemberRemoved():
+                self._held.leave(fact, self._faults.of_removal(fact, at))
             case facts.PoolJobQueued():
                 self._held.queue_pool_job(fact)
             case facts.PoolRequestClosed():
@@ -149,6 +150,13 @@ class Ledger:
                 self._stage, self._over = None, True
             case _:
                 pass
+
+    def _note_late_step(self, progress: facts.Progress | None) -> None:
+        """Agents may say only after the fence how far the generation had come: a coordinator has just started."""
+        step = progress.step if progress is not None else None
+        if self._run is None and step is not None and step.generation == self._generation:
+            self._reached = max(self._reached, step.step)
+            self._debts = after(self._debts, step.step)
 
     def _enter(self, fact: facts.PhaseChanged) -> None:
         """The phase of the gang has changed."""

@@ -115,7 +115,7 @@ def start(gang_turn: GangTurn, ranked: list[str]) -> None:
             other_sources=others,
             protection_groups=protection.groups,
             durable_path="" if version else gang.checkpoint.durable_path,
-            fenced_at=gang_turn.now,
+            fenced_at=gang_turn.observed.ranks_ended_at,
             action=_action(gang, ranked),
             crashed_on=_crashed_on(gang, gang_turn.observed),
             agreed_groups=restore_plan.agreed_groups(gang_turn.shards_in_memory(), version),

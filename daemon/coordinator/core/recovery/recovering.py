@@ -54,6 +54,7 @@ def recover(gang_turn: GangTurn) -> None:
     if gang_turn.now < clear_at:
         gang_turn.turn.tick_at(clear_at)
         return
+    _note_ranks_ended(gang_turn)
     if gang.plans.stop is not None:
         completion.save_and_leave(gang_turn)
         return
@@ -92,6 +93,14 @@ def recover(gang_turn: GangTurn) -> None:
         return  # seats are assigned once the store is open, not with each report until then
     elif ranked := generation_start.next_seats(gang_turn):
         _start_where_store_listens(gang_turn, ranked)
+
+
+def _note_ranks_ended(gang_turn: GangTurn) -> None:
+    """Since when no rank lives, for those who ask later what the recovery waited for. Reports that come late may move
+    the moment at which the ranks of a silent node have ended."""
+    seen = gang_turn.observed
+    first = seen.ranks_ended_at if seen.ranks_ended_at >= gang_turn.gang.phase_at else gang_turn.now
+    seen.ranks_ended_at = max(first, gang_turn.index.time_fenced_at)
 
 
 def _software_fails(gang: Gang) -> bool:

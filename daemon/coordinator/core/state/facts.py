@@ -280,6 +280,8 @@ class StoreMoved:
 class GenerationStarted:
     """The agents are ordered to run this generation. `agreed_groups`: replica groups that agree at `version`.
 
+    `fenced_at`: when all ranks of the generation before had ended (seconds). Nodes and the store were awaited since.
+    Earlier versions have written the time of this fact.
     `crashed_on`: the node where ranks crashed the generation before, known now that all ranks have reported their end;
     None: the node that the fence names. `warning`: why the state may be wrong; empty if nothing speaks against it.
     `wider_groups`: which groups lie in more leaves or pods than the job asks, in words; empty: none.

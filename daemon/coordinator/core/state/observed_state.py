@@ -149,6 +149,8 @@ class ObservedGang:
     """When a node of the job was last found silent before its agent attached."""
     relaunched_at: float = 0.0
     """When an agent of this run was started again: srun had ended, and was launched again without the dead node."""
+    ranks_ended_at: float = 0.0
+    """When the last rank had ended that this preflight or recovery has fenced. Before the phase began: it is not known."""
     last_step_at: float = 0.0
     """When a step that was new to the gang was last reported."""
     last_step: tuple[int, int] = (0, 0)
