@@ -150,7 +150,7 @@ class ObservedGang:
     relaunched_at: float = 0.0
     """When an agent of this run was started again: srun had ended, and was launched again without the dead node."""
     ranks_ended_at: float = 0.0
-    """When the last rank had ended that this preflight or recovery has fenced. Before the phase began: it is not known."""
+    """When the last rank had ended that this preflight or recovery has fenced; before its phase began: not known."""
     last_step_at: float = 0.0
     """When a step that was new to the gang was last reported."""
     last_step: tuple[int, int] = (0, 0)
