@@ -164,6 +164,15 @@ class CoordinatorClient:
         """Every node that Slurm has or that a node daemon has reported."""
         return await self._answer(self._stub.Nodes(pb.ListRequest(), timeout=CALL_TIMEOUT_S))
 
+    async def node_history(self, node: str, before: int, limit: int) -> pb.NodeHistoryReply:
+        """One node and its newest records before a position of the journal; 0: from the newest on.
+
+        Raises:
+            WrongInput: there is no such node, or it is not shown to the caller.
+        """
+        request = pb.NodeHistoryRequest(node=node, before=before, limit=limit)
+        return await self._answer(self._stub.NodeHistory(request, timeout=CALL_TIMEOUT_S))
+
     async def cancel(self, ref: pb.GangRef) -> str:
         """Cancels the gang. Returns the coordinator's answer in words."""
         return (await self._answer(self._stub.Cancel(ref, timeout=CALL_TIMEOUT_S))).text

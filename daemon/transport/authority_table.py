@@ -81,6 +81,7 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     ("/muster.v1.Muster/Drain",                   (_WHO,    _NO,   _NO,   _NO,    _NO,   _YES,     _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
     ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
+    ("/muster.v1.Muster/NodeHistory",             (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
     # As Describe: to measure a link takes half a second of it, and shows no more than the job's own traffic does.
     ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
     ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),

@@ -44,6 +44,7 @@ METHODS = (
     "/muster.v1.Muster/Drain",
     "/muster.v1.Diagnosis/Measurements",
     "/muster.v1.Diagnosis/MeasureLink",
+    "/muster.v1.Muster/NodeHistory",
 )
 """The kept inputs name a method by its place, so a new one comes last."""
 CALLERS = (None, OTHER, OWNER, ROOT)

@@ -1,30 +1,55 @@
-"""`muster nodes`: lists every node that Slurm has or that a node daemon reports, with its health."""
+"""`muster nodes [NODE]`: lists every node that Slurm has or that a node daemon reports, with its health; or prints the
+history of one node, the newest record first.
+
+`--state`, `--signal`, `--leaf` and `--job` choose what is listed, `--sort` its order.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from muster.launcher.command import Command, connect, load_site, print_note, say, screen, show, time_arguments
+from muster.launcher.coordinator_client import CoordinatorClient
 from muster.launcher.output.json_text import to_json
-from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.node_tables import SORTS, NodeFilter, history_lines, node_lines
+from muster.node_health import NodeHealth
+from muster.v1.api_pb2 import NodeHistoryReply, NodesReply
+
+_ONE_ANSWER = 200
+"""Records of a node's history that one answer has, at most."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "node", metavar="NODE", nargs="?", help="print the history of this node; default: list all nodes"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show what node checks have found, too")
-    parser.add_argument("--json", action="store_true", help="print one NodeView (api.proto) on each line")
+    parser.add_argument(
+        "--state", type=str.upper, choices=(*NodeHealth, "UNHEARD"), action="append", metavar="STATE",
+        help="nodes with this verdict; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--signal", metavar="WORDS", help="nodes on which a signal with these words holds, or did it")
+    parser.add_argument("--leaf", metavar="LEAF", help="nodes on this leaf switch")
+    parser.add_argument("--job", type=int, metavar="JOB", help="nodes that this Slurm job holds")
+    parser.add_argument(
+        "--sort", choices=SORTS, metavar="|".join(SORTS), default="node", help="the order; default: node"
+    )
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="with NODE: so many records; default: 50")
+    parser.add_argument(
+        "--before", type=int, default=0, metavar="POSITION", help="with NODE: only records before this position"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one NodeView (api.proto) on each line; with NODE: one EventRecord"
+    )
     time_arguments(parser)
 
 
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
+        if options.node is not None:
+            return await _history(coordinator, options)
         reply = await coordinator.nodes()
-    if options.json:
-        for node in reply.nodes:
-            print(to_json(node), flush=True)
-    elif reply.nodes:
-        show(node_lines(reply.nodes, screen(options), verbose=options.verbose))
-    else:
-        say("no nodes to show: no node daemon has attached yet, or others are private here and you have none")
+    _list(reply, options)
     if reply.private_unknown:
         print_note(f"users see the nodes of their own jobs only: PrivateData is not known: {reply.private_unknown}")
     if reply.slurm_unknown:
@@ -33,3 +58,36 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 COMMAND = Command(_arguments, _run)
+
+
+def _list(reply: NodesReply, options: argparse.Namespace) -> None:
+    chosen = NodeFilter(options.state or (), options.signal or "", options.leaf or "", options.job or 0)
+    nodes = sorted(filter(chosen.includes, reply.nodes), key=SORTS[options.sort])
+    if options.json:
+        for node in nodes:
+            print(to_json(node), flush=True)
+    elif nodes:
+        show(node_lines(nodes, screen(options), verbose=options.verbose))
+    elif reply.nodes:
+        say(f"none of the {len(reply.nodes)} nodes is as asked for")
+    else:
+        say("no nodes to show: no node daemon has attached yet, or others are private here and you have none")
+
+
+async def _history(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
+    """Prints the newest records, as many as asked for."""
+    found = NodeHistoryReply(before=options.before)
+    while len(found.records) < options.limit:
+        wanted = min(options.limit - len(found.records), _ONE_ANSWER)
+        found.MergeFrom(page := await coordinator.node_history(options.node, found.before, wanted))
+        found.before = page.before
+        if not page.before:
+            break
+    if options.json:
+        for record in found.records:
+            print(to_json(record), flush=True)
+    else:
+        show(history_lines(found, screen(options)))
+    if found.before:
+        print_note(f"there may be older records: --before {found.before}")
+    return 0

@@ -159,6 +159,8 @@ def roll_call(count: int) -> list[NodeView]:
         NodeView(node=f"n{at}", verdict="FIT", heard_s_ago=1.5, musterd_attached=True, leaf=f"leaf{at // 16}",
                  slurm_job_ids=[42] if at % 2 else []) for at in range(count)
     ]  # fmt: skip
+    for view in views[1::2]:
+        view.role, view.verdict_since_s = "rank", NOW - 86_400.0
     for view in views[1::5]:
         view.verdict, view.reason, view.failures, view.lemon = "UNFIT", UNCORRECTABLE, 4, True
         view.checked_s, view.checked_in_job = NOW, 42

@@ -164,6 +164,12 @@ async def _nodes(call: Call) -> bool:
     return any(node.slurm_job_ids for node in nodes)
 
 
+async def _node_history(call: Call) -> bool:
+    node = (await call.api.NodeHistory(api_pb2.NodeHistoryRequest(node="n1"))).node
+    assert node.node == "n1"
+    return bool(node.slurm_job_ids)
+
+
 async def _measurements(call: Call) -> bool:
     stub: Any = diagnosis_pb2_grpc.DiagnosisStub(call.channel)
     return bool((await stub.Measurements(JOB)).gang.gang_id == "g1")
@@ -332,6 +338,7 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     f"{MUSTER}Swap": (_coordinator, _swap),
     f"{MUSTER}Drain": (_coordinator, _drain),
     f"{MUSTER}Nodes": (_coordinator, _nodes),
+    f"{MUSTER}NodeHistory": (_coordinator, _node_history),
     "/muster.v1.Diagnosis/Measurements": (_coordinator, _measurements),
     "/muster.v1.Diagnosis/MeasureLink": (_coordinator, _measure_link),
     "/muster.v1.AgentService/Attach": (_coordinator, _attach_agent),

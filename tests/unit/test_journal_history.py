@@ -60,6 +60,7 @@ def _work(path: Path, sql: str, values: object) -> int:
         (history.OF_GANG, {"gang": "g", "after": 0, "limit": 500}),
         (history.OF_GANG, {"gang": "g", "after": 12, "limit": 500}),
         (history.OF_ALL, {"after": 0, "limit": 10}),
+        (history.OF_NODE, {"node": "n1", "before": 1 << 62, "limit": 500}),
         (history.OWNER_OF_GANG, ("h",)),
         (history.OWNER_OF_JOB, (2,)),
     ],
@@ -93,9 +94,11 @@ def test_a_record_larger_than_a_page_is_a_page(tmp_path: Path) -> None:
 def test_an_older_journal_gets_the_indexes(tmp_path: Path) -> None:
     path = _write(tmp_path, 3)
     with closing(sqlite3.connect(path)) as database:
-        for name in ("registrations_of_gang", "nodes_of_gang", "verdicts_of_node"):
+        for name in ("registrations_of_gang", "nodes_of_gang", "verdicts_of_node", "records_of_node"):
             database.execute(f"DROP INDEX {name}")
         database.commit()
     with closing(Journal(tmp_path)) as journal:
         names = [record.name for record in journal.history("g", 0, 100)]
+        of_node = [record.name for record in journal.node_history("n1", 1 << 62, 100)]
     assert names == ["GangRegistered", *["MemberJoined"] * 8, "NodeJudged"]
+    assert of_node == ["NodeJudged", "MemberJoined"]

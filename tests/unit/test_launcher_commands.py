@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CALL_TIMEOUT_S, CoordinatorClient, gang_ref
 from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.main import COMMANDS, main, parser
-from muster.launcher.output.node_tables import node_lines
+from muster.launcher.output.node_tables import NodeFilter, node_lines
 from muster.launcher.output.screen import Screen
 from muster.launcher.submission import path_checks
 from muster.launcher.submission.registration import Registration
@@ -682,11 +683,71 @@ async def test_nodes_without_a_daemon_are_listed(world: ScriptedWorld, capsys: p
     await world.coordinator.fabric.read()
     assert await muster(world, "nodes") == 0
     table = [line.split() for line in outputs(capsys)[0].splitlines()]
-    assert table[0] == ["node", "verdict", "job", "musterd", "heard", "leaf", "why"]
+    assert table[0] == ["node", "verdict", "job", "role", "since", "musterd", "heard", "leaf", "why"]
     assert table[1][:5] == ["n1", "UNHEARD", "away", "never", "s0"]
     assert " ".join(table[1][5:]).startswith("no musterd was ever heard; in service in Slurm")
     assert table[2][:2] == ["n2", "UNFIT"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", table[2][2])
     assert table[3][:5] == ["n3", "UNHEARD", "away", "never", "s1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        (("--state", "unfit"), ["n2"]),
+        (("--state", "UNFIT", "--state", "UNHEARD", "--sort", "state"), ["n2", "n1", "n3"]),
+        (("--signal", "xid 79"), ["n2"]),
+        (("--leaf", "s1"), ["n3"]),
+        (("--job", "2"), []),
+        (("--sort", "since"), ["n2", "n1", "n3"]),
+    ],
+)
+async def test_nodes_are_listed_as_asked_for(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], listed: list[str]
+) -> None:
+    assert world.coordinator
+    world.cluster.leaves = {"n1": "s0", "n3": "s1"}
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
+    await world.coordinator.roster.refresh()
+    await world.coordinator.fabric.read()
+    assert await muster(world, "nodes", "--json", *options) == 0
+    assert [json.loads(line)["node"] for line in outputs(capsys)[0].splitlines()] == listed
+
+
+async def test_one_node_has_its_health_its_jobs_and_its_signals_in_its_history(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
+    assert await muster(world, "nodes", "n2") == 0
+    out, err = outputs(capsys)
+    now, records = out.split("\n\n")
+    assert "\nn2\tUNFIT\t" in now
+    texts = [line.split("\t")[2] for line in records.splitlines()[1:]]
+    judged = next(at for at, text in enumerate(texts) if "Xid 79" in text)
+    joined = next(at for at, text in enumerate(texts) if "joined from job" in text)
+    assert judged < joined, "the newest record stands first"
+    assert err == ""
+    assert await muster(world, "nodes", "n2", "--limit", "1", "--json") == 0
+    out, err = outputs(capsys)
+    (newest,) = map(json.loads, out.splitlines())
+    assert await muster(world, "nodes", "n2", "--limit", "1", "--json", "--before", newest["position"]) == 0
+    (older,) = map(json.loads, outputs(capsys)[0].splitlines())
+    assert int(older["position"]) < int(newest["position"])
+    assert err == f"there may be older records: --before {newest['position']}\n"
+    with pytest.raises(WrongInput, match="'n9' is no node that you may see"):
+        await muster(world, "nodes", "n9")
+
+
+def test_nodes_are_chosen_by_job_and_by_signals_that_hold() -> None:
+    nodes = [NodeView(node="n1", slurm_job_ids=[4, 5]), NodeView(node="n2", signals=["gpu-throttle 64 on GPU 2"])]
+    assert [NodeFilter(job=5).includes(node) for node in nodes] == [True, False]
+    assert [NodeFilter(signal="GPU-Throttle").includes(node) for node in nodes] == [False, True]
 
 
 def test_nodes_are_listed_in_columns() -> None:

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ INDEXES = (
     "CREATE INDEX IF NOT EXISTS registrations_of_gang ON facts (gang) WHERE name = 'GangRegistered'",
     "CREATE INDEX IF NOT EXISTS nodes_of_gang ON facts (gang, node) WHERE name = 'MemberJoined'",
     "CREATE INDEX IF NOT EXISTS verdicts_of_node ON facts (node, position) WHERE name = 'NodeJudged'",
+    "CREATE INDEX IF NOT EXISTS records_of_node ON facts (node, position) WHERE node <> ''",
 )
 
 OF_ALL = f"SELECT {COLUMNS} FROM facts WHERE position > :after ORDER BY position LIMIT :limit"
@@ -29,6 +31,10 @@ SELECT {COLUMNS} FROM facts INDEXED BY verdicts_of_node WHERE name = 'NodeJudged
     AND node IN (SELECT node FROM facts INDEXED BY nodes_of_gang WHERE gang = :gang AND name = 'MemberJoined')
     AND position > max(:after, (SELECT coalesce(min(position), 0) FROM facts WHERE gang = :gang))
 ORDER BY position LIMIT :limit
+"""
+OF_NODE = f"""
+SELECT {COLUMNS} FROM facts INDEXED BY records_of_node WHERE node = :node AND node <> '' AND position < :before
+ORDER BY position DESC LIMIT :limit
 """
 # The newest registration counts, if the journal has several of one gang.
 OWNER_OF_GANG = """
@@ -68,9 +74,26 @@ def read_page(
         sqlite3.Error: the journal can't be read.
     """
     wanted = {"after": after, "limit": limit} | ({"gang": gang} if gang else {})
+    return _page(database, OF_GANG if gang else OF_ALL, wanted, most_chars)
+
+
+def read_node_page(
+    database: sqlite3.Connection, node: str, before: int, limit: int, most_chars: int | None = None
+) -> list[Record]:
+    """At most `limit` records before position `before` that name `node`, the newest first. `most_chars`: see read_page.
+
+    Raises:
+        sqlite3.Error: the journal can't be read.
+    """
+    return _page(database, OF_NODE, {"node": node, "before": before, "limit": limit}, most_chars)
+
+
+def _page(
+    database: sqlite3.Connection, statement: str, wanted: Mapping[str, object], most_chars: int | None
+) -> list[Record]:
     page: list[Record] = []
     chars = 0
-    with closing(database.execute(OF_GANG if gang else OF_ALL, wanted)) as rows:
+    with closing(database.execute(statement, wanted)) as rows:
         for record in (Record(*row) for row in rows):
             chars += len(record.json) + len(record.text) + len(record.cause)
             if page and most_chars is not None and chars > most_chars:

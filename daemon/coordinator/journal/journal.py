@@ -188,6 +188,15 @@ class Journal:
         with self._wrap_errors("read"):
             return history.read_page(self._db.conn, gang, after, limit, most_chars)
 
+    def node_history(self, node: str, before: int, limit: int, most_chars: int | None = None) -> list[Record]:
+        """See history.read_node_page.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
+        with self._wrap_errors("read"):
+            return history.read_node_page(self._db.conn, node, before, limit, most_chars)
+
     def find_owner(self, gang: str = "", job: int = 0) -> tuple[str, int] | None:
         """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None if none was registered.
 

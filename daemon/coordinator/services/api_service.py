@@ -36,6 +36,7 @@ from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     unavailable,
 )
 from muster.daemon.coordinator.services.watching import (
+    HISTORY_PAGE_CHARS,
     changed_views,
     concerns,
     has_no_more_events,
@@ -47,6 +48,7 @@ from muster.daemon.coordinator.shell.load_shedding import Shedding
 from muster.daemon.coordinator.slurm.fair_queue import FairQueue
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
+from muster.daemon.coordinator.view_parts.node_history import visible_page
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller
@@ -324,6 +326,33 @@ class MusterService(api_pb2_grpc.MusterServicer):
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
                 await asyncio.sleep(0)
         return reply
+
+    @unary_handler
+    async def NodeHistory(self, request: pb.NodeHistoryRequest, context: _Context) -> pb.NodeHistoryReply:
+        """See api.proto. Who sees the node in Nodes sees its history, but for what belongs to jobs of others."""
+        async with self._one_of_the_site():
+            core, now, node = self._engine.core, self._engine.clock.now(), request.node
+            of_all, gangs = self.callers_gangs.allows(None), self.callers_gangs.listed()
+            view = next(
+                roll_call(
+                    core.state, core.observed, self._roster, gangs, now, self._engine.limits,
+                    of_all_jobs=of_all, of_all_nodes=of_all or not self._hides_nodes(), only=node,
+                ),
+                None,
+            )  # fmt: skip
+            if view is None:
+                raise not_found(f"{node[:80]!r} is no node that you may see: muster nodes lists them")
+            records, before = self._node_records(node, request)
+        return pb.NodeHistoryReply(node=view, records=map(record_message, records), before=before)
+
+    def _node_records(self, node: str, request: pb.NodeHistoryRequest) -> tuple[list[Record], int]:
+        def read(before: int, limit: int) -> list[Record]:
+            return self._engine.journal.node_history(node, before, limit, HISTORY_PAGE_CHARS)
+
+        try:
+            return visible_page(read, self.callers_gangs.may_read_cached(), request.before, request.limit)
+        except JournalError as error:
+            raise internal(str(error)) from None
 
     def _hides_nodes(self) -> bool:
         """Users see the nodes of their own jobs only."""

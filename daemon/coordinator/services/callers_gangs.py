@@ -5,6 +5,9 @@ Nobody learns whether another user has a job: the answer is the same as where th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
 from muster.daemon.coordinator.journal.journal import JournalError
@@ -58,6 +61,20 @@ class CallersGangs:
         if found is None or not self.allows(found[1]):
             raise self.no_such_job(ref)
         return found[0]
+
+    def may_read_cached(self) -> Callable[[str], bool]:
+        """Whether the caller may call the present method for the gang of an id, which may have ended long ago; of an
+        empty id: for everything. Each gang is looked up once."""
+
+        @cache
+        def may_read(gang: str) -> bool:
+            if not gang:
+                return self.allows(None)
+            known = self._engine.core.state.gangs.get(gang)
+            owner = (gang, known.account.owner_uid) if known else self._registered(pb.GangRef(gang_id=gang))
+            return owner is not None and self.allows(owner[1])
+
+        return may_read
 
     def known(self, ref: pb.GangRef) -> Gang | None:
         """The gang that `ref` names, whosever it is."""

@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
-from muster.daemon.coordinator.services.views import ever_heard, jobs_of, node_view
+from muster.daemon.coordinator.services.views import ever_heard, jobs_of, node_view, role_of
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.node_health import RESUMABLE, NodeHealth
@@ -34,20 +34,24 @@ def roll_call(
     *,
     of_all_jobs: bool = False,
     of_all_nodes: bool = True,
+    only: str = "",
 ) -> Iterator[api_pb2.NodeView]:
     """One view per node, ordered by name. The views show the jobs of `gangs`. `now` is the core's time in seconds.
     `limits`: those of the site's policy. `of_all_jobs`: show the node checks of all jobs, also of those that have
     ended; otherwise of `gangs`. `of_all_nodes`: show all nodes; otherwise those that `gangs` hold.
+    `only`: this node alone, if it is one of them; empty: all.
 
     Durable state, observed state and roster may change between two views.
     """
     listed = list(gangs)
-    jobs, leaves = _jobs_and_leaves(listed, observed)
+    jobs, leaves, roles = _jobs_leaves_and_roles(listed, observed)
     readable_jobs = None if of_all_jobs else {job for gang in listed for job in jobs_of(gang)}
     heard = (
         name for name, seen in observed.nodes.items() if seen.incarnation
     )  # an answer of Slurm creates an entry, too
     names = {*state.nodes, *heard, *roster.nodes, *jobs} if of_all_nodes else set(jobs)
+    if only:
+        names &= {only}
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now, readable_jobs)
         view.lemon = failure_rate.is_lemon(view.failures, limits.lemon_after)
@@ -58,6 +62,7 @@ def roll_call(
             view.reason = "; ".join(filter(None, (view.reason, resumes)))
         view.leaf = observed.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
+        view.role = roles.get(name, "absent")
         if view.verdict == NodeHealth.FIT and not ever_heard(state.node(name), observed.nodes.get(name)):
             view.verdict = UNHEARD
             unheard = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
@@ -65,17 +70,21 @@ def roll_call(
         yield view
 
 
-def _jobs_and_leaves(
+def _jobs_leaves_and_roles(
     gangs: Iterable[Gang], observed: ObservedState
-) -> tuple[Mapping[str, Collection[int]], Mapping[str, str]]:
-    """By node: the jobs of `gangs` that hold the node now, and the leaf switch that its agents know."""
+) -> tuple[Mapping[str, Collection[int]], Mapping[str, str], Mapping[str, str]]:
+    """By node: the jobs of `gangs` that hold the node now, the leaf switch that its agents know, and what it does in
+    these jobs."""
     jobs: dict[str, set[int]] = {}
     leaves: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for gang in gangs:
         leaves.update({member.node: member.leaf for member in gang.roster.members.values() if member.leaf})
+        seated = {seat.node for seat in gang.roster.seats}
         for name, job in _nodes_held_by(gang, observed.gangs.get(gang.id, ObservedGang())):
             jobs.setdefault(name, set()).add(job)
-    return jobs, leaves
+            roles[name] = role_of(gang.roster.members.get(name), seated)
+    return jobs, leaves, roles
 
 
 def _nodes_held_by(gang: Gang, seen: ObservedGang) -> Iterator[tuple[str, int]]:

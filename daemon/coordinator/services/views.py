@@ -235,6 +235,8 @@ def node_view(
         ),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
         failures=failures,
+        verdict_since_s=node.judged_at,
+        signals=list(node.precursors),
         nvlink_domain=seen.report.nvlink_domain if seen and seen.report else "",
         adapter_bandwidth=seen.report.adapter_bandwidth if seen and seen.report else 0.0,
     )
@@ -440,7 +442,7 @@ def _member_view(
         )
     elif state.node(name).health is NodeHealth.FIT and (straggler := _lasting_straggler(gang, name)) is not None:
         view.verdict, view.reason = NodeHealth.DEGRADED.value, straggler.reason
-    view.role = _role(member, seated)
+    view.role = role_of(member, seated)
     if member is not None:
         view.reason = _member_words(view, member)
     view.lemon = failure_rate.is_lemon(view.failures, lemon_after)
@@ -467,7 +469,8 @@ def _lasting_straggler(gang: Gang, node: str) -> Straggler | None:
     return next((known for known in reversed(of_node) if known.response is not None), None)
 
 
-def _role(member: Member | None, seated: Collection[str]) -> str:
+def role_of(member: Member | None, seated: Collection[str]) -> str:
+    """What a member does in its gang, as NodeView says it. `seated`: the nodes that carry the gang's ranks."""
     if member is None:
         return "absent"
     if member.removed:

@@ -2,5 +2,5 @@
 
 `services` puts them into its views.
 
-May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`.
+May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`.
 """

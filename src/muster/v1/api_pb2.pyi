@@ -252,7 +252,9 @@ class NodeView(_message.Message):
     musterd has ever reported from it.
     """
     role: _builtins.str
-    """"rank", "spare", "out" (in the job without ranks, or removed from it) or "absent"."""
+    """"rank", "spare", "out" (in the job without ranks, or removed from it) or "absent". In a NodesReply: in the job of Muster
+    that holds it, if the caller may see that job.
+    """
     reason: _builtins.str
     """The reason of the verdict."""
     leaf: _builtins.str
@@ -1309,3 +1311,62 @@ class NodesReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodesReply: _TypeAlias = NodesReply  # noqa: Y015
+
+@_typing.final
+class NodeHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    before: _builtins.int
+    """Only records before this journal position; 0: from the newest on."""
+    limit: _builtins.int
+    """How many records are wanted; 0: as many as one answer has."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        before: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "limit", b"limit", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeHistoryRequest: _TypeAlias = NodeHistoryRequest  # noqa: Y015
+
+@_typing.final
+class NodeHistoryReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    before: _builtins.int
+    """Older records begin before this position; 0: there are none."""
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventRecord]:
+        """The newest records that name the node, the newest first: its health, its checks, drains, and the jobs that it carried.
+        What belongs to a job is shown to those who may read that job.
+        """
+
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+        records: _abc.Iterable[Global___EventRecord] | None = ...,
+        before: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "node", b"node", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeHistoryReply: _TypeAlias = NodeHistoryReply  # noqa: Y015

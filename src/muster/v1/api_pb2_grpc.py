@@ -79,6 +79,11 @@ class MusterStub:
                 request_serializer=muster_dot_v1_dot_api__pb2.ListRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_api__pb2.NodesReply.FromString,
                 _registered_method=True)
+        self.NodeHistory = channel.unary_unary(
+                '/muster.v1.Muster/NodeHistory',
+                request_serializer=muster_dot_v1_dot_api__pb2.NodeHistoryRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_api__pb2.NodeHistoryReply.FromString,
+                _registered_method=True)
         self.Swap = channel.unary_unary(
                 '/muster.v1.Muster/Swap',
                 request_serializer=muster_dot_v1_dot_api__pb2.SwapRequest.SerializeToString,
@@ -156,6 +161,13 @@ class MusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NodeHistory(self, request, context):
+        """One node with its history, a page at a time. NOT_FOUND: there is no such node, or it is not shown to the caller.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Swap(self, request, context):
         """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
         against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
@@ -218,6 +230,11 @@ def add_MusterServicer_to_server(servicer, server):
                     servicer.Nodes,
                     request_deserializer=muster_dot_v1_dot_api__pb2.ListRequest.FromString,
                     response_serializer=muster_dot_v1_dot_api__pb2.NodesReply.SerializeToString,
+            ),
+            'NodeHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.NodeHistory,
+                    request_deserializer=muster_dot_v1_dot_api__pb2.NodeHistoryRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_api__pb2.NodeHistoryReply.SerializeToString,
             ),
             'Swap': grpc.unary_unary_rpc_method_handler(
                     servicer.Swap,
@@ -473,6 +490,33 @@ class Muster:
             '/muster.v1.Muster/Nodes',
             muster_dot_v1_dot_api__pb2.ListRequest.SerializeToString,
             muster_dot_v1_dot_api__pb2.NodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NodeHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.Muster/NodeHistory',
+            muster_dot_v1_dot_api__pb2.NodeHistoryRequest.SerializeToString,
+            muster_dot_v1_dot_api__pb2.NodeHistoryReply.FromString,
             options,
             channel_credentials,
             insecure,

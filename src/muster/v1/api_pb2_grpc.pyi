@@ -49,6 +49,8 @@ class MusterStub:
     Flush: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.FlushReply]
     """Refused with ABORTED while nothing can be flushed, with INVALID_ARGUMENT if the job has no durable_dir."""
     Nodes: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.NodesReply]
+    NodeHistory: _grpc.UnaryUnaryMultiCallable[_api_pb2.NodeHistoryRequest, _api_pb2.NodeHistoryReply]
+    """One node with its history, a page at a time. NOT_FOUND: there is no such node, or it is not shown to the caller."""
     Swap: _grpc.UnaryUnaryMultiCallable[_api_pb2.SwapRequest, _api_pb2.SwapReply]
     """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
     against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
@@ -77,6 +79,8 @@ class MusterAsyncStub(MusterStub):
     Flush: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.FlushReply]  # type: ignore[assignment]
     """Refused with ABORTED while nothing can be flushed, with INVALID_ARGUMENT if the job has no durable_dir."""
     Nodes: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.NodesReply]  # type: ignore[assignment]
+    NodeHistory: _aio.UnaryUnaryMultiCallable[_api_pb2.NodeHistoryRequest, _api_pb2.NodeHistoryReply]  # type: ignore[assignment]
+    """One node with its history, a page at a time. NOT_FOUND: there is no such node, or it is not shown to the caller."""
     Swap: _aio.UnaryUnaryMultiCallable[_api_pb2.SwapRequest, _api_pb2.SwapReply]  # type: ignore[assignment]
     """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
     against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
@@ -156,6 +160,14 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.NodesReply, _abc.Awaitable[_api_pb2.NodesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def NodeHistory(
+        self,
+        request: _api_pb2.NodeHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.NodeHistoryReply, _abc.Awaitable[_api_pb2.NodeHistoryReply]]:
+        """One node with its history, a page at a time. NOT_FOUND: there is no such node, or it is not shown to the caller."""
 
     @_abc_1.abstractmethod
     def Swap(
