@@ -163,7 +163,7 @@ bench-recovery: image ## time from each fault to the first step after it, on a c
 	@$(BIN)/python -m benchmarks.bench_recovery --json build/recovery.json
 
 figures: setup ## the README's picture and table of recoveries, from what bench-recovery measured last
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[figures]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
 	@$(BIN)/python -m benchmarks.recovery_figures
 
 bench-slurm: image ## what each call of the Slurm client costs, on a cluster of containers

@@ -29,6 +29,7 @@ COMMANDS = (
     Entry("status", "show the state of a job"),
     Entry("top", "show a job, or all jobs and nodes, live"),
     Entry("diagnose", "find slow links, misplaced groups and what else slows a job"),
+    Entry("report", "write what a job did and what failed as one HTML file"),
     Entry("events", "show the events of a job and their reasons"),
     Entry("logs", "show the output of a job's ranks"),
     Entry("cancel", "end a job"),

@@ -21,7 +21,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from muster.daemon.host.held_folder import HeldFolder, UntrustedPath
@@ -227,7 +226,7 @@ def read_node(run_dir: str, gang: str, node: str) -> NodeSeries:
     """The series of one node, to go on with. An empty one if there is no file, or no good one."""
     try:
         with HeldFolder.open_to_pass(log_folder(run_dir, gang) / _FOLDER) as folder:
-            found = _read(folder, f"{node}{_SUFFIX}")
+            found = from_text(_read(folder, f"{node}{_SUFFIX}"))
     except (OSError, ValueError):
         return NodeSeries(node)
     return found if found.node == node else NodeSeries(node)
@@ -235,12 +234,24 @@ def read_node(run_dir: str, gang: str, node: str) -> NodeSeries:
 
 def read_job(run_dir: str, gang: str) -> JobSeries:
     """The series of all nodes of a gang, of all its runs. Files that are no good are left out, and named."""
-    path, found, left_out = log_folder(run_dir, gang) / _FOLDER, [], {}
+    found, left_out = [], dict[str, str]()
+    for name, text in texts(run_dir, gang, left_out):
+        try:
+            found.append(from_text(text))
+        except ValueError as error:
+            left_out[name] = f"damaged: {error}"
+    return JobSeries(tuple(found), left_out)
+
+
+def texts(run_dir: str, gang: str, left_out: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+    """The file of each node of a gang, with its name. `left_out` gets the files that can't be read, with the reason in
+    words."""
+    path = log_folder(run_dir, gang) / _FOLDER
     try:
         with HeldFolder.open(path) as folder:
             for name in sorted(name for name in folder.names() if name.endswith(_SUFFIX)):
                 try:
-                    found.append(_read(folder, name))
+                    yield name, _read(folder, name)
                 except UntrustedPath as error:
                     left_out[name] = f"foreign: {error.strerror}"
                 except OSError as error:
@@ -250,8 +261,7 @@ def read_job(run_dir: str, gang: str) -> JobSeries:
     except FileNotFoundError:
         pass  # no rank has finished a step yet
     except OSError as error:
-        left_out[str(Path(path))] = f"unreadable: {error.strerror}"
-    return JobSeries(tuple(found), left_out)
+        left_out[str(path)] = f"unreadable: {error.strerror}"
 
 
 def as_text(series: NodeSeries) -> str:
@@ -315,9 +325,9 @@ def _refuse(word: str) -> float:
     raise ValueError(f"it holds {word}, which is no number")
 
 
-def _read(folder: HeldFolder, name: str) -> NodeSeries:
+def _read(folder: HeldFolder, name: str) -> bytes:
     with os.fdopen(folder.open_file(name), "rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-    return from_text(data)
+    return data

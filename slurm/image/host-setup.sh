@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs on this host what the test cluster needs and lacks, through apt-get (Debian and Ubuntu);
+# Installs on this host what the test cluster and its tests need and lack, through apt-get (Debian and Ubuntu);
 # if packages are named, these and nothing else.
 # Does nothing if everything is there already; a docker that answers is used as it is.
 set -eu
@@ -9,6 +9,7 @@ need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 if [ $# -eq 0 ]; then
     need mmdebstrap mmdebstrap
     need ip iproute2
+    need chromium chromium
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
     if [ "${MUSTER_ENGINE:-podman}" = podman ] && { command -v podman >/dev/null 2>&1 || ! docker version >/dev/null 2>&1; }; then
         need podman podman

@@ -90,6 +90,7 @@ BOUNDARIES = {
             "daemon/coordinator/journal/journal.py": "the journal",
             "daemon/coordinator/diagnosis/past_generations.py": "a history that no decision needs",
             "daemon/coordinator/journal/history.py": "pages of the journal",
+            "daemon/coordinator/journal/reading.py": "one job's records, without a coordinator",
         },
     ),
     "gRPC transport": Boundary(

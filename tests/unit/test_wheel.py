@@ -49,6 +49,7 @@ def test_the_wheel_has_every_other_file_of_the_product(wheel: dict[str, Path]) -
     assert {
         "muster/simulator/__main__.py",
         "muster/daemon/coordinator/policy/policy.toml",
+        "muster/launcher/report/page.css",
         "muster/py.typed",
     } <= wheel.keys()
 

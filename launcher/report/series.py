@@ -1,0 +1,239 @@
+"""What ranks did over time, for the pictures: curves over the steps, and the step time of each rank.
+
+The files are those of `metric_series`, and so are the means and medians. 4,096 ranks have 15 million numbers, so they
+are arrays here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+from pydantic_core import from_json
+
+from muster.daemon.host import metric_series
+from muster.launcher.report.report_data import Curve, HeatMap
+
+Array = NDArray[numpy.float64]
+MOST_ROWS: Final = 512
+"""Rows of a heat map. Of more ranks, neighbours share a row."""
+MOST_CURVES: Final = 16
+_OF_RANK: Final = ("at_s", "step", "step_s", "compute_s")
+_OF_NUMBER: Final = ("at_s", "step", "values", "least", "median", "greatest")
+"""The columns that the pictures need."""
+_FIRST: Final = ("loss", "gradient_norm")
+_OUTSTANDING: Final = 1.03
+"""A rank whose median is so much larger than that of all stands out."""
+_MOST_OUTSTANDING: Final = 8
+_WORDS: Final = {"gradient_norm": "gradient norm", "lr": "learning rate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step of the whole job is, as job.toml says; 0: it does not."""
+
+    tokens: float = 0.0
+    flops: float = 0.0
+    peak_flops: float = 0.0
+    """Of all GPUs together, in a second."""
+    gpus: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """One rank or one number in bins of a width. `columns`: by their names in the file."""
+
+    width_s: int
+    columns: dict[str, Array]
+
+
+@dataclass(slots=True)
+class Measured:
+    """All that the files of a job hold."""
+
+    ranks: dict[int, list[_Part]] = field(default_factory=dict)
+    numbers: dict[str, list[_Part]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Files that are not in it, each with the reason in words."""
+
+
+def read(run_dir: str, gang: str) -> Measured:
+    """The files of all nodes of a gang."""
+    found = Measured()
+    for name, text in metric_series.texts(run_dir, gang, found.left_out):
+        try:
+            _add_node(found, from_json(text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found.left_out[name] = f"damaged: it is no series of a node: {type(error).__name__}"
+    return found
+
+
+def _add_node(found: Measured, whole: Mapping[str, Any]) -> None:
+    width_s = int(whole["width_s"])
+    if width_s < 1:
+        raise ValueError("its bins have no width")
+    for name, columns in whole.items():
+        kind, _, key = name.partition(" ")
+        if kind == "rank" and columns:
+            found.ranks.setdefault(int(key), []).append(_part(columns, _OF_RANK, width_s))
+        elif kind == "number" and columns:
+            found.numbers.setdefault(key, []).append(_part(columns, _OF_NUMBER, width_s))
+
+
+def _part(columns: Mapping[str, Any], wanted: tuple[str, ...], width_s: int) -> _Part:
+    arrays = {name: numpy.asarray(columns[name], dtype=numpy.float64) for name in wanted}
+    if len({array.shape for array in arrays.values()}) != 1 or arrays["at_s"].ndim != 1:
+        raise ValueError("its columns are not equally long")
+    return _Part(width_s, arrays)
+
+
+def curves_of(measured: Measured, work: Work) -> tuple[Curve, ...]:
+    """Throughput first, then loss and gradient norm, then MFU, then what else the script reports."""
+    pace = _pace(measured)
+    names = [name for name in _FIRST if name in measured.numbers]
+    others = sorted(measured.numbers.keys() - {*_FIRST, "tokens"})
+    made = [
+        *_throughput(measured, pace, work),
+        *(_number(name, measured.numbers[name]) for name in names),
+        *_mfu(pace, work),
+        *(_number(name, measured.numbers[name]) for name in others),
+    ]
+    return tuple(one for one in made if one.steps)[:MOST_CURVES]
+
+
+def _pace(measured: Measured) -> tuple[Array, Array]:
+    """The newest step of each bin, and the median over all ranks of the seconds that a step took."""
+    parts = [part for of_rank in measured.ranks.values() for part in of_rank]
+    starts, width_s = _bins(parts)
+    newest = _joined(parts, starts, width_s, "step", numpy.fmax)
+    rows = numpy.full((len(parts), len(starts)), numpy.nan)
+    for row, part in zip(rows, parts, strict=True):
+        known = part.columns["step_s"] > 0
+        at = numpy.searchsorted(starts, part.columns["at_s"][known] // width_s * width_s)
+        row[at] = part.columns["step_s"][known]
+    step_s = _median(rows)
+    known = numpy.isfinite(step_s) & numpy.isfinite(newest)
+    return newest[known], step_s[known]
+
+
+def _throughput(measured: Measured, pace: tuple[Array, Array], work: Work) -> Iterator[Curve]:
+    steps, step_s = pace
+    if work.tokens and work.gpus:
+        yield Curve("throughput", "tokens per GPU and second", *_plain(steps, work.tokens / work.gpus / step_s))
+    else:
+        yield Curve("throughput", "steps per second", *_plain(steps, 1 / step_s))
+    if (tokens := measured.numbers.get("tokens")) and not work.tokens:
+        yield _number("tokens", tokens)
+
+
+def _mfu(pace: tuple[Array, Array], work: Work) -> Iterator[Curve]:
+    steps, step_s = pace
+    if work.flops and work.peak_flops:
+        yield Curve(
+            "MFU", "percent of the peak of all GPUs", *_plain(steps, 100 * work.flops / work.peak_flops / step_s)
+        )
+
+
+def _plain(steps: Array, values: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(steps.tolist()), tuple(values.tolist())
+
+
+def _number(name: str, parts: list[_Part]) -> Curve:
+    """One number of the whole job: as `metric_series.merged_nodes` has it."""
+    starts, width_s = _bins(parts)
+    steps, least, greatest = (
+        _joined(parts, starts, width_s, column, join)
+        for column, join in (("step", numpy.fmax), ("least", numpy.fmin), ("greatest", numpy.fmax))
+    )
+    counts = numpy.zeros((len(parts), len(starts)))
+    sums = numpy.zeros_like(counts)
+    for row, part in enumerate(parts):
+        at = numpy.searchsorted(starts, part.columns["at_s"] // width_s * width_s)
+        numpy.add.at(counts[row], at, part.columns["values"])
+        numpy.add.at(sums[row], at, part.columns["values"] * part.columns["median"])
+    median = _weighted_median(
+        numpy.divide(sums, counts, where=counts > 0, out=numpy.full_like(sums, numpy.nan)), counts
+    )
+    known = numpy.isfinite(median)
+    values = (tuple(array[known].tolist()) for array in (steps, median, least, greatest))
+    return Curve(_WORDS.get(name, name), "", *values)
+
+
+def _weighted_median(values: Array, weights: Array) -> Array:
+    """Of each column: half of the weight lies on values that are not larger. Between two values, their mean."""
+    order = numpy.argsort(values, axis=0)  # NaN last
+    values, weights = numpy.take_along_axis(values, order, 0), numpy.take_along_axis(weights, order, 0)
+    passed, half = numpy.cumsum(weights, axis=0), weights.sum(axis=0) / 2
+    at = numpy.argmax(passed >= half, axis=0)
+    after = numpy.minimum(at + (numpy.take_along_axis(passed, at[None], 0)[0] == half), len(values) - 1)
+    both = numpy.stack([numpy.take_along_axis(values, row[None], 0)[0] for row in (at, after)])
+    return numpy.asarray(both.mean(axis=0))
+
+
+def _bins(parts: list[_Part]) -> tuple[Array, int]:
+    """The starts of all bins, in the widest ones that a part has."""
+    width_s = max((part.width_s for part in parts), default=1)
+    starts = [numpy.unique(part.columns["at_s"] // width_s * width_s) for part in parts]
+    return (numpy.unique(numpy.concatenate(starts)) if starts else numpy.empty(0)), width_s
+
+
+def _joined(
+    parts: list[_Part], starts: Array, width_s: int, column: str, join: Callable[[Array, Array], Array]
+) -> Array:
+    """One column of all parts: the greatest or the least value in each bin."""
+    found = numpy.full(len(starts), numpy.nan)
+    for part in parts:
+        at = numpy.searchsorted(starts, part.columns["at_s"] // width_s * width_s)
+        if part.width_s == width_s:
+            found[at] = join(found[at], part.columns[column])
+        else:
+            join.at(found, at, part.columns[column])  # type: ignore[attr-defined]
+    return found
+
+
+def _median(rows: Array) -> Array:
+    """Of each column, without NaN."""
+    if not len(rows):
+        return numpy.empty(rows.shape[1])
+    order = numpy.sort(rows, axis=0)  # NaN last
+    counts = numpy.isfinite(rows).sum(axis=0)
+    low, high = (numpy.clip(at, 0, len(rows) - 1) for at in ((counts - 1) // 2, counts // 2))
+    columns = numpy.arange(rows.shape[1])
+    return numpy.asarray(numpy.where(counts, (order[low, columns] + order[high, columns]) / 2, numpy.nan))
+
+
+def heat_of(measured: Measured) -> HeatMap | None:
+    """The time of each rank in a step, without what it waits for others, as far as that is known. None: no rank has
+    finished a step."""
+    parts = [part for of_rank in measured.ranks.values() for part in of_rank]
+    starts, width_s = _bins(parts)
+    if not parts:
+        return None
+    column = "compute_s" if any((part.columns["compute_s"] > 0).any() for part in parts) else "step_s"
+    ranks = 1 + max(measured.ranks)
+    at_all = numpy.arange(starts[0], starts[-1] + width_s, width_s)  # no step: an empty place, as long as it lasted
+    kept = at_all if len(at_all) <= 2 * metric_series.MOST_BINS else starts
+    values = numpy.full((ranks, len(kept)), numpy.nan, dtype=numpy.float32)
+    for rank, of_rank in measured.ranks.items():
+        for part in of_rank:
+            at = numpy.searchsorted(kept, part.columns["at_s"] // width_s * width_s)
+            known = part.columns[column] > 0
+            numpy.fmax.at(values[rank], at[known], part.columns[column][known].astype(numpy.float32))
+    per_row = -(-ranks // MOST_ROWS)
+    padded = numpy.full((-(-ranks // per_row) * per_row, len(kept)), numpy.nan, dtype=numpy.float32)
+    padded[:ranks] = values
+    rows = numpy.fmax.reduce(padded.reshape(-1, per_row, len(kept)), axis=1)
+    return HeatMap(
+        float(kept[0]), float(kept[-1] + width_s), ranks, per_row, tuple(map(tuple, rows.tolist())),
+        _outstanding(values), is_own=column == "compute_s",
+    )  # fmt: skip
+
+
+def _outstanding(values: NDArray[numpy.float32]) -> tuple[tuple[int, float], ...]:
+    medians = _median(values.T.astype(numpy.float64))
+    whole = numpy.nanmedian(medians) if numpy.isfinite(medians).any() else 0.0
+    slow = [(rank, float(value)) for rank, value in enumerate(medians) if value > _OUTSTANDING * whole]
+    return tuple(sorted(slow, key=lambda item: -item[1])[:_MOST_OUTSTANDING])

@@ -1,0 +1,162 @@
+"""Reads what is known of a job, and writes its report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.stored_names import stored_class
+from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
+from muster.daemon.host import clock
+from muster.launcher.command import connect, load_site, say, screen
+from muster.launcher.coordinator_client import gang_ref
+from muster.launcher.errors import Unavailable, WrongInput
+from muster.launcher.report import assemble, series
+from muster.launcher.report.page import page_of
+from muster.launcher.report.report_data import Goodput, ReportData
+from muster.launcher.report.story import Story, told
+from muster.slurm.client.parsing.gres import count_gpus
+from muster.v1.api_pb2 import EventRecord, EventsRequest, GangView
+from muster.v1.common_pb2 import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is known of a job before it is told as a story. `view` and `until`: of a coordinator that answers."""
+
+    records: list[Record]
+    spec: JobSpec
+    view: GangView | None = None
+    until: float = 0.0
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Writes the report. Returns the exit status.
+
+    Raises:
+        LauncherError: the job is not known, or is another user's; or nothing answers; or the file can't be written.
+    """
+    source = _from_journal(options.journal, options.job) if options.journal else await _from_coordinator(options)
+    data = report_data(source, price=0.0)
+    path = options.output or Path(f"report-{data.head.job}.html")
+    text = page_of(data, screen(options).zone)
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise WrongInput(f"{path} can't be written: {error.strerror}") from None
+    say(f"{path}: {len(text.encode(errors='replace')) / 1e6:.1f} MB")
+    return 0
+
+
+def report_data(source: Source, price: float) -> ReportData:
+    """The values of the report. Reads the files in which the job's nodes have noted what their ranks did.
+
+    Raises:
+        WrongInput: the records can't be read.
+    """
+    view = source.view
+    story = told(source.records, source.until, view.step if view else 0)
+    per_node = _gpus_per_node(source.spec)
+    run_dir = (view.run_dir if view else "") or source.spec.run_dir
+    measured = series.read(run_dir, story.gang.id) if run_dir else series.Measured()
+    return assemble.report_of(
+        story,
+        _user(story.gang.account.owner_uid),
+        made_s=clock.wall(),
+        goodput=_goodput(story, view, per_node, price),
+        curves=series.curves_of(measured, series.Work(gpus=per_node * story.gang.spec.nodes)),
+        heat=series.heat_of(measured),
+        notes=tuple(_notes(source, story, measured)),
+        result=_result(view),
+        step=view.step if view else 0,
+    )
+
+
+def _goodput(story: Story, view: GangView | None, per_node: int, price: float) -> Goodput:
+    """The coordinator's own account, or that of the facts: they know nothing of what stalls a generation that runs."""
+    if view is None or not view.HasField("goodput"):
+        return assemble.account_of(story, per_node, price)
+    parts = {"useful": view.goodput.useful_node_s} | {one.category: one.node_s for one in view.goodput.lost}
+    return assemble.goodput_of(parts, story, per_node, price)
+
+
+def _result(view: GangView | None) -> str:
+    if view is None or view.final:
+        return ""
+    return f"{view.phase}: waits for {view.waiting_for}" if view.waiting_for else view.phase
+
+
+def _notes(source: Source, story: Story, measured: series.Measured) -> list[str]:
+    found = [f"{name} is left out: {why}" for name, why in list(measured.left_out.items())[:20]]
+    if source.view is None and not story.is_over:
+        found.append("The journal ends before the job does. What came later is not in this report.")
+    if not measured.ranks:
+        found.append("No rank has noted its steps, so there is nothing about their speed: the script reports them by "
+                     "checkpoint.step or muster.log.")  # fmt: skip
+    return found
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _gpus_per_node(spec: JobSpec) -> int:
+    """0: job.toml asks for none, or is not known."""
+    try:
+        tables = json.loads(spec.estimate_tables or "{}")
+        gres = tables.get("slurm", {}).get("gres") or ""
+        return int(tables.get("gpus_per_node") or count_gpus(gres) or 0)
+    except (ValueError, AttributeError, TypeError):
+        return 0
+
+
+def _from_journal(folder: Path, job: str) -> Source:
+    """
+    Raises:
+        WrongInput: the folder has no such journal, or the journal no such job.
+    """
+    ref = gang_ref(job)
+    try:
+        records = read_gang(folder, ref.gang_id, ref.slurm_job_id)
+    except UnreadableJournal as error:
+        raise WrongInput(str(error)) from None
+    text = json.loads(records[0].json).get("spec_json") or "{}"
+    try:
+        spec = json_format.Parse(text, JobSpec(), ignore_unknown_fields=True)
+    except json_format.ParseError:
+        spec = JobSpec()
+    return Source(records, spec)
+
+
+async def _from_coordinator(options: argparse.Namespace) -> Source:
+    """
+    Raises:
+        LauncherError: the coordinator does not answer, or refuses.
+    """
+    ref = gang_ref(options.job)
+    async with connect(load_site(options)) as coordinator:
+        measured = await coordinator.measurements(ref)
+        view = await coordinator.describe(ref)
+        request = EventsRequest(gang=ref)
+        records = [_record(one) async for one in coordinator.events(request) if not one.sentinel]
+    if not records:
+        raise Unavailable("the coordinator has sent no record of the job")
+    return Source(records, measured.spec, view, clock.wall())
+
+
+def _record(message: EventRecord) -> Record:
+    """The record of the journal. The coordinator keeps the spec to itself, of which the fact has a part."""
+    text = message.json
+    if message.name == stored_class(facts.GangRegistered):
+        text = json.dumps({"spec_json": "", **json.loads(text)})
+    return Record(message.position, message.at_s, message.gang_id, "", message.name, text, message.text, "")
