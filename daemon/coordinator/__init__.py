@@ -4,6 +4,7 @@
 lease, `policy` holds the tables that a site may change. No other program imports the coordinator; the simulator does.
 
 May import: `daemon.coordinator.core.state`, `daemon.coordinator.diagnosis`, `daemon.coordinator.hooks`,
-`daemon.coordinator.journal`, `daemon.coordinator.policy`, `daemon.coordinator.services`, `daemon.coordinator.shell`,
-`daemon.coordinator.slurm`, `daemon.host`, `daemon.transport`, `daemon.transport.calls`, `slurm.client`.
+`daemon.coordinator.journal`, `daemon.coordinator.metrics`, `daemon.coordinator.policy`, `daemon.coordinator.services`,
+`daemon.coordinator.shell`, `daemon.coordinator.slurm`, `daemon.host`, `daemon.metrics`, `daemon.transport`,
+`daemon.transport.calls`, `slurm.client`.
 """

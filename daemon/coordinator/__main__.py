@@ -40,6 +40,7 @@ from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.host.process import process_memory
 from muster.daemon.host.process.process_memory import collect_seldom
+from muster.daemon.metrics.metrics_access import MetricsAccess
 from muster.daemon.transport import site_config
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import ListenError, check_listen_address
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False, prog="muster-coordinator", description="Keeps gangs of training ranks running."
     )
     site_config.add_arguments(parser, listen=f":{site_config.COORDINATOR_PORT}")
+    site_config.add_metrics_argument(parser)
     parser.add_argument("--state-dir", metavar="DIR", type=Path,
                         help=f"the journal's folder; default {DEFAULT_STATE_DIR}")  # fmt: skip
     parser.add_argument("--shared-state", action="store_true",
@@ -114,9 +116,11 @@ async def _run(flags: argparse.Namespace) -> None:
         coordinator=flags.coordinator,
         auth=flags.auth,
         connections=flags.connections,
+        metrics_listen=flags.metrics_listen,
         config=flags.config,
         calls_coordinator=False,
     )
+    metrics = MetricsAccess.of_site(settings)
     policy, credentials = Policy.load(flags.policy), settings.credentials()
     certificate_files = settings.certificate_files()
     await wait_until_writable(flags.state_dir or DEFAULT_STATE_DIR, stop_requested)
@@ -146,6 +150,7 @@ async def _run(flags: argparse.Namespace) -> None:
                     confirm_leadership=lease_guard,
                     lease_term=keeper.lease.term if keeper else 0,
                     private_jobs=settings.privacy == "jobs",
+                    metrics=metrics,
                     fabric_file=None if flags.slurm == "fake" else FABRIC_FILE,
                 )
             )

@@ -20,6 +20,7 @@ from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.hooks.delivery import Hooks
 from muster.daemon.coordinator.hooks.messages import messages
 from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.metrics.coordinator_metrics import Metrics
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
@@ -33,6 +34,7 @@ from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch
 from muster.daemon.host.name_resolution import NameResolver
+from muster.daemon.metrics.metrics_access import MetricsAccess
 from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.calls.call_share import CallShare
@@ -73,6 +75,7 @@ class Settings:
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
         configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for
             those of them that are this host.
+        metrics: where metrics are served, and to whom; None: nowhere.
         private_jobs: nodes that no job of the caller has are shown to operators only, whatever PrivateData says.
         fabric_file: what the site says of its network; None: nothing.
     """
@@ -95,6 +98,7 @@ class Settings:
     configured_names: frozenset[str] = frozenset()
     fabric_file: Path | None = None
     private_jobs: bool = False
+    metrics: MetricsAccess | None = None
 
 
 class Coordinator:
@@ -139,8 +143,9 @@ class Coordinator:
         self.fabric = FabricWatch(settings.slurm, self.roster, self.engine.post, settings.fabric_file)
         self._watch_task: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
+        self._metrics = Metrics(settings.policy, self.engine, self.roster, settings.login_names)
         self._server = self._make_server()
-        self.port = 0
+        self.port = self.metrics_port = 0
 
     async def start(self) -> None:
         """Listen, and carry out what was owed before the restart.
@@ -152,6 +157,8 @@ class Coordinator:
         if files is None and self._plain_names.is_waiting:
             await self._plain_names.resolve_names(self._settings.resolve)
         self.port = bind(self._server, self._settings.listen, files.certificates() if files else None)
+        if self._settings.metrics:
+            self.metrics_port = self._metrics.serve(self._settings.metrics)
         self.engine.start()
         self._watch_task = asyncio.create_task(self._watch_slurm())
         await self._server.start()
@@ -178,6 +185,7 @@ class Coordinator:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.engine.aclose()
         self.engine.streams.close()
+        await asyncio.to_thread(self._metrics.stop)
         if self._watch_task:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
@@ -220,6 +228,7 @@ class Coordinator:
                 heartbeat_s=settings.heartbeat_s,
                 resolve=settings.resolve,
                 issuing=self._issuing,
+                on_signal=self._metrics.events.note_signal,
             ),
             server,
         )

@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False, prog="musterd", description="Sends heartbeats for one node and watches its hardware."
     )
     site_config.add_arguments(parser, listen=f":{site_config.NODE_PORT}")
+    site_config.add_metrics_argument(parser)
     parser.add_argument("--node", metavar="NAME", help="this node in Slurm; default SLURMD_NODENAME, else hostname -s")
     parser.add_argument("--heartbeat", metavar="SECONDS", type=_seconds, default=5.0,
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip

@@ -89,6 +89,11 @@ def _coordinator(value: object) -> str:
     return text
 
 
+def _listen_address(value: object) -> str:
+    split_address(_text(value))
+    return _text(value)
+
+
 def _auth(value: object) -> str:
     text = _text(value)
     kind, colon, path = text.partition(":")
@@ -141,6 +146,17 @@ class Site:
     """On a coordinator's host: its certificate."""
     tls_key: Annotated[Path, _path] = TLS_FOLDER / "coordinator.key"
     """On a coordinator's host: the key of its certificate."""
+    metrics_listen: Annotated[str, _listen_address] = ""
+    """On a coordinator's host and on compute nodes: host:port on which the daemon serves its metrics; empty: it serves
+    none."""
+    metrics_token: Annotated[Path | None, _path] = None
+    """The file with the token that readers of metrics send; None: they prove themselves with a certificate alone."""
+    metrics_client_authority: Annotated[Path | None, _path] = None
+    """The certificates of the authorities that issue the certificates of readers of metrics; None: they need none."""
+    metrics_certificate: Annotated[Path | None, _path] = None
+    """The certificate for metrics; None: that of the coordinator (`tls_certificate`)."""
+    metrics_key: Annotated[Path | None, _path] = None
+    """The key of `metrics_certificate`; None: that of the coordinator (`tls_key`)."""
     encrypt_checkpoints: Annotated[bool, _switch] = False
     """Whether the pieces of checkpoints between agents use TLS, too; their digests always do."""
     agent_ports: Annotated[PortRange | None, _agent_ports] = None
@@ -171,11 +187,12 @@ class Site:
         coordinator: str | None = None,
         auth: str | None = None,
         connections: str | None = None,
+        metrics_listen: str | None = None,
         config: Path | None = None,
         environ: Mapping[str, str] | None = None,
         calls_coordinator: bool = True,
     ) -> Site:
-        """Read flags (`coordinator`, `auth`, `connections`; None: not given), environment, file and defaults.
+        """Read flags (those before `config`; None: not given), environment, file and defaults.
 
         If `config` is given, it is read instead of /etc/muster/muster.toml and must exist. A program with
         `calls_coordinator` needs the coordinator's address; only the coordinator itself does not.
@@ -188,11 +205,17 @@ class Site:
         given: dict[str, tuple[Any, str]] = {
             key: (value, str(path)) for key, value in _read_file(path, must_exist=path != CONFIG).items()
         }
-        for key, flag in (("coordinator", coordinator), ("auth", auth), ("connections", connections)):
+        flags = {
+            "coordinator": coordinator,
+            "auth": auth,
+            "connections": connections,
+            "metrics_listen": metrics_listen,
+        }
+        for key, flag in flags.items():
             if value := environ.get(name := f"MUSTER_{key.upper()}"):
                 given[key] = (value, name)
             if flag is not None:
-                given[key] = (flag, f"--{key}")
+                given[key] = (flag, f"--{key.replace('_', '-')}")
         site = cls(**_read(given))
         if calls_coordinator and not site.coordinator:
             raise SiteError(
@@ -342,6 +365,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
     parser.add_argument("--log-format", default=log_format.named_form(), choices=log_format.FORMS,
                         help=f"text, JSON lines, or records of journald with fields; default {log_format.VARIABLE}, "
                         "else text")  # fmt: skip
+
+
+def add_metrics_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the daemons that serve metrics."""
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="where metrics are served; default: nowhere")
 
 
 def start_logging(level: str, form: str, program: str, **about_all: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
 import grpc.aio
@@ -77,8 +77,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         heartbeat_s: float,
         resolve: Resolve,
         issuing: Authority | None = None,
+        on_signal: Callable[[str, int, str], None] = lambda kind, code, action: None,
     ) -> None:
-        """`issuing` issues the certificates of node daemons; None: connections are plain text."""
+        """`issuing` issues the certificates of node daemons; None: connections are plain text. `on_signal` is told the
+        kind and code of each signal, and the action that follows."""
+        self._on_signal = on_signal
         self._certificates = CertificateIssuer(issuing)
         self._rights = rights
         silent_s = max(stream_limits.silent_s, SILENT_HEARTBEATS * heartbeat_s)
@@ -220,6 +223,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def _signal_event(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
         decision = self._policy.decide(signal.kind, signal.code)
+        self._on_signal(signal.kind.removesuffix(OVER), signal.code, decision.action)
         where = f" on {signal.device}" if signal.device else ""
         self._caller_log.log(logging.INFO, node, f"{node}: {signal.kind} {signal.code}{where}: {signal.text}")
         lasting = f"{signal.kind.removesuffix(OVER)} {signal.code}{where}"

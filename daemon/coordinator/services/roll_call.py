@@ -46,10 +46,7 @@ def roll_call(
     listed = list(gangs)
     jobs, leaves, roles = _jobs_leaves_and_roles(listed, observed)
     readable_jobs = None if of_all_jobs else {job for gang in listed for job in jobs_of(gang)}
-    heard = (
-        name for name, seen in observed.nodes.items() if seen.incarnation
-    )  # an answer of Slurm creates an entry, too
-    names = {*state.nodes, *heard, *roster.nodes, *jobs} if of_all_nodes else set(jobs)
+    names = {*known_nodes(state, observed, roster), *jobs} if of_all_nodes else set(jobs)
     if only:
         names &= {only}
     for name in sorted(names, key=lambda name: (len(name), name)):
@@ -63,11 +60,26 @@ def roll_call(
         view.leaf = observed.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
         view.role = roles.get(name, "absent")
-        if view.verdict == NodeHealth.FIT and not ever_heard(state.node(name), observed.nodes.get(name)):
+        if shown_health(state, observed, name) == UNHEARD:
             view.verdict = UNHEARD
             unheard = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
             view.reason = "; ".join(filter(None, (view.reason, unheard)))
         yield view
+
+
+def known_nodes(state: DurableState, observed: ObservedState, roster: SlurmRoster) -> set[str]:
+    """The nodes that Slurm has, and those that Muster has heard from."""
+    heard = (
+        name for name, seen in observed.nodes.items() if seen.incarnation
+    )  # an answer of Slurm creates an entry, too
+    return {*state.nodes, *heard, *roster.nodes}
+
+
+def shown_health(state: DurableState, observed: ObservedState, name: str) -> str:
+    """The health of a node, whatever jobs it carries; UNHEARD in place of FIT if no musterd of it was ever heard."""
+    node = state.node(name)
+    unheard = node.health is NodeHealth.FIT and not ever_heard(node, observed.nodes.get(name))
+    return UNHEARD if unheard else node.health.value
 
 
 def _jobs_leaves_and_roles(

@@ -1,0 +1,39 @@
+"""All metrics of a coordinator, and the server that shows them."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+
+from muster.daemon.coordinator.metrics.event_counters import EventCounters
+from muster.daemon.coordinator.metrics.state_collector import StateCollector
+from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services.login_names import LoginNames
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.slurm.roster import SlurmRoster
+from muster.daemon.metrics.metrics_access import MetricsAccess
+from muster.daemon.metrics.metrics_server import MetricsServer
+
+
+class Metrics:
+    """Counts from the start on, and shows what it has counted from `serve` to `stop`. `events`: is told of signals."""
+
+    def __init__(self, policy: Policy, engine: Engine, roster: SlurmRoster, login_names: LoginNames) -> None:
+        # The start of the process says when all counters began: further series would say it once more for each.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self.events = EventCounters(self._registry, engine.core.state, engine.clock.now, policy.codes)
+        engine.on_facts.append(self.events.note_facts)
+        self._registry.register(StateCollector(engine, roster, login_names))
+        self._server: MetricsServer | None = None
+
+    def serve(self, access: MetricsAccess) -> int:
+        """Start to answer. Returns the port. Raises ListenError: the address can't be used."""
+        self._server = MetricsServer(access, self._registry)
+        self._server.start()
+        return self._server.port
+
+    def stop(self) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.stop()

@@ -1,0 +1,132 @@
+"""Counters of what happens: recoveries and their phases, steps done again, signals, jobs that end.
+
+They count from the start of this coordinator, as every process does that Prometheus asks: its `rate` and `increase`
+know that a counter begins again at 0. Each label has a closed list of values, and all that are likely are there from
+the start, at 0: the first recovery is an increase, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.generations import Recovery
+from muster.daemon.coordinator.core.state.state_tables import FINAL
+from muster.daemon.coordinator.goodput.faults import FaultFinder
+from muster.daemon.coordinator.goodput.intervals import Fault, FaultKind
+
+ACTIONS = (
+    "restart in place", "swap", "planned swap", "fewer replicas", "more replicas", "pool node gives way", "requeue",
+)  # fmt: skip
+"""What was done: the `action`, as `muster status` says it."""
+PHASES = ("detect", "fence", "place", "restore", "first_step")
+_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_OTHER = "other"
+_CAUSES = (*(kind.value for kind in FaultKind), _OTHER)
+
+
+class EventCounters:
+    """Counts in `registry`.
+
+    Args:
+        state: of the coordinator, after the facts that are noted.
+        now: the coordinator's clock in seconds.
+        codes: returns the codes of a kind of signal that the policy names; it raises KeyError for unknown kinds.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        state: DurableState,
+        now: Callable[[], float],
+        codes: Callable[[str], Collection[int]],
+    ) -> None:
+        self._state, self._now, self._codes = state, now, codes
+        self._faults: dict[str, FaultFinder] = {}
+        """Gang → what its recoveries are charged with."""
+        self._restored_at: dict[str, float] = {}
+        """Gang → when the ranks of its newest generation had their states."""
+        self._recoveries = Counter(
+            "muster_recoveries", "Generations that were started anew.", ["cause", "action"], registry=registry
+        )
+        self._recovery_s = Histogram(
+            "muster_recovery_seconds",
+            "Time of the phases of recoveries that have led to a step.",
+            ["phase"],
+            registry=registry,
+            buckets=_BUCKETS_S,
+        )
+        self._repeated = Counter("muster_steps_repeated", "Steps that were lost and done again.", registry=registry)
+        self._ended = Counter("muster_jobs_ended", "Jobs that are over.", ["phase"], registry=registry)
+        self._signals = Counter(
+            "muster_signals", "Hardware signals of nodes.", ["kind", "code", "action"], registry=registry
+        )
+        for cause in _CAUSES:
+            for action in ACTIONS:
+                self._recoveries.labels(cause, action)
+        for phase in PHASES:
+            self._recovery_s.labels(phase)
+        for end in FINAL:
+            self._ended.labels(end.value)
+
+    def note_signal(self, kind: str, code: int, action: str) -> None:
+        """A node has reported a signal, and the policy has answered with `action`."""
+        try:
+            shown = str(code) if code in self._codes(kind) or not self._codes(kind) else _OTHER
+        except KeyError:
+            kind, shown = _OTHER, _OTHER
+        self._signals.labels(kind, shown, action).inc()
+
+    def note_facts(self, decided: Sequence[facts.Fact]) -> None:
+        """Count what these facts say. They are part of the state already."""
+        for fact in decided:
+            if gang := getattr(fact, "gang", ""):
+                self._faults.setdefault(gang, FaultFinder()).note(fact, self._now())
+            match fact:
+                case facts.GenerationStarted():
+                    self._restored_at.pop(fact.gang, None)
+                    self._note_start(fact, self._faults[fact.gang].taken())
+                case facts.StateRestored():
+                    self._restored_at[fact.gang] = self._now()
+                case facts.FirstStep() if fact.observed_live:
+                    self._note_first_step(fact)
+                case facts.GangEnded():
+                    self._restored_at.pop(fact.gang, None)
+                    self._ended.labels(fact.phase.value).inc()
+                case facts.GangForgotten():
+                    del self._faults[fact.gang]
+
+    def _note_start(self, fact: facts.GenerationStarted, fault: Fault | None) -> None:
+        if fact.action == "start":
+            return
+        self._recoveries.labels(fault.kind.value if fault is not None else _OTHER, fact.action).inc()
+        if (recovery := self._recovery(fact)) is not None:
+            self._repeated.inc(max(0, recovery.step_before - recovery.step_restored))
+
+    def _note_first_step(self, fact: facts.FirstStep) -> None:
+        recovery = self._recovery(fact)
+        if recovery is None:
+            return
+        restored_at = self._restored_at.pop(fact.gang, 0.0)
+        times = (
+            recovery.suspected_at,
+            recovery.detected_at,
+            recovery.fenced_at,
+            recovery.started_at,
+            restored_at or recovery.started_at,
+            self._now(),
+        )
+        job = self._state.gangs[fact.gang].slurm.job
+        exemplar = {"job_id": str(job), "generation": str(fact.generation)}
+        for phase, (begin, end) in zip(PHASES, pairwise(times), strict=True):
+            self._recovery_s.labels(phase).observe(max(0.0, end - begin), exemplar)
+
+    def _recovery(self, fact: facts.GenerationStarted | facts.FirstStep) -> Recovery | None:
+        """The recovery that has led to this generation; None: there was none, or it is not known any more."""
+        gang = self._state.gangs.get(fact.gang)
+        last = gang.recovery.last if gang is not None else None
+        return last if last is not None and last.generation == fact.generation else None

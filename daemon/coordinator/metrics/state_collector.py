@@ -1,0 +1,191 @@
+"""Collects what there is now: jobs, nodes, the coordinator itself. The values are those of the views of users.
+
+The state is read on the event loop, because nothing else may read it, in slices of 2 ms: a heartbeat waits for one
+slice at most. The text is made in the thread of the scrape. Nodes in full health are counted, and have no series of
+their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as TooSlow
+
+from prometheus_client import Metric
+
+from muster import __version__
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.gang import Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
+from muster.daemon.coordinator.metrics.families import DURABLE, MEMORY, REPORTED, Families
+from muster.daemon.coordinator.services.login_names import LoginNames
+from muster.daemon.coordinator.services.roll_call import UNHEARD, known_nodes, shown_health
+from muster.daemon.coordinator.services.views import gang_view
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.slurm.roster import SlurmRoster
+from muster.daemon.host import clock
+from muster.daemon.metrics.metrics_server import NoValuesError
+from muster.node_health import OUT_OF_SERVICE, NodeHealth
+from muster.v1 import api_pb2
+
+SLICE_S = 0.002
+"""Seconds for which the event loop collects before it does what else there is."""
+COLLECT_S = 10.0
+"""Seconds that a scrape waits for its values."""
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
+
+
+class StateCollector:
+    """A collector of prometheus_client, for threads other than that of `engine`'s event loop."""
+
+    def __init__(self, engine: Engine, roster: SlurmRoster, login_names: LoginNames) -> None:
+        """Made on the event loop."""
+        self._engine, self._roster, self._login_names = engine, roster, login_names
+        self._loop = asyncio.get_running_loop()
+        self._turn = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Raises NoValuesError: the event loop ends, or has too much to do."""
+        with self._turn:
+            found = self._ask()
+        yield from found
+
+    def _ask(self) -> list[Metric]:
+        if self._loop.is_closed():
+            raise NoValuesError("the coordinator is stopping")
+        asked = asyncio.run_coroutine_threadsafe(self._collect(), self._loop)
+        try:
+            return asked.result(COLLECT_S)
+        except TooSlow:
+            asked.cancel()
+            raise NoValuesError(f"the coordinator did not answer within {COLLECT_S:.0f} s") from None
+        except CancelledError:
+            raise NoValuesError("the coordinator is stopping") from None
+
+    async def _collect(self) -> list[Metric]:
+        families, slices = Families(), _Slices()
+        state, observed = self._engine.core.state, self._engine.core.observed
+        for gang in list(state.gangs.values()):
+            if not gang.final:
+                user = await self._login_names(gang.account.owner_uid)
+                add_gang(families, state, observed, gang, user, self._engine.clock.now())
+                await slices.next()
+        await self._add_nodes(families, slices)
+        self._add_coordinator(families)
+        families.add("muster_scrape_duration_seconds", clock.monotonic() - slices.began)
+        return list(families.all())
+
+    async def _add_nodes(self, families: Families, slices: _Slices) -> None:
+        state, observed = self._engine.core.state, self._engine.core.observed
+        suspected = {node for gang in observed.gangs.values() for node in gang.suspected_since}
+        counts, ages = Counter[str](), list[float]()
+        for name in known_nodes(state, observed, self._roster):
+            health = shown_health(state, observed, name)
+            if name in suspected and health not in OUT_OF_SERVICE:
+                health = NodeHealth.SUSPECT.value
+            counts[health] += 1
+            if health not in (NodeHealth.FIT, UNHEARD):
+                families.add("muster_node_health", 1, name, health)
+            seen = observed.nodes.get(name)
+            if seen is not None and seen.attached and health not in OUT_OF_SERVICE:
+                ages.append(self._engine.clock.now() - seen.heard_at)
+            await slices.next()
+        for health in (*(one.value for one in NodeHealth), UNHEARD):
+            families.add("muster_nodes", counts[health], health)
+        _add_ages(families, "musterd", ages)
+
+    def _add_coordinator(self, families: Families) -> None:
+        engine, state, now = self._engine, self._engine.core.state, self._engine.clock.now()
+        agents = (agent for gang in engine.core.observed.gangs.values() for agent in gang.agents.values())
+        _add_ages(families, "agent", [now - agent.heard_at for agent in agents if agent.attached])
+        families.add_info("muster_build", "The version of the coordinator.", {"version": __version__})
+        families.add("muster_slurm_calls_owed", len(state.owed))
+        families.add("muster_load_shedding_level", engine.shedding.level)
+        families.add_counter(
+            "muster_journal_write_seconds", "Time that writes into the journal have taken.", engine.journal_write_s
+        )
+
+
+class _Slices:
+    """Lets the event loop do something else once a slice is used up."""
+
+    def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
+        self._now = now
+        self.began = self._slice_began = now()
+
+    async def next(self) -> None:
+        """Between two values."""
+        if self._now() - self._slice_began > SLICE_S:
+            await asyncio.sleep(0)
+            self._slice_began = self._now()
+
+
+def add_gang(
+    families: Families, state: DurableState, observed: ObservedState, gang: Gang, user: str, now: float
+) -> None:
+    """The series of one job."""
+    view, job = gang_view(state, observed, gang, now, brief=True), str(gang.slurm.job)
+    seen = observed.gangs.get(gang.id) or ObservedGang()
+    families.add_job(job, view.name, user)
+    families.add("muster_job_phase", 1, job, view.phase)
+    families.add("muster_job_nodes", len(gang.roster.seats), job)
+    families.add("muster_generation", view.generation, job)
+    families.add("muster_step", view.step, job)
+    ready = sum(_is_ready(state, seen, node) for node in _spare_nodes(gang))
+    families.add("muster_spares", ready, job, "ready")
+    families.add("muster_spares", max(0, gang.spec.spares - ready), job, "missing")
+    _add_checkpoint(families, view.checkpoint, job)
+    _add_sizes(families, gang, seen, job)
+    if view.HasField("training"):
+        _add_training(families, view.training, job)
+    if view.goodput.allocated_node_s > 0:
+        families.add("muster_job_goodput_ratio", view.goodput.useful_node_s / view.goodput.allocated_node_s, job)
+
+
+def _add_training(families: Families, training: api_pb2.TrainingView, job: str) -> None:
+    families.add_known("muster_step_seconds", training.step_s, job)
+    families.add_known("muster_step_compute_seconds", training.compute_s, job)
+    families.add_known("muster_step_wait_seconds", training.wait_s, job)
+    families.add_known("muster_step_fetch_seconds", training.fetch_s, job)
+    families.add_known("muster_mfu_ratio", training.mfu, job)
+    families.add_known("muster_tokens_per_gpu_per_second", training.tokens_per_gpu_s, job)
+    for one in training.metrics:
+        if (family := f"muster_{one.name}") in REPORTED:
+            families.add(family, one.median, job)
+
+
+def _add_checkpoint(families: Families, view: api_pb2.CheckpointView, job: str) -> None:
+    families.add_known("muster_checkpoint_seconds", view.stall_s, job, MEMORY)
+    families.add_known("muster_checkpoint_seconds", view.flush_s, job, DURABLE)
+    if view.HasField("loses_steps"):
+        families.add("muster_checkpoint_age_seconds", view.loses_s, job, MEMORY)
+    if view.HasField("durable_loses_steps"):
+        families.add("muster_checkpoint_age_seconds", view.durable_loses_s, job, DURABLE)
+
+
+def _add_sizes(families: Families, gang: Gang, seen: ObservedGang, job: str) -> None:
+    shards = (shard.size for agent in seen.agents.values() if agent.attached for shard in agent.status.shards)
+    families.add_known("muster_checkpoint_bytes", sum(shards), job, MEMORY)
+    if (flush := gang.checkpoint.flush) is not None:
+        sizes = (one.total for one in seen.flush_pace.progress(flush.serial).values())
+        families.add_known("muster_checkpoint_bytes", sum(sizes), job, DURABLE)
+
+
+def _spare_nodes(gang: Gang) -> Iterable[str]:
+    seated = {seat.node for seat in gang.roster.seats}
+    return (member.node for member in gang.roster.members.values() if not member.removed and member.node not in seated)
+
+
+def _is_ready(state: DurableState, seen: ObservedGang, node: str) -> bool:
+    """The spare can be told to take a seat, and nothing speaks against it."""
+    return seen.is_attached(node) and node not in seen.suspected_since and state.node(node).health is NodeHealth.FIT
+
+
+def _add_ages(families: Families, source: str, ages: Sequence[float]) -> None:
+    ordered = sorted(ages)
+    for quantile in _QUANTILES if ordered else ():
+        value = ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+        families.add("muster_heartbeat_age_seconds", max(0.0, value), source, f"{quantile:g}")
