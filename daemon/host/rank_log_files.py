@@ -30,6 +30,15 @@ def log_folder(run_dir: str, gang: str) -> Path:
     return Path(run_dir, _LOGS, gang)
 
 
+def gangs_with_logs(run_dir: str) -> list[str]:
+    """The gangs that have logs in a run folder, the newest first; none: there are none, or they can't be read."""
+    try:
+        folders = [(entry.stat().st_mtime, entry.name) for entry in Path(run_dir, _LOGS).iterdir() if entry.is_dir()]
+    except OSError:
+        return []
+    return [name for _, name in sorted(folders, reverse=True)]
+
+
 def hold_log_folder(run_dir: str, gang: str, name: str) -> HeldFolder:
     """Create the folder `name` in the gang's log folder, and hold it open. The run folder must exist.
 

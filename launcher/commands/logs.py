@@ -1,9 +1,10 @@
-"""`muster logs [-f] [--rank R] [--generation G] [--stacks] JOB`: prints the output of ranks from the run folder.
+"""`muster logs [-f] [--rank R] [--node NODE] [--generation G] [--tail N] [--grep WORDS] [--stacks] JOB`: prints the
+output of ranks from the run folder.
 
 Agents write one file for each rank and generation (`RUN_DIR/logs/GANG/gG/rankR.log`). This command reads only these
 files and sends nothing to the nodes. With `--stacks` it prints the stacks of ranks that hung (`rankR.stacks`). If
 several ranks are printed, each line has a prefix. `--follow` continues with the next generations, and ends with the
-job.
+job. The coordinator says where the run folder is; `--run-dir` does without it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from muster.daemon.host import rank_log_files
 from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable, print_note
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
-from muster.launcher.errors import WrongInput
-from muster.launcher.output.rank_logs import RankLogReader, generations
+from muster.launcher.errors import Unavailable, WrongInput
+from muster.launcher.output.rank_logs import RankLogReader, Wanted, generations
 from muster.v1.api_pb2 import GangView
+from muster.wording import listed
 
+_WITHOUT = "the logs are files in the job's run_dir, which can be read without the coordinator"
 POLL_S = 0.2
 """Seconds between two reads of the log files with --follow."""
 
@@ -33,23 +36,85 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--stacks", action="store_true", help="the stacks of ranks that hung; default: of all generations"
     )
     parser.add_argument("--all", action="store_true", help="all generations from the first one on")
+    parser.add_argument("--node", metavar="NODE", help="only the ranks that are on this node now")
+    parser.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each rank")
+    parser.add_argument("--grep", default="", metavar="WORDS", help="only lines with these words, whatever their case")
+    words = "read the logs in this run folder, without the coordinator; JOB is a gang id then"
+    parser.add_argument("--run-dir", metavar="DIR", help=words)
+
+
+def _count(text: str) -> int:
+    """The type of a number of lines.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
+    return int(text)
 
 
 async def _run(options: argparse.Namespace) -> int:
-    async with connect(load_site(options)) as coordinator:
-        view = await coordinator.describe(gang_ref(options.job))
-        reader = RankLogReader(
-            _folder(view), options.rank, _first_generation(options, view), options.generation, stacks=options.stacks
-        )
-        found = _copy(reader, to_end=not options.follow)
-        if options.follow:
-            if not found and not view.final:
-                print_note(f"muster: nothing is written yet: {_state(view)}")
-            view, found_later = await _follow(coordinator, view, reader)
-            found = found or found_later
-        if not found:
-            raise _no_logs_error(options, view)
+    if options.run_dir is not None:
+        return await _read_alone(options)
+    try:
+        async with connect(load_site(options)) as coordinator:
+            return await _read(coordinator, options)
+    except Unavailable as error:
+        raise Unavailable(error.message, f"{_WITHOUT}: muster logs --run-dir DIR {options.job}") from None
+
+
+async def _read(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
+    view = await coordinator.describe(gang_ref(options.job))
+    reader = RankLogReader(_folder(view), _wanted(options, view))
+    found = _copy(reader, to_end=not options.follow)
+    if options.follow:
+        if not found and not view.final:
+            print_note(f"muster: nothing is written yet: {_state(view)}")
+        view, found_later = await _follow(coordinator, view, reader)
+        found = found or found_later
+    if not found:
+        raise _no_logs_error(options, view)
     return 0
+
+
+async def _read_alone(options: argparse.Namespace) -> int:
+    """Reads the files without a coordinator. Nobody says when the job ends: --follow ends with Ctrl+C."""
+    if options.node is not None:
+        raise WrongInput("--node needs the coordinator, which knows the ranks of a node", "give --rank with --run-dir")
+    view = GangView(gang_id=_gang_in(options.run_dir, options.job), run_dir=options.run_dir)
+    reader = RankLogReader(_folder(view), _wanted(options, view))
+    found = _copy(reader, to_end=not options.follow)
+    while options.follow:
+        await asyncio.sleep(POLL_S)
+        _copy(reader)
+    if not found:
+        raise _no_logs_error(options, view)
+    return 0
+
+
+def _gang_in(run_dir: str, job: str) -> str:
+    """The gang that has its logs in a run folder: the one that is named, else the only one."""
+    gangs = rank_log_files.gangs_with_logs(run_dir)
+    if job in gangs:
+        return job
+    if len(gangs) == 1:
+        return gangs[0]
+    known = f"{run_dir} has logs of {listed(gangs, ', ')}" if gangs else f"{run_dir} has no logs that you may read"
+    raise WrongInput(f"without the coordinator, {job!r} must be a gang id", known)
+
+
+def _wanted(options: argparse.Namespace, view: GangView) -> Wanted:
+    ranks: set[int] | None = None if options.rank is None else {options.rank}
+    if options.node is not None:
+        of_node = {rank.rank for rank in view.ranks if rank.node == options.node}
+        if not of_node:
+            carriers = listed(sorted({rank.node for rank in view.ranks}))
+            hint = f"its ranks are on {carriers}" if carriers else "it has no ranks now"
+            raise WrongInput(f"{options.node} carries no rank of the job", hint)
+        ranks = of_node if ranks is None else ranks & of_node
+    first = _first_generation(options, view)
+    return Wanted(ranks, first, options.generation, options.tail, options.grep, stacks=options.stacks)
 
 
 COMMAND = Command(_arguments, _run)
@@ -96,11 +161,12 @@ async def _until_final(coordinator: CoordinatorClient, view: GangView) -> GangVi
 def _no_logs_error(options: argparse.Namespace, view: GangView) -> WrongInput:
     folder = _folder(view)
     known = generations(folder)
-    if not known and not view.generation:
+    if not known and not view.generation and not options.run_dir:
         return WrongInput(f"no rank has written anything: {_state(view)}", f"muster status {options.job} says more")
     kind = "stacks" if options.stacks else "logs"
     what = "" if options.rank is None else f" of rank {options.rank}"
     what += "" if options.generation is None else f" in generation {options.generation}"
+    what += f" with {options.grep!r}" if options.grep else ""
     if not known:
         return WrongInput(f"there are no {kind}{what} under {folder}", "this host must see that folder")
     return WrongInput(

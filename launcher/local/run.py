@@ -16,7 +16,7 @@ from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault
-from muster.launcher.output.rank_logs import RankLogReader
+from muster.launcher.output.rank_logs import RankLogReader, Wanted
 from muster.v1.api_pb2 import EventsRequest, GangView
 
 _ATTACH_TIMEOUT_S = 30.0
@@ -40,7 +40,7 @@ class LocalRun:
     def __init__(self, cluster: LocalCluster, gang: str, run_dir: str, planned: list[Fault]) -> None:
         self._cluster, self._gang = cluster, gang
         self._planned = planned
-        self._reader = RankLogReader(rank_log_files.log_folder(run_dir, gang), 0, 0)
+        self._reader = RankLogReader(rank_log_files.log_folder(run_dir, gang), Wanted(ranks=(0,)))
         self._view = GangView()
         self._ran_at = 0.0
 

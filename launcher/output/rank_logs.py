@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from muster.daemon.host import rank_log_files
@@ -29,22 +31,28 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     return {int(match[1]): entry for entry in entries if (match := pattern.fullmatch(entry.name))}
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines are read. `ranks`: None: of all ranks. `first`: the first generation. `only`: this generation alone.
+    `tail`: of each file that is there at first, the last lines; None: all. `words`: lines that contain them, whatever
+    their case. `stacks`: the stacks of ranks that hung instead of the logs."""
+
+    ranks: Collection[int] | None = None
+    first: int = 0
+    only: int | None = None
+    tail: int | None = None
+    words: str = ""
+    stacks: bool = False
+
+
 class RankLogReader:
-    """Reads the new lines of a gang's log folder.
+    """Reads the new lines of a gang's log folder. Of one rank, they have no prefix; of several, each has one with
+    generation and rank."""
 
-    Args:
-        rank: read only this rank, without prefixes. None: all ranks; each line has a prefix with generation and rank.
-        first: the first generation to read.
-        only: read only this generation.
-        stacks: read the stacks of ranks that hung instead of the logs.
-    """
-
-    def __init__(
-        self, folder: Path, rank: int | None, first: int, only: int | None = None, *, stacks: bool = False
-    ) -> None:
-        self._folder = folder
-        self._names = _STACKS if stacks else _RANK
-        self._rank, self._first, self._only = rank, first, only
+    def __init__(self, folder: Path, wanted: Wanted) -> None:
+        self._folder, self._wanted = folder, wanted
+        self._names = _STACKS if wanted.stacks else _RANK
+        self._has_one = wanted.ranks is not None and len(wanted.ranks) == 1
         self._read: dict[Path, int] = {}
 
     def lines(self, *, to_end: bool = False) -> Iterator[str]:
@@ -54,14 +62,20 @@ class RankLogReader:
 
         An incomplete last line is yielded later; with `to_end`, it is yielded now, with a line end.
         """
+        wanted = self._wanted
         for generation, folder in sorted(_numbered(self._folder, _GENERATION).items()):
-            if generation < self._first or (self._only is not None and generation != self._only):
+            if generation < wanted.first or (wanted.only is not None and generation != wanted.only):
                 continue
             for rank, path in sorted(_numbered(folder, self._names).items()):
-                if self._rank is None:
-                    yield from (f"g{generation} rank {rank}: {line}" for line in self._new(path, to_end))
-                elif self._rank == rank:
-                    yield from self._new(path, to_end)
+                if wanted.ranks is None or rank in wanted.ranks:
+                    prefix = "" if self._has_one else f"g{generation} rank {rank}: "
+                    yield from (f"{prefix}{line}" for line in self._chosen(path, to_end))
+
+    def _chosen(self, path: Path, to_end: bool) -> Iterator[str]:
+        """The new lines with the words; the last ones of a file that is read for the first time."""
+        words, is_new = self._wanted.words.lower(), path not in self._read
+        lines = (line for line in self._new(path, to_end) if words in line.lower())
+        return iter(deque(lines, self._wanted.tail)) if is_new and self._wanted.tail is not None else lines
 
     def _new(self, path: Path, to_end: bool) -> Iterator[str]:
         with rank_log_files.open_to_read(path) as file:

@@ -305,6 +305,7 @@ def test_a_wrong_file_is_named_also_where_no_coordinator_is_configured(
         ("events --rank 0 1", "muster events: there is no option --rank\n"),
         ("status --since 7", "'7' must be a number with s, min, h or d, as 12h or 7d"),
         ("status --state asleep", "--state"),
+        ("logs --tail 0 1", "'0' must be a whole number from 1 on"),
         ("status 1 2", "muster status: nothing is expected in place of 2\n"),
         ("policy check x --bogus", "muster policy check: there is no option --bogus\n"),
         ("policy explian x", "muster policy: there is no action explian: did you mean explain?\n"),
@@ -623,6 +624,50 @@ async def test_logs_come_from_the_run_folder(
     with pytest.raises(WrongInput) as refused:
         await muster(world, "logs", "--rank", "9", str(job))
     assert "generations with logs: 1, 2" in refused.value.hint
+    assert await muster(world, "logs", "--tail", "1", str(job)) == 0
+    assert outputs(capsys)[0].splitlines() == ["g2 rank 0: unended", "g2 rank 1: unended"]
+    assert await muster(world, "logs", "--all", "--rank", "0", "--grep", "HELLO 1", str(job)) == 0
+    assert outputs(capsys)[0] == "hello 1 0\n"
+    with pytest.raises(WrongInput, match=r"no logs with 'bye' under"):
+        await muster(world, "logs", "--grep", "bye", str(job))
+
+
+async def test_logs_are_read_without_a_coordinator(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gang in ("g1", "g2"):
+        log = rank_log_files.log_path(str(tmp_path), gang, 1, 0)
+        log.parent.mkdir(parents=True)
+        log.write_text(f"of {gang}\n")
+    await world.stop_coordinator()
+    with pytest.raises(Unavailable) as unreached:
+        await muster(world, "logs", "1")
+    assert "muster logs --run-dir DIR 1" in unreached.value.hint
+    assert await muster(world, "logs", "--run-dir", str(tmp_path), "g2") == 0
+    assert outputs(capsys)[0] == "g1 rank 0: of g2\n"
+    with pytest.raises(WrongInput, match="without the coordinator, '1' must be a gang id") as unnamed:
+        await muster(world, "logs", "--run-dir", str(tmp_path), "1")
+    assert sorted(unnamed.value.hint.removeprefix(f"{tmp_path} has logs of ").split(", ")) == ["g1", "g2"]
+    with pytest.raises(WrongInput, match="--node needs the coordinator"):
+        await muster(world, "logs", "--run-dir", str(tmp_path), "--node", "n1", "g2")
+
+
+async def test_logs_of_one_node_are_those_of_its_ranks(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.start_agents(NODES, run_dir=str(tmp_path))
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    assert world.coordinator
+    (gang,) = world.coordinator.engine.core.state.gangs
+    for rank in (0, 1):
+        log = rank_log_files.log_path(str(tmp_path), gang, 1, rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"of {rank}\n")
+    assert await muster(world, "logs", "--node", "n2", "1") == 0
+    assert outputs(capsys)[0] == "of 1\n"
+    with pytest.raises(WrongInput, match="n3 carries no rank of the job") as refused:
+        await muster(world, "logs", "--node", "n3", "1")
+    assert refused.value.hint == "its ranks are on n1 n2"
 
 
 async def test_following_a_job_says_what_it_waits_for_and_why_it_ends_without_logs(

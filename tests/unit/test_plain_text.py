@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from muster.daemon.host.plain_text import PlainFormatter, cut, plain, plain_but_coloured
 from muster.launcher.commands.events import event_lines
+from muster.launcher.output.job_list import gang_list
+from muster.launcher.output.job_screen import one_screen
 from muster.launcher.output.json_text import to_json
 from muster.launcher.output.node_tables import node_lines
-from muster.launcher.output.rank_logs import RankLogReader
+from muster.launcher.output.rank_logs import RankLogReader, Wanted
 from muster.launcher.output.screen import Screen
-from muster.launcher.output.tables import gang_details, gang_list, recovery_table
+from muster.launcher.output.tables import gang_details, recovery_table
 from muster.v1.api_pb2 import EventRecord, GangView, NodeView
 
 HOSTILE = st.text(
@@ -57,6 +59,7 @@ def test_no_table_passes_a_control_character_on(text: str, final: bool, width: i
     view.nodes.add().CopyFrom(view.nodes[0])
     screen = Screen(width)
     tables = [*gang_details(view, screen), *gang_list([view], screen), *recovery_table(view.recoveries, screen)]
+    tables += one_screen(view, screen, 1.0)
     lines = [*tables, *node_lines(view.nodes, screen), *event_lines(record, screen), to_json(view)]
     for line in lines:
         assert CONTROL.search(line if width else line.replace("\t", " ")) is None
@@ -105,7 +108,7 @@ def test_a_traceback_keeps_its_lines_and_forges_none() -> None:
 def _lines(folder: Path, log: bytes) -> Iterator[str]:
     (folder / "g1").mkdir()
     (folder / "g1" / "rank0.log").write_bytes(log)
-    return RankLogReader(folder, None, 0).lines(to_end=True)
+    return RankLogReader(folder, Wanted()).lines(to_end=True)
 
 
 def test_the_log_of_a_rank_keeps_its_colours_and_nothing_else(tmp_path: Path) -> None:
