@@ -33,6 +33,7 @@ from muster.checkpoint.store.memory.memory_need import check_room_for_flush
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.rank_reports import RankReports
 from muster.checkpoint.store.rank_restores import RankRestores
+from muster.checkpoint.store.rank_samples import RankSamples
 from muster.checkpoint.store.rank_slots import RankSlots
 from muster.checkpoint.store.rank_snapshots import RankSnapshots
 from muster.checkpoint.store.rank_sockets import RankSockets
@@ -84,8 +85,9 @@ class CheckpointService:
         self._run_in_thread = run_in_thread = WorkerThreads(max(4, len(os.sched_getaffinity(0)) // 2))
         self._tasks = tasks = GenerationTasks(node)
         self._shard_store = store = ShardStore(on_change)
-        self._sockets = sockets = RankSockets(self._on_rank_message)
+        self._sockets = sockets = RankSockets(self._on_rank_message, self._on_rank_page)
         self.rank_reports = RankReports(on_change, lambda rank: sockets.generation(rank) is not None)
+        self.rank_samples = RankSamples(self.rank_reports.note_not_finite)
         self._commit = commit = CommitProtocol(
             gang_id,
             node,
@@ -149,7 +151,7 @@ class CheckpointService:
         Applying the same order again changes nothing.
         """
         if self._commit.apply_order(order):
-            for part in (self._snapshots, self._advice, self.rank_reports, self._slots):
+            for part in (self._snapshots, self._advice, self.rank_reports, self.rank_samples, self._slots):
                 part.begin_generation()
             self._kept.begin_generation(self._commit.places)
             local_ranks = self._commit.local_ranks
@@ -216,6 +218,11 @@ class CheckpointService:
         return self._advice.costs()
 
     @property
+    def generation(self) -> int:
+        """The newest generation that ranks of this node were ordered to run."""
+        return self._commit.order.generation
+
+    @property
     def no_slots(self) -> str:
         """Why a rank of the running generation has no slots; empty: each that asked has them, or none gets any."""
         return self._slots.refused
@@ -277,6 +284,7 @@ class CheckpointService:
         self._recall.cancel()
         self.rank_reports.close()
         self._sockets.close_up_to(NEVER_FENCED)
+        self.rank_samples.close()
         await self._tasks.close()
         self._shard_reads.close()
         self._transport.close()
@@ -325,6 +333,8 @@ class CheckpointService:
         match message.WhichOneof("body"):
             case "progress":
                 self._snapshots.note_progress(rank, generation, message.progress)
+                if runs:
+                    self.rank_samples.note_progress(rank, message.progress)
             case "filled":
                 self._snapshots.note_filled(rank, generation, message.filled)
             case "join":
@@ -339,6 +349,12 @@ class CheckpointService:
             case "load" if runs:
                 self._folder_loads.note(rank, message.load)
                 self._on_change()
+
+    def _on_rank_page(self, rank: int, generation: int, page: int) -> None:
+        if generation == self._commit.order.generation:
+            self.rank_samples.add_page(rank, page)
+        else:
+            os.close(page)
 
     def _on_decision(self) -> None:
         for rank in self._commit.local_ranks:

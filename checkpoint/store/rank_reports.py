@@ -55,12 +55,16 @@ class RankReports:
             case "stopped":
                 self._stopped[rank] = message.stopped.step
                 self._on_change()
-            case "not_finite" if rank not in self._not_finite:
-                words = message.not_finite.words[:NOT_FINITE_LETTERS]
-                self._not_finite[rank] = NotFinite(step=message.not_finite.step, words=words)
-                self._on_change()
+            case "not_finite":
+                self.note_not_finite(rank, message.not_finite.step, message.not_finite.words)
             case "alive":
                 self._note_sign_of_life(rank, message.alive)
+
+    def note_not_finite(self, rank: int, step: int, words: str) -> None:
+        """A rank has said a loss or a gradient norm that is NaN or infinite. The first one of a generation counts."""
+        if rank not in self._not_finite:
+            self._not_finite[rank] = NotFinite(step=step, words=words[:NOT_FINITE_LETTERS])
+            self._on_change()
 
     def add_to(self, status: RankStatus) -> None:
         """Add all that the rank has said to its status."""

@@ -6,8 +6,9 @@ The sockets drop a rank that can't be reached any more. The rank supervisor repo
 import array
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from google.protobuf.message import DecodeError
@@ -25,10 +26,17 @@ class RankSockets:
 
     Args:
         on_message: called with rank, generation and each message, on the event loop.
+        on_page: called with rank, generation and the descriptor of a page that the rank has sent. It owns the
+            descriptor.
     """
 
-    def __init__(self, on_message: Callable[[int, int, RankMessage], None]) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[int, int, RankMessage], None],
+        on_page: Callable[[int, int, int], None] = lambda rank, generation, page: os.close(page),
+    ) -> None:
         self._on_message = on_message
+        self._on_page = on_page
         self._sockets: dict[int, tuple[int, socket.socket]] = {}
         self._stop: AgentRankMessage | None = None
         self._last_stopped = inf
@@ -112,7 +120,7 @@ class RankSockets:
     def _on_readable(self, rank: int, generation: int, sock: socket.socket) -> None:
         while self._sockets.get(rank) == (generation, sock):
             try:
-                data = sock.recv(PACKET_BYTES)
+                data, descriptors = _receive(sock)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -121,7 +129,7 @@ class RankSockets:
                 continue
             except OSError as error:
                 log.info("rank %d: %s", rank, error)
-                data = b""
+                data, descriptors = b"", array.array("i")
             if not data:
                 self._close(rank)
                 return
@@ -130,5 +138,29 @@ class RankSockets:
             except DecodeError:
                 log.error("rank %d sent a packet that is no message: its socket is closed", rank)
                 self._close(rank)
+                message = None
+            self._take_descriptors(rank, generation, message, descriptors)
+            if message is None:
                 return
             self._on_message(rank, generation, message)
+
+    def _take_descriptors(
+        self, rank: int, generation: int, message: RankMessage | None, descriptors: Iterable[int]
+    ) -> None:
+        """Pass a page on. What else a rank sends is closed."""
+        for descriptor in descriptors:
+            if message is not None and message.HasField("page"):
+                self._on_page(rank, generation, descriptor)
+            else:
+                os.close(descriptor)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, "array.array[int]"]:
+    """A packet, and the descriptor that came with it, if one did."""
+    descriptors = array.array("i")
+    space = socket.CMSG_LEN(descriptors.itemsize)
+    data, ancillary, _, _ = sock.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    return data, descriptors

@@ -25,6 +25,7 @@ from muster.checkpoint.format.errors import CheckpointError, RestoreError
 from muster.checkpoint.format.touched_memory import map_touched
 from muster.checkpoint.training.durable_loading.load_progress import Loaded
 from muster.checkpoint.training.rank_signals import flight_recorder
+from muster.checkpoint.training.rank_signals.reported_numbers import send_page
 from muster.checkpoint.training.rank_signals.signs_of_life import SignsOfLife
 from muster.v1.rank_pb2 import (
     AgentRankMessage,
@@ -254,6 +255,10 @@ class AgentConnection:
     def report_not_finite(self, step: int, words: str) -> None:
         """Report that the script gave a value that is no finite number."""
         self._send(RankMessage(not_finite=RankNotFinite(step=step, words=words)))
+
+    def send_page(self, page: int) -> bool:
+        """Give the agent the page in which this rank says how its training goes. `page`: its descriptor."""
+        return send_page(self._socket, page)
 
     def declare_phase(self, phase: str) -> None:
         """Declare a phase in which this rank finishes no step; empty: the phase is over."""

@@ -31,6 +31,9 @@ from muster.checkpoint.training.durable_loading.newest_intact import find_togeth
 from muster.checkpoint.training.finite_values import not_finite
 from muster.checkpoint.training.planning.publication import Publication
 from muster.checkpoint.training.planning.shard_plan import leaf_directory
+from muster.checkpoint.training.rank_signals import reported_numbers
+from muster.checkpoint.training.rank_signals.flop_count import FlopCount
+from muster.checkpoint.training.rank_signals.reported_numbers import ReportedNumbers
 from muster.checkpoint.training.rank_signals.step_timer import HostClock, StepTimer
 from muster.checkpoint.training.states.training_state import TrainingState
 from muster.checkpoint.training.step_keeper import StepKeeper
@@ -59,6 +62,9 @@ class Checkpoint:
         overlap: parameters and the states of optimizers are copied beside the next forward and backward pass, and no
             later than the optimizer's next step, which waits for it. For scripts in which nothing else changes them.
             The last step and a planned stop are copied at once.
+        total_steps: the last step of the training. Muster then says when it will be done.
+        count_flops: have PyTorch count the floating-point operations of one step, once, from which Muster computes MFU
+            where job.toml has no [model]. Also by MUSTER_COUNT_FLOPS=1.
         link: the connection to the agent. Default: the connection that the environment names, if any.
         host_time: the present moment in seconds, by which the steps of models on CPUs are measured.
         states: objects with state_dict() and load_state_dict(), by name. The random generators are kept without a name.
@@ -75,6 +81,8 @@ class Checkpoint:
         differs_in: Mapping[str, Any] | None = None,
         wait_share: float = 0.05,
         overlap: bool = False,
+        total_steps: int = 0,
+        count_flops: bool = False,
         link: AgentConnection | None = None,
         host_time: Callable[[], float] = time.monotonic,
         **states: Any,
@@ -86,6 +94,11 @@ class Checkpoint:
         self._due = DueSteps(None if every == AUTO else int(every), partial(ranks_with_store, "interval"))
         self._states = TrainingState(states, per_rank, differs_in)
         self._connection = link or AgentConnection.from_environment()
+        self._numbers = ReportedNumbers(link.send_page) if link is not None else reported_numbers.of_process()
+        if self._numbers is not None:
+            self._numbers.set_total(total_steps)
+        counts = self._numbers is not None and (count_flops or os.environ.get("MUSTER_COUNT_FLOPS") == "1")
+        self._flop_count = FlopCount() if counts else None
         self._keeper: StepKeeper | None = None
         if self._connection is not None:
             self._connection.first_due = self._due.first_due
@@ -176,14 +189,27 @@ class Checkpoint:
                 "unbroken run, and the results may differ in their last bits; give restore() a warmup"
             )
 
-    def step(self, n: int, *, final: bool = False, loss: Any = None, gradient_norm: Any = None) -> bool:
+    def step(
+        self,
+        n: int,
+        *,
+        final: bool = False,
+        loss: Any = None,
+        gradient_norm: Any = None,
+        tokens: Any = None,
+        lr: Any = None,
+        **numbers: Any,
+    ) -> bool:
         """Report that `n` optimizer steps are finished, and take a snapshot if one is due.
 
         Args:
             n: finished steps, counted from the start of the training.
             final: this is the last step. Its snapshot waits for a slot, and no hang is looked for afterwards.
-            loss, gradient_norm: of this step, as numbers or tensors. Muster reports the first that is NaN or infinite.
-                They are read only after a snapshot, because a GPU is waited for then anyway.
+            loss, gradient_norm: of this step, as numbers or tensors. Muster shows them, and reports the first that is
+                NaN or infinite. A GPU is waited for only after a snapshot, as it is anyway; otherwise they are shown
+                some steps late.
+            tokens: how many tokens this rank has read in this step. lr: the learning rate.
+            numbers: others of the script's own, which Muster shows by their names, at most 32 in all.
 
         Returns:
             True: go on. False: a planned stop; the state is kept, exit with status 0.
@@ -217,10 +243,15 @@ class Checkpoint:
         stop = self._is_stop_due(n)
         # Before the copy: the gang runs from its first step on, and planning takes time.
         self._report_finished(n)
+        if self._numbers is not None:
+            said = {"loss": loss, "gradient_norm": gradient_norm, "tokens": tokens, "lr": lr, **numbers}
+            self._numbers.note(n, {name: value for name, value in said.items() if value is not None})
         if (final or stop or due) and self._keeper.take(n, last=final or stop):
             self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         if self._timer is not None:
             self._timer.begin_step()
+        if self._flop_count is not None:
+            self._count_flops(self._flop_count)
         if final:
             self._enter_phase(AFTER_LAST_STEP)
         if stop:
@@ -261,6 +292,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the connection to the agent. The agent keeps the state that it has."""
+        if self._flop_count is not None:
+            self._flop_count.close()
         if self._timer is not None:
             self._timer.close()
         if self._keeper is not None:
@@ -291,6 +324,15 @@ class Checkpoint:
         """Report a finished step, and the steps that were measured meanwhile."""
         assert self._connection is not None
         self._connection.report_progress(n, step_times=self._timer.measured() if self._timer is not None else ())
+
+    def _count_flops(self, count: FlopCount) -> None:
+        """Count those of the step that begins, or report those of the step that has ended."""
+        assert self._numbers is not None
+        if not count.step_finished():
+            self._numbers.set_flops(count.flops)
+            self._flop_count = None
+        elif self._timer is not None:
+            self._timer.void_step()  # it is slow
 
     def _is_stop_due(self, n: int) -> bool:
         assert self._connection is not None

@@ -34,6 +34,7 @@ from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
+from muster.daemon.agent.training.training_record import TrainingRecord
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.site_config import split_address
@@ -107,6 +108,15 @@ class Agent:
             # count that with the collectives.
             ordered_collectives=_is_pure_data_parallel(spec),
         )
+        self._training = TrainingRecord(
+            job.run_dir,
+            job.gang,
+            identity.node,
+            spec.nodes * spec.ranks_per_node,
+            self._checkpoints.rank_samples,
+            lambda: self._checkpoints.generation,
+            stream.schedule_status,
+        )
         # The other agents.
         self._versions = VersionCheck(identity.node, self._ranks.run_none)
         self._link_meter = LinkMeter(identity.gang, identity.node, split_address(settings.listen)[0], settings.ports)
@@ -148,6 +158,7 @@ class Agent:
         self._lifetime.start(self._peer_monitor.run(), vital=True)
         self._lifetime.start(self._node_check.run())
         self._lifetime.start(self._idleness.run())
+        self._lifetime.start(self._training.run())
         keep_memory = False
         try:
             ending = await self._lifetime.ended
@@ -165,6 +176,7 @@ class Agent:
         await self._supervisor.stop()
         last = self._handover.deposit() if keep_memory else self._handover.withdraw()
         await _within(_HANDOVER_TIMEOUT_S, last)
+        await _within(_CLOSE_TIMEOUT_S, self._training.close())
         # The end of the process closes these as well, so none of them may delay the exit.
         for closing in (self._checkpoints.close(), self._channels.close(), server.stop(grace=None)):
             await _within(_CLOSE_TIMEOUT_S, closing)
@@ -185,6 +197,7 @@ class Agent:
             peer_service=self._peer_service,
             pool=self._pool,
             node_check=self._node_check,
+            training=self._training,
         )
         return StreamHandlers(
             hello=partial(self._hello, port),

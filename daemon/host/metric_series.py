@@ -215,11 +215,16 @@ def write_node(run_dir: str, gang: str, series: NodeSeries) -> None:
     Raises:
         OSError: it can't be written, or another user has taken a name on its way.
     """
-    name, part = f"{series.node}{_SUFFIX}", f".{series.node}.part"
+    write_text(run_dir, gang, series.node, as_text(series))
+
+
+def write_text(run_dir: str, gang: str, node: str, text: str) -> None:
+    """The same with the text of the series, which then may change meanwhile."""
+    part = f".{node}.part"
     with hold_log_folder(run_dir, gang, _FOLDER) as folder:
         with open(folder.create(part), "w", encoding="utf-8") as file:
-            file.write(as_text(series))
-        folder.rename(part, name)
+            file.write(text)
+        folder.rename(part, f"{node}{_SUFFIX}")
 
 
 def read_node(run_dir: str, gang: str, node: str) -> NodeSeries:

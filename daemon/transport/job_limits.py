@@ -49,6 +49,9 @@ MAX_GROUP_NODES = 32
 MAX_SHARDS_PER_NODE = 4 * MAX_COPIES * MAX_RANKS_PER_NODE
 """Shards in one status: two slots and two of each replica for each rank, and as many again while replicas are
 rebuilt."""
+MAX_NUMBERS = 32
+"""Numbers that ranks of one node report of a step."""
+MAX_NUMBER_NAME_CHARS = 64
 MAX_POOL_ANSWERS = 10_000
 """Slurm's answers to one agent's pool requests."""
 MAX_TRANSFERS = 64

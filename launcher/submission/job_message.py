@@ -25,7 +25,18 @@ def job_message(job: Job, options: Sequence[SbatchOption]) -> JobSpec:
     message.traffic.extend(group_traffic(job))
     message.estimate_tables = write_tables(job)
     message.spreading.CopyFrom(spreading(job))
+    _add_arithmetic(message, job)
     return message
+
+
+def _add_arithmetic(message: JobSpec, job: Job) -> None:
+    """What a step computes, and what the GPUs could."""
+    if not (job.model.model_fields_set or job.slurm.gres):
+        return
+    from muster.launcher.plan.arithmetic import arithmetic_of  # most jobs don't say
+
+    found = arithmetic_of(job)
+    message.flops_per_step, message.tokens_per_step, message.peak_flops = found.flops, found.tokens, found.peak
 
 
 def add_choice(message: JobSpec, job: Job, choice: IfNotAvailable) -> None:

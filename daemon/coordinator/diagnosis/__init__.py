@@ -4,5 +4,5 @@ Nothing here decides, and nothing is journaled. A store that can't be written co
 Only `daemon/coordinator` imports this room.
 
 May import: `daemon.coordinator.core.state`, `daemon.coordinator.journal`, `daemon.coordinator.services`,
-`daemon.coordinator.shell`, `daemon.host`.
+`daemon.coordinator.shell`, `daemon.coordinator.view_parts`, `daemon.host`.
 """

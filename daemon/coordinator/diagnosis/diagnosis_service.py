@@ -11,7 +11,6 @@ from muster.compatibility import Side
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.diagnosis.measured_steps import RankStep, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.services import views
@@ -21,6 +20,7 @@ from muster.daemon.coordinator.services.job_specs import shown
 from muster.daemon.coordinator.services.rpc_errors import aborted, invalid_argument
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.link_rates import KnownRate, NotMeasured
+from muster.daemon.coordinator.view_parts.measured_steps import RankStep, measured_steps
 from muster.daemon.host import clock
 from muster.v1 import api_pb2, diagnosis_pb2_grpc
 from muster.v1 import diagnosis_pb2 as pb

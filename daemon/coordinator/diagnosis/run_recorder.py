@@ -14,11 +14,11 @@ from pathlib import Path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.diagnosis.measured_steps import FEWEST_STEPS, measured_steps
 from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration, PastGenerations, PastGenerationsError
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services.job_specs import registered_spec, settings_digest
 from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.view_parts.measured_steps import FEWEST_STEPS, measured_steps
 from muster.daemon.host.lasting_problem import LastingProblem
 
 INTERVAL_S = 600.0

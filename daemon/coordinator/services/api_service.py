@@ -157,7 +157,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not gang.slurm.run_is_over(request.slurm_job_id, request.slurm_restart_count):
             unlaunched = tuple(sorted(set(gang.slurm.job_nodes).intersection(request.unlaunched_nodes)))
             self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count, unlaunched))
-        view = self._view(gang)
+        view = self._view(gang, for_people=False)
         view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
         return view
 
@@ -390,9 +390,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._engine.running:
             raise unavailable("the coordinator is stopping: nothing was done")
 
-    def _view(self, gang: Gang, *, brief: bool = False) -> pb.GangView:
+    def _view(self, gang: Gang, *, brief: bool = False, for_people: bool = True) -> pb.GangView:
         core, now = self._engine.core, self._engine.clock.now()
-        return views.gang_view(core.state, core.observed, gang, now, self._engine.limits, brief=brief)
+        return views.gang_view(
+            core.state, core.observed, gang, now, self._engine.limits, brief=brief, for_people=for_people
+        )
 
     async def registered_spec(self, gang: Gang) -> JobSpec | None:
         """The spec of a gang; None: there is none that this version can read. Raises RpcAbort: the journal can't be

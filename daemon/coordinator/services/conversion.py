@@ -91,6 +91,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         ),
         restore=_restore(message.restore, members) if message.HasField("restore") else None,
         flush_progress=_flush_progress(message.flush_progress) if message.HasField("flush_progress") else None,
+        training=_training(message.training.SerializeToString()) if message.HasField("training") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
@@ -277,6 +278,30 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
 def _flush_progress(message: agent_pb2.FlushProgress) -> events.FlushProgress:
     version = _version(message.version) if message.HasField("version") else None
     return events.FlushProgress(message.serial, message.written, message.total, version, message.holds_slots)
+
+
+@lru_cache(maxsize=16384)
+def _training(message: bytes) -> events.NodeTraining:
+    """How the training goes on a node. It changes each second at most, and comes with each status, several a second."""
+    found = agent_pb2.NodeTraining.FromString(message)
+    numbers = [_number(number) for number in found.numbers[: job_limits.MAX_NUMBERS]]
+    return events.NodeTraining(
+        found.generation,
+        tuple(number for number in numbers if number is not None),
+        min(found.last_step, job_limits.MAX_STEPS),
+        _rate(found.step_s),
+        _rate(found.flops),
+        min(found.step, job_limits.MAX_STEPS),
+    )
+
+
+def _number(message: agent_pb2.NodeNumber) -> events.NodeNumber | None:
+    """None: a value is not finite, or no rank has reported it."""
+    values = message.least, message.median, message.greatest
+    if not all(map(math.isfinite, values)) or not 0 < message.ranks <= job_limits.MAX_RANKS_PER_NODE:
+        return None
+    name = cut(message.name, job_limits.MAX_NUMBER_NAME_CHARS)
+    return events.NodeNumber(name, message.step, message.ranks, *values, message.least_rank, message.greatest_rank)
 
 
 def _snapshot_cost(message: agent_pb2.SnapshotCost) -> events.SnapshotCost:

@@ -31,6 +31,7 @@ from muster.daemon.coordinator.core.turn.turn import progress_of
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
 from muster.daemon.coordinator.view_parts.outlook import add_outlook
+from muster.daemon.coordinator.view_parts.training import add_training
 from muster.daemon.transport import job_limits
 from muster.fabric.groups.axes import Axes
 from muster.fabric.groups.rank_place import axes_of_world, coordinates
@@ -53,9 +54,11 @@ def gang_view(
     limits: Limits = _NO_LEMONS,
     *,
     brief: bool = False,
+    for_people: bool = True,
 ) -> api_pb2.GangView:
     """The view of one gang. Of a gang that is over, only the durable state counts: no agent tells it again.
-    `limits`: those of the site's policy. `brief`: as in ListRequest.
+    `limits`: those of the site's policy. `brief`: as in ListRequest. `for_people`: with how it trains, which
+    no program acts on.
     """
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     jobs, seated = jobs_of(gang), {seat.node for seat in gang.roster.seats}
@@ -91,6 +94,8 @@ def gang_view(
     if committed := progress.committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     add_outlook(view, gang, seen, now, limits)
+    if for_people:
+        add_training(view, gang, seen, brief=brief)
     return view
 
 

@@ -2,5 +2,6 @@
 
 `services` puts them into its views.
 
-May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`.
+May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`,
+`daemon.host`.
 """

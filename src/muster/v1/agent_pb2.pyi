@@ -780,6 +780,92 @@ class RestoreProgress(_message.Message):
 Global___RestoreProgress: _TypeAlias = RestoreProgress  # noqa: Y015
 
 @_typing.final
+class NodeNumber(_message.Message):
+    """A number that ranks of one node report of a step ("loss"). Values that are NaN or infinite are left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    GREATEST_FIELD_NUMBER: _builtins.int
+    LEAST_RANK_FIELD_NUMBER: _builtins.int
+    GREATEST_RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    step: _builtins.int
+    """The newest step of which a rank has reported it. The values are of this step, as far as ranks have reported it since."""
+    ranks: _builtins.int
+    least: _builtins.float
+    median: _builtins.float
+    greatest: _builtins.float
+    least_rank: _builtins.int
+    greatest_rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        step: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        least: _builtins.float = ...,
+        median: _builtins.float = ...,
+        greatest: _builtins.float = ...,
+        least_rank: _builtins.int = ...,
+        greatest_rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["greatest", b"greatest", "greatest_rank", b"greatest_rank", "least", b"least", "least_rank", b"least_rank", "median", b"median", "name", b"name", "ranks", b"ranks", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeNumber: _TypeAlias = NodeNumber  # noqa: Y015
+
+@_typing.final
+class NodeTraining(_message.Message):
+    """How the training goes on one node, as its ranks say. It changes every two seconds at most."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    FLOPS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    last_step: _builtins.int
+    """The last step of the training; 0: no rank says it."""
+    step_s: _builtins.float
+    """Seconds of a step, between two steps that the script has said (the median of the ranks); 0: not known."""
+    flops: _builtins.float
+    """Floating-point operations of one step of all ranks of the node, as PyTorch counts them; 0: nobody has counted."""
+    step: _builtins.int
+    """The newest finished step that a rank has said."""
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeNumber]:
+        """At most 32, with names of at most 64 characters."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        numbers: _abc.Iterable[Global___NodeNumber] | None = ...,
+        last_step: _builtins.int = ...,
+        step_s: _builtins.float = ...,
+        flops: _builtins.float = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "generation", b"generation", "last_step", b"last_step", "numbers", b"numbers", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeTraining: _TypeAlias = NodeTraining  # noqa: Y015
+
+@_typing.final
 class AgentStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -850,6 +936,7 @@ class AgentStatus(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     FLUSH_PROGRESS_FIELD_NUMBER: _builtins.int
     PARITIES_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -934,6 +1021,10 @@ class AgentStatus(_message.Message):
 
     @_builtins.property
     def parities(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityStatus]: ...
+    @_builtins.property
+    def training(self) -> Global___NodeTraining:
+        """Absent: no rank of this node has said anything of its training."""
+
     def __init__(
         self,
         *,
@@ -964,10 +1055,11 @@ class AgentStatus(_message.Message):
         restore: Global___RestoreProgress | None = ...,
         flush_progress: Global___FlushProgress | None = ...,
         parities: _abc.Iterable[Global___ParityStatus] | None = ...,
+        training: Global___NodeTraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "training", b"training", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -732,7 +732,10 @@ class MetricView(_message.Message):
     step: _builtins.int
     """The step that the values are of."""
     ranks: _builtins.int
-    """How many ranks have reported it, the least, the median and the greatest of their values, and whose these are."""
+    """How many ranks have reported it, the least, the median and the greatest of their values, and whose these are. Each node
+    reports the median of its ranks, and `median` is the weighted median of these: half of the ranks are on nodes whose
+    medians are not larger. With one rank a node it is exact.
+    """
     least: _builtins.float
     median: _builtins.float
     greatest: _builtins.float
@@ -974,7 +977,7 @@ class GangView(_message.Message):
 
     @_builtins.property
     def training(self) -> Global___TrainingView:
-        """Absent: no rank of the running generation has finished a step."""
+        """Absent: no rank of the running generation has finished a step, and none says anything of its training."""
 
     @_builtins.property
     def goodput(self) -> Global___GoodputView:

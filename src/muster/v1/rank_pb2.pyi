@@ -380,6 +380,23 @@ class RankLoad(_message.Message):
 Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015
 
 @_typing.final
+class RankPage(_message.Message):
+    """The page in which the rank says how its training goes (checkpoint/format/number_page.py). Its memfd travels with this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankPage: _TypeAlias = RankPage  # noqa: Y015
+
+@_typing.final
 class RankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -393,6 +410,7 @@ class RankMessage(_message.Message):
     ALIVE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___RankJoin: ...
     @_builtins.property
@@ -413,6 +431,8 @@ class RankMessage(_message.Message):
     def read(self) -> Global___RankRead: ...
     @_builtins.property
     def load(self) -> Global___RankLoad: ...
+    @_builtins.property
+    def page(self) -> Global___RankPage: ...
     def __init__(
         self,
         *,
@@ -426,12 +446,13 @@ class RankMessage(_message.Message):
         alive: Global___RankAlive | None = ...,
         read: Global___RankRead | None = ...,
         load: Global___RankLoad | None = ...,
+        page: Global___RankPage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "load", b"load", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "load", b"load", "not_finite", b"not_finite", "page", b"page", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "load", b"load", "not_finite", b"not_finite", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "load", b"load", "not_finite", b"not_finite", "page", b"page", "progress", b"progress", "read", b"read", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive", "read", "load"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped", "not_finite", "alive", "read", "load", "page"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -326,6 +326,32 @@ class FlushProgress:
     holds_slots: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NodeNumber:
+    """A number that ranks of one node report of a step (NodeNumber in agent.proto). All values are finite."""
+
+    name: str
+    step: int
+    ranks: int
+    least: float
+    median: float
+    greatest: float
+    least_rank: int
+    greatest_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTraining:
+    """How the training goes on one node (NodeTraining in agent.proto). 0: not known."""
+
+    generation: int
+    numbers: tuple[NodeNumber, ...] = ()
+    last_step: int = 0
+    step_s: float = 0.0
+    flops: float = 0.0
+    step: int = 0
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
@@ -370,6 +396,8 @@ class AgentStatus:
     """Of the newest generation that ranks of the node were ordered to run from memory."""
     flush_progress: FlushProgress | None = None
     """Of the newest flush; None: it has not begun on this node."""
+    training: NodeTraining | None = None
+    """For people: the journal does not keep it, and nothing is decided by it but what `training_watch` says."""
 
     def ranks_of(self, generation: int) -> list[RankState]:
         """The ranks that belong to `generation`."""
@@ -700,12 +728,14 @@ MAX_CAUSE_BYTES = 4096
 
 def stored_text(event: Event) -> str:
     """Stored name and JSON of an event, cut to MAX_CAUSE_BYTES. The journal stores this text as the cause of a
-    decision; no code reads it. It has no `spec_json`, because the fact GangRegistered has it, and no topologies: they
-    have all nodes of the site."""
+    decision; no code reads it. It has no `spec_json`, because the fact GangRegistered has it, no topologies, because
+    they have all nodes of the site, and no numbers of a training, which decide nothing."""
     if isinstance(event, GangSubmitted):
         event = replace(event, spec_json="")
     elif isinstance(event, FabricSeen):
         event = replace(event, topologies=())
+    elif isinstance(event, AgentReported | AgentAttached):
+        event = replace(event, status=replace(event.status, training=None))
     kind = type(event)
     text = f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"
     stored = text.encode()

@@ -61,6 +61,9 @@ class _ShownSpec:
     can have 1 MiB, and every snapshot of the journal holds the durable state."""
 
     run_dir: str = ""
+    flops_per_step: float = 0.0
+    tokens_per_step: float = 0.0
+    peak_flops: float = 0.0
 
 
 _SHOWN_SPEC = TypeAdapter(_ShownSpec)
@@ -187,7 +190,7 @@ def _why_excluded(state: DurableState, gang: Gang, node: str, requeue: facts.Slu
 
 
 def _registered(fact: facts.GangRegistered, at: float) -> Gang:
-    shown = _SHOWN_SPEC.dump_json(_SHOWN_SPEC.validate_json(fact.spec_json or "{}")).decode()
+    shown = _SHOWN_SPEC.dump_json(_SHOWN_SPEC.validate_json(fact.spec_json or "{}"), exclude_defaults=True).decode()
     account = Account(fact.owner_uid, fact.name, shown, at, spec_chars=len(fact.spec_json))
     gang = Gang(fact.gang, fact.spec, account, SlurmJob(fact.job), phase_at=at)
     if path := fact.spec.resume_from:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -60,5 +60,11 @@ def _ranks(gang: Gang, seen: ObservedGang) -> Iterator[RankStep]:
         for rank in seen.status(seat.node).ranks:
             times = rank.block_times
             if rank.generation == gang.newest.generation and times is not None and times.compute_us:
-                fetch_s = median(times.fetch_us) / 1e6 if times.fetch_us else None
-                yield RankStep(rank.rank, median(times.compute_us) / 1e6, median(times.wait_us) / 1e6, fetch_s)
+                fetch_s = _median_s(times.fetch_us) if times.fetch_us else None
+                yield RankStep(rank.rank, _median_s(times.compute_us), _median_s(times.wait_us), fetch_s)
+
+
+def _median_s(times_us: Sequence[int]) -> float:
+    """Quicker than that of Python's library: a job has thousands of ranks, and several readers."""
+    ordered, middle = sorted(times_us), len(times_us) // 2
+    return (ordered[middle] + ordered[-middle - 1]) / 2e6

@@ -1,0 +1,103 @@
+"""A page of shared memory in which a rank says how its training goes, and which its agent reads when it likes.
+
+The rank makes the page as a memfd and sends it to the agent once. To write costs no call of the kernel, and nobody
+waits for anybody. The agent reads copies of the bytes, so a rank that makes the page smaller harms nobody.
+
+The page has a number that is odd while the rank writes (a sequence lock), the length of the text and its checksum,
+then the text: JSON of at most 4 kB. The checksum finds what a processor has written in another order.
+
+    {"step": 1200, "at_s": 93.5, "last_step": 5000, "flops": 0.0, "numbers": {"loss": [1200, 2.31]}}
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PAGE_BYTES = 1 << 13
+_HEADER = struct.Struct("=QII")
+_ODD = struct.Struct("=Q")
+MOST_NUMBERS = 32
+NAME_LETTERS = 64
+"""The longest name of a number. Longer ones are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankNumbers:
+    """What a rank has said. `at_s`: when its step `step` was finished, by the monotonic clock of the node. `last_step`:
+    of the whole training; `flops`: floating-point operations of this rank in one step; 0: not known. `numbers`: by
+    name, each with the step that it is of."""
+
+    step: int = 0
+    at_s: float = 0.0
+    last_step: int = 0
+    flops: float = 0.0
+    numbers: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+class NumberPage:
+    """The rank's end. `descriptor`: of the page, until `close_descriptor`."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("muster-numbers", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, PAGE_BYTES)
+        self._memory = mmap.mmap(self.descriptor, PAGE_BYTES)
+        self._sequence = 0
+
+    def close_descriptor(self) -> None:
+        """The agent has the page. The memory stays."""
+        os.close(self.descriptor)
+
+    def write(self, said: RankNumbers) -> None:
+        """Replace what the page says. Numbers that no longer fit are left out, the last ones first."""
+        numbers = [(name[:NAME_LETTERS], value) for name, value in list(said.numbers.items())[:MOST_NUMBERS]]
+        head = {"step": said.step, "at_s": said.at_s, "last_step": said.last_step, "flops": said.flops}
+        while True:
+            text = json.dumps({**head, "numbers": dict(numbers)}, separators=(",", ":")).encode()
+            if len(text) <= PAGE_BYTES - _HEADER.size:
+                break
+            numbers.pop()
+        _ODD.pack_into(self._memory, 0, self._sequence + 1)
+        self._memory[_HEADER.size : _HEADER.size + len(text)] = text
+        self._sequence += 2
+        _HEADER.pack_into(self._memory, 0, self._sequence, len(text), zlib.crc32(text))
+
+
+def read(descriptor: int, sequence: int) -> tuple[int, RankNumbers] | None:
+    """What a page says, with its sequence number. None: nothing newer than `sequence`, or the rank writes just now, or
+    has written nonsense.
+    """
+    try:
+        data = os.pread(descriptor, PAGE_BYTES, 0)
+        found, length, checksum = _HEADER.unpack_from(data)
+    except (OSError, struct.error):
+        return None
+    text = data[_HEADER.size : _HEADER.size + length]
+    if found == sequence or found % 2 or zlib.crc32(text) != checksum:
+        return None
+    said = _parsed(text)
+    return (found, said) if said is not None else None
+
+
+def _parsed(text: bytes) -> RankNumbers | None:
+    try:
+        said = json.loads(text)
+        numbers = {
+            str(name)[:NAME_LETTERS]: (_step(step), float(value))
+            for name, (step, value) in list(said["numbers"].items())[:MOST_NUMBERS]
+        }
+        at_s, flops = float(said["at_s"]), float(said["flops"])
+        return RankNumbers(_step(said["step"]), at_s, _step(said["last_step"]), flops, numbers)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _step(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 53:
+        raise ValueError
+    return value

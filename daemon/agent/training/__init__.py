@@ -1,0 +1,6 @@
+"""How the training goes on this node: what its ranks say, put together for the status and for the node's series.
+
+The agent imports it.
+
+May import: `checkpoint.format`, `checkpoint.store`, `daemon.host`.
+"""

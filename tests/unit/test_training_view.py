@@ -1,0 +1,145 @@
+"""How a gang trains, as its view says it: from statuses of agents whose ranks report, and from what job.toml says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.events import AgentReported, AgentStatus, NodeNumber, NodeTraining
+from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services.views import gang_view
+from muster.launcher.plan.arithmetic import Arithmetic, arithmetic_of
+from muster.launcher.spec.spec import Job
+from muster.simulator.scenario import Scenario
+from muster.v1 import agent_pb2
+from muster.v1.api_pb2 import GangView, MetricView
+
+
+def view_of(world: Scenario, *, brief: bool = False, for_people: bool = True) -> GangView:
+    core = world.core
+    return gang_view(core.state, core.observed, world.gang, world.now, brief=brief, for_people=for_people)
+
+
+def trained(nodes: int = 3) -> Scenario:
+    world = Scenario(nodes, 0)
+    world.run_until(lambda: view_of(world).committed.step >= 3)
+    return world
+
+
+def report(world: Scenario, **training: object) -> None:
+    """All agents report this of the running generation, and of loss 1, 2, 3 ... on their nodes."""
+    seen = world.core.observed.gang(world.gang.id)
+    for value, seat in enumerate(world.gang.roster.seats, start=1):
+        loss = NodeNumber("loss", 40, 1, value, value, value, value - 1, value - 1)
+        tokens = NodeNumber("tokens", 40, 1, 500.0, 500.0, 500.0, value - 1, value - 1)
+        said = NodeTraining(world.gang.newest.generation, (loss, tokens))
+        agent = seen.agents[seat.node]
+        agent.status = replace(agent.status, training=replace(said, **training))  # type: ignore[arg-type]
+
+
+def pace(world: Scenario, step_s: float) -> None:
+    world.core.observed.gang(world.gang.id).pace.median_step_s = step_s
+
+
+def test_a_gang_whose_ranks_say_nothing_has_a_pace_and_no_numbers() -> None:
+    world = trained()
+    pace(world, 0.5)
+    training = view_of(world).training
+    assert (training.steps_per_s, training.done_s, training.mfu, len(training.metrics)) == (2.0, 0, 0, 0)
+
+
+def test_numbers_of_all_nodes_are_one_number() -> None:
+    world = trained()
+    report(world)
+    loss, tokens = view_of(world).training.metrics
+    assert loss == MetricView(
+        name="loss", step=40, ranks=3, least=1, median=2, greatest=3, least_rank=0, greatest_rank=2
+    )
+    assert tokens.name == "tokens"
+
+
+def test_the_end_follows_from_the_pace_and_moves_with_no_clock() -> None:
+    world = trained()
+    report(world, last_step=1000)
+    pace(world, 0.5)
+    view = view_of(world)
+    stepped_at = world.core.observed.gang(world.gang.id).last_step_at
+    assert view.training.last_step == 1000
+    assert view.training.done_s == stepped_at + (1000 - view.step) * 0.5
+
+
+def test_a_script_that_only_logs_has_a_step_and_a_pace() -> None:
+    world = trained()
+    world.core.observed.gang(world.gang.id).last_step = (0, 0)
+    pace(world, 0.0)
+    report(world, step=77, step_s=0.25, last_step=100)
+    training = view_of(world).training
+    assert (training.steps_per_s, training.step_s) == (4.0, 0.25)
+    assert training.done_s > 0
+
+
+def test_what_an_older_generation_has_said_is_not_shown() -> None:
+    world = trained()
+    report(world, generation=world.gang.newest.generation + 1)
+    assert list(view_of(world).training.metrics) == []
+
+
+def test_utilization_is_that_of_the_model_else_of_what_was_counted() -> None:
+    world = trained()
+    pace(world, 0.5)
+    report(world, flops=1e12)
+    said = {"run_dir": "/r", "peak_flops": 1e13}
+    world.gang.account.shown_spec = json.dumps(said)
+    assert view_of(world).training.mfu == pytest.approx(3e12 / (0.5 * 3 * 1e13))
+    world.gang.account.shown_spec = json.dumps({**said, "flops_per_step": 6e12})
+    assert view_of(world).training.mfu == pytest.approx(6e12 / (0.5 * 3 * 1e13))
+    assert view_of(world).training.tokens_per_gpu_s == 1000.0
+
+
+def test_tokens_are_those_of_job_toml_where_no_rank_reports_any() -> None:
+    world = trained()
+    pace(world, 0.5)
+    world.gang.account.shown_spec = json.dumps({"tokens_per_step": 3000.0})
+    assert view_of(world).training.tokens_per_gpu_s == 2000.0
+
+
+def test_a_brief_view_has_the_pace_and_a_program_nothing() -> None:
+    world = trained()
+    pace(world, 0.5)
+    report(world, last_step=1000)
+    training = view_of(world, brief=True).training
+    assert (training.steps_per_s, training.last_step, len(training.metrics)) == (2.0, 1000, 0)
+    assert not view_of(world, for_people=False).HasField("training")
+
+
+def test_numbers_of_an_agent_that_are_impossible_are_left_out() -> None:
+    good = agent_pb2.NodeNumber(name="loss", step=1, ranks=1, least=1, median=1, greatest=1)
+    wrong = agent_pb2.NodeNumber(name="loss", step=1, ranks=1, least=1, median=float("nan"), greatest=1)
+    empty = agent_pb2.NodeNumber(name="loss", step=1)
+    many = agent_pb2.NodeTraining(generation=1, numbers=[wrong, empty, *[good] * 100], step_s=float("inf"))
+    found = conversion.status(agent_pb2.AgentStatus(training=many), ()).training
+    assert found is not None
+    assert (len(found.numbers), found.step_s) == (30, 0.0)
+
+
+def test_the_journal_keeps_no_numbers() -> None:
+    training = NodeTraining(1, (NodeNumber("loss", 1, 1, 1.5, 1.5, 1.5, 0, 0),))
+    event = AgentReported("g", "n1", "i", AgentStatus(training=training))
+    assert "loss" not in events.stored_text(event)
+
+
+def job(**tables: object) -> Job:
+    return Job(name="j", nodes=2, command=["python", "t.py"], run_dir="/r", **tables)  # type: ignore[arg-type]
+
+
+def test_a_step_computes_what_job_toml_says_and_nothing_is_guessed() -> None:
+    model = {"parameters": 7e9, "layers": 32, "hidden_size": 4096, "sequence_length": 4096, "global_batch": 256}
+    whole = arithmetic_of(job(model=model, slurm={"gres": "gpu:H100-SXM:8"}))
+    per_token = 6 * 7e9 + 12 * 32 * 4096 * 4096
+    assert whole == Arithmetic(per_token * 4096 * 256, 4096 * 256, 989.4e12)
+    assert arithmetic_of(job(model={"parameters": 7e9})) == Arithmetic()
+    assert arithmetic_of(job(model={"parameters": 7e9, "sequence_length": 8, "global_batch": 2})).tokens == 16
+    assert arithmetic_of(job(slurm={"gres": "gpu:8"})).peak == 0
