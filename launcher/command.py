@@ -42,15 +42,19 @@ def site_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file; default {CONFIG}")
 
 
-def load_site(options: argparse.Namespace) -> Site:
-    """Reads the site's settings.
+def load_site(options: argparse.Namespace, *, calls_coordinator: bool = True) -> Site:
+    """Reads the site's settings. `calls_coordinator`: they must name its address.
 
     Raises:
         SiteFault: a setting is wrong.
     """
     try:
         return Site.load(
-            coordinator=options.coordinator, auth=options.auth, connections=options.connections, config=options.config
+            coordinator=options.coordinator,
+            auth=options.auth,
+            connections=options.connections,
+            config=options.config,
+            calls_coordinator=calls_coordinator,
         )
     except SiteError as error:
         raise SiteFault(str(error)) from None

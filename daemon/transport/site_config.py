@@ -47,6 +47,7 @@ class SiteError(Exception):
 
 
 _MAX_EPILOG_WAIT_S: Final = 600
+_MAX_PRICE: Final = 1_000_000
 
 
 def _text(value: object) -> str:
@@ -117,6 +118,12 @@ def _epilog_wait(value: object) -> float:
     return float(value)
 
 
+def _price(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_PRICE:
+        raise ValueError(f"must be a number from 0 to {_MAX_PRICE:,}: what one GPU costs in an hour")
+    return float(value)
+
+
 def _management_hosts(value: object) -> tuple[str, ...]:
     hosts = _texts(value)
     if len(hosts) > management_hosts.MAX_HOSTS:
@@ -179,6 +186,9 @@ class Site:
     """On a coordinator's host: with "jobs", nodes that no job of a user has are shown to operators only. With "slurm",
     that is so if PrivateData of slurm.conf has jobs or nodes.
     """
+
+    gpu_hour_price: Annotated[float, _price] = 0.0
+    """Where goodput is shown: what one GPU costs in an hour, in the site's currency; 0: nothing is shown in money."""
 
     @classmethod
     def load(

@@ -5,5 +5,6 @@ modules draw them. `show` and `series` read; all else is pure. Only `commands` i
 extra `report`.
 
 May import: `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`, `daemon.coordinator.goodput`,
-`daemon.coordinator.journal`, `daemon.host`, `fabric.model`, `launcher`, `launcher.output`, `slurm.client.parsing`.
+`daemon.coordinator.journal`, `daemon.host`, `daemon.transport`, `fabric.model`, `launcher`, `launcher.output`,
+`slurm.client.parsing`.
 """

@@ -15,6 +15,7 @@ from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
 from muster.daemon.host import clock
+from muster.daemon.transport.site_config import Site
 from muster.launcher.command import connect, load_site, say, screen
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
@@ -43,8 +44,9 @@ async def run(options: argparse.Namespace) -> int:
     Raises:
         LauncherError: the job is not known, or is another user's; or nothing answers; or the file can't be written.
     """
-    source = _from_journal(options.journal, options.job) if options.journal else await _from_coordinator(options)
-    data = report_data(source, price=0.0)
+    site = load_site(options, calls_coordinator=options.journal is None)
+    source = _from_journal(options.journal, options.job) if options.journal else await _ask(site, options.job)
+    data = report_data(source, site.gpu_hour_price)
     path = options.output or Path(f"report-{data.head.job}.html")
     text = page_of(data, screen(options).zone)
     try:
@@ -121,7 +123,8 @@ def _gpus_per_node(spec: JobSpec) -> int:
 
 
 def _from_journal(folder: Path, job: str) -> Source:
-    """
+    """What the journal knows.
+
     Raises:
         WrongInput: the folder has no such journal, or the journal no such job.
     """
@@ -138,13 +141,14 @@ def _from_journal(folder: Path, job: str) -> Source:
     return Source(records, spec)
 
 
-async def _from_coordinator(options: argparse.Namespace) -> Source:
-    """
+async def _ask(site: Site, job: str) -> Source:
+    """What the coordinator knows.
+
     Raises:
-        LauncherError: the coordinator does not answer, or refuses.
+        LauncherError: it does not answer, or refuses.
     """
-    ref = gang_ref(options.job)
-    async with connect(load_site(options)) as coordinator:
+    ref = gang_ref(job)
+    async with connect(site) as coordinator:
         measured = await coordinator.measurements(ref)
         view = await coordinator.describe(ref)
         request = EventsRequest(gang=ref)

@@ -21,8 +21,9 @@ from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
 from muster.daemon.host import metric_series
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.launcher.errors import WrongInput
-from muster.launcher.main import main
+from muster.launcher.main import main, parser
 from muster.launcher.report import assemble, series
 from muster.launcher.report.html import table, tag
 from muster.launcher.report.page import page_of
@@ -318,6 +319,33 @@ def test_a_job_that_has_not_started_has_a_report() -> None:
     text = "".join(Page(page_of(data_of(story), UTC)).text)
     assert "No fault was seen." in text
     assert "Nothing was allocated yet." in text
+
+
+# -- a coordinator that answers --
+
+
+async def test_the_report_of_a_job_that_runs_is_told_by_its_coordinator(tmp_path: Path) -> None:
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator()
+    try:
+        await world.start_agents(NODES, run_dir=str(tmp_path))
+        await world.wait_for_facts(facts.GenerationStarted)
+        words = ["report", "--coordinator", world.address, "--auth", f"secret:{world.folder.parent}/secret"]
+        page = tmp_path / "page.html"
+        config = tmp_path / "muster.toml"
+        config.write_text("gpu_hour_price = 2.5\n")
+        options = parser().parse_args([*words, "--config", str(config), "1", "-o", str(page)])
+        assert await options.row.run(options) == 0
+        missing = parser().parse_args([*words, "2", "-o", str(page)])
+        with pytest.raises(WrongInput, match="no such job"):
+            await missing.row.run(missing)
+    finally:
+        await world.close()
+    text = "".join(Page(page.read_text()).text)
+    for expected in ("train, job 1", "No fault was seen.", "n1", "node hours"):
+        assert expected in text
+    assert re.search("STARTING|RUNNING", text)
+    assert "The journal ends" not in text
 
 
 # -- a journal without its coordinator --

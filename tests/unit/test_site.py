@@ -146,6 +146,10 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
             (f"epilog_wait_s = {value}", "must be a number of seconds from 0 to 600")
             for value in ("-1", "601", "nan", "true", '"5"')
         ),
+        *(
+            (f"gpu_hour_price = {value}", "must be a number from 0 to 1,000,000")
+            for value in ("-1", "inf", "true", '"2"')
+        ),
         (f"management_hosts = {['h'] * 1001}", "must be at most"),
         ('management_hosts = ["mgmt1", "10.0.0.300"]', "'10.0.0.300' is neither a host name nor an IP address"),
         *((f"agent_ports = {value}", words) for value, words in WRONG_PORTS.items()),
@@ -178,6 +182,7 @@ def test_each_key_of_a_file_is_read(tmp_path: Path) -> None:
         encrypt_checkpoints = true
         hooks_without_musterd = "fail"
         epilog_wait_s = 30
+        gpu_hour_price = 2.5
     """
     assert Site.load(config=_file(tmp_path, text), environ={}, coordinator="ctl:1") == Site(
         coordinator="ctl:1",
@@ -188,6 +193,7 @@ def test_each_key_of_a_file_is_read(tmp_path: Path) -> None:
         encrypt_checkpoints=True,
         hooks_without_musterd="fail",
         epilog_wait_s=30.0,
+        gpu_hour_price=2.5,
     )
 
 
