@@ -65,9 +65,17 @@ class PeerMonitor:
         watched_peers = frozenset(own_entry.neighbours if own_entry is not None else ()) & members
         for node in sorted(self._membership.members - members):
             self._record_last_answer(node)
+        self._begin_links(members - self._membership.members)
         self._membership = silence_rules.PeerGroup(self._agent.node, members, watched_peers - {self._agent.node})
         self._accused_at = {node: at for node, at in self._accused_at.items() if node in members}
         self.start_checking()
+
+    def _begin_links(self, nodes: frozenset[str]) -> None:
+        """A silence of which this agent knows from before a node came back is over: the new link begins now."""
+        for node in nodes:
+            self._closed.discard(node)
+            if node in self._last_contact_before_break:
+                self._last_contact_before_break[node] = self._now
 
     # -- contacts --
 
