@@ -39,6 +39,16 @@ def lose_node_until_repaired(world: World, gang: str) -> None:
     _lose_until_repaired(world, gang)
 
 
+def repair_spare(world: World, gang: str) -> str:
+    """A spare fails, and an operator resumes it soon. Returns its name; empty: there is none."""
+    known = world.gang(gang)
+    spare = next((seat.node for seat in known.roster.spares), "") if known is not None else ""
+    if spare:
+        _signal(world, spare, "unfit")
+        world.schedule.call_later(1.0, _resume_once_drained, world, spare)
+    return spare
+
+
 def lose_node_until_badly_repaired(world: World, gang: str) -> None:
     """Likewise, but the node comes back broken in a way that no sensor sees: its ranks crash."""
     if node := _lose_until_repaired(world, gang):

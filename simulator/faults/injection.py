@@ -171,6 +171,24 @@ def crash_rank_while_coordinator_is_down(world: World, gang: str) -> None:
     process.kill_rank(world, gang)
 
 
+def isolate_before_newcomer(world: World, gang: str) -> None:
+    """The node that carries all ranks is isolated as its only spare is about to come back with a job of its own:
+    neither hears of the other."""
+    known = world.gang(gang)
+    if known is not None and len(known.roster.seats) == 1 and hardware.repair_spare(world, gang):
+        _isolate_once_requested(world, gang, known.roster.seats[0].node)
+
+
+def _isolate_once_requested(world: World, gang: str, node: str) -> None:
+    known = world.gang(gang)
+    if known is None or known.final:
+        return
+    if any(request.job and not request.node for request in known.growth.pool.values()):
+        network.isolate_for_long(world, node)
+    else:
+        world.schedule.call_later(0.1, _isolate_once_requested, world, gang, node)
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """In each seed at most one of these faults is armed: it strikes when the first gang has entered `phase`.
@@ -235,6 +253,7 @@ ARMED_FAULTS = (
         },
     ),
     Draw("unseen crash", Phase.RUNNING, {(crash_rank_while_coordinator_is_down, 3.5): 0.03}),
+    Draw("newcomer", Phase.RUNNING, {(isolate_before_newcomer, 1.0): 0.5}),
     Draw("DRAINING", Phase.DRAINING, {(service.fail_durable_storage, 0.0): 0.07}),
     Draw("REQUEUED", Phase.REQUEUED, {(service.start_other_job, 0.1): 0.15}),
     Draw("FAILED", Phase.FAILED, {(service.slurm_unresponsive, 0.0): 0.5}),

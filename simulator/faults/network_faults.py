@@ -94,6 +94,12 @@ def isolate_node_with_resets(world: World, gang: str) -> None:
         training.reset_connections(node, 0.8)
 
 
+def isolate_for_long(world: World, node: str) -> None:
+    """One node reaches no host, for longer than its ranks live if it fences itself."""
+    hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
+    cut(world, [pair for host in hosts for pair in ((node, host), (host, node))], 12.0 + 10.0 * world.rng.random())
+
+
 def isolate_coordinator(world: World, gang: str) -> None:
     """Cut the coordinator's own link."""
     outgoing = [(COORDINATOR, node) for node in world.machines]

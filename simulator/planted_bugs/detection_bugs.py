@@ -45,6 +45,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="asked >= min(2, A) > 0",
         bug="asked >= 0",
     ),
+    "trust-a-newcomer": PlantedBug(
+        "A node that carries all ranks is lost on the word of a member of which it has not heard: its ranks run on.",
+        function="fences_itself",
+        code="not A.newcomer",
+        bug="True",
+    ),
     "name-a-node-of-the-majority": PlantedBug(
         "A node whose replicas agree with most others is named for corrupted data.",
         function="detect_corruption",

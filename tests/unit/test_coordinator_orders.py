@@ -168,12 +168,34 @@ def test_a_shared_order_equals_a_nodes_own_order(length: int) -> None:
             assert orders.for_node(node) == Orders(gang).for_node(node)
 
 
+NEWCOMERS = [facts.MemberJoined("g", f"n{n}", 8, "i", f"n{n}:1", False, "") for n in range(4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("story", "watched"),
+    [
+        (GATHERED, {"n1": "", "n2": "", "n3": ""}),
+        (RUNNING, {"n1": "n2 n3", "n2": "n1 n3", "n3": "n1 n2"}),
+        ((*RUNNING, facts.MemberRemoved("g", "n3", "lost", False)), {"n1": "n2", "n2": "n1"}),
+        ((*RUNNING, NEWCOMERS[0]), {"n1": "n2 n3", "n4": "n1 n2 n3"}),
+        ((*LOST, SWAP, NEWCOMERS[0], facts.MemberRemoved("g", "n1", "lost", False)), {"n3": "n4", "n4": "n3"}),
+        ((*LOST, SWAP, *NEWCOMERS), {"n1": "n3", "n6": "n7 n8 n1 n3"}),
+    ],
+)
+def test_everybody_watches_somebody_once_ranks_have_started(
+    story: tuple[facts.Fact, ...], watched: dict[str, str]
+) -> None:
+    order = _order(_state(*story), "n3")
+    assert watched.items() <= {member.node: " ".join(member.neighbours) for member in order.members}.items()
+
+
 def test_nodes_with_one_duty_share_one_order() -> None:
     orders = Orders(_state(*RUNNING).gangs["g"])
     assert orders.for_node("n1") is orders.for_node("n2")
     assert orders.for_node("n1") is not orders.for_node("n3")
 
 
+KNOWN = facts.NewcomerKnown("g", "n4")
 HANG = facts.HangDetected("g", 1, "hang: no step", 5.0)
 
 
@@ -263,7 +285,7 @@ def test_a_view_shows_node_health_and_recoveries() -> None:
 
 
 def test_every_fact_has_a_line() -> None:
-    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, facts.FlushEnded("g", 1, "", "no space"))]
+    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, facts.FlushEnded("g", 1, "", "no space"), KNOWN)]
     assert all(line and "\n" not in line and not line.startswith("{") for line in lines)
     assert describe(SWAP) == (
         "generation 2 starts from memory at step 8 (generation 1), swap; ranks on n1 n3; spares: none"

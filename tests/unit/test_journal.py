@@ -55,6 +55,7 @@ def _story() -> list[facts.Fact]:
         facts.PoolNodeRequested("g", 1, "n1", ("--partition=shared",)),
         facts.PoolJobQueued("g", 1, 8),
         facts.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
+        facts.NewcomerKnown("g", "n4"),
         facts.PoolRequestClosed("g", 1, "wanted no more"),
         facts.NodeJudged("n1", NodeHealth.DEGRADED, "Xid 64", Response.SWAP),
         facts.SwapPlanned("g", "n1", 2, "Xid 64"),

@@ -22,7 +22,7 @@ JOIN_BATCH_S = 0.25
 _CHANGES_NO_ORDER = (
     facts.NodeRegistered | facts.NodeJudged | facts.CorrelatedFaultSuspected | facts.CorrelatedFaultResolved
     | facts.SlurmCallOwed | facts.SlurmCallSettled | facts.JobChanged | facts.PoolJobQueued
-    | facts.NodeDrainRequested | facts.NodeDrainEnded | facts.PrecursorEnded
+    | facts.NodeDrainRequested | facts.NodeDrainEnded | facts.PrecursorEnded | facts.NewcomerKnown
 )  # fmt: skip
 """Facts that no order depends on."""
 

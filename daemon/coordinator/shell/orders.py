@@ -7,7 +7,7 @@ coordinator repeats what it said before. Nodes with the same duty get the same o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from muster.checkpoint.redundancy import wire
 from muster.daemon.coordinator.core.state import facts
@@ -18,6 +18,7 @@ from muster.daemon.coordinator.core.state.roster import Member
 from muster.daemon.coordinator.core.state.slurm_jobs import PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.communication import pods_of
+from muster.daemon.coordinator.core.turn.placement import WATCHED_PEER_COUNT
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import common_pb2
 
@@ -127,17 +128,29 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
 def _member_messages(gang: Gang, staying: Collection[str]) -> list[common_pb2.Member]:
     seats = {seat.node: seat for seat in (*gang.roster.spares, *gang.roster.seats)}
     # A member that stays for its memory is listed, too: the agents that fetch from it need its address.
-    removed = [gang.roster.members[node] for node in sorted(staying)]
-    pods = pods_of(gang)
-    return [
-        _member_message(member, seats.get(member.node), pods.get(member.node, ""))
-        for member in (*gang.roster.present(), *removed)
-    ]
+    listed = [*gang.roster.present(), *(gang.roster.members[node] for node in sorted(staying))]
+    nodes = [member.node for member in listed]
+    known, pods = frozenset(nodes), pods_of(gang)
+    messages = []
+    for position, member in enumerate(listed):
+        seat = None if member.removed else seats.get(member.node)
+        message = _member_message(member, seat, pods.get(member.node, ""))
+        message.neighbours.extend(peer for peer in (seat.watched_peers if seat else ()) if peer in known)
+        if not message.neighbours and gang.roster.seats and not member.removed:
+            message.neighbours.extend(_next_ones(nodes, position))
+        messages.append(message)
+    return messages
+
+
+def _next_ones(nodes: Sequence[str], position: int) -> list[str]:
+    """The peers that a member watches if it has no seat, or if all those of its seat have left.
+
+    An agent that watches nobody notices no silence, and never ends its ranks because of one.
+    """
+    return [nodes[(position + 1 + n) % len(nodes)] for n in range(min(WATCHED_PEER_COUNT, len(nodes) - 1))]
 
 
 def _member_message(member: Member, seat: facts.Seat | None, pod: str) -> common_pb2.Member:
-    if member.removed:
-        seat = None
     return common_pb2.Member(
         node=member.node,
         peer_address=member.peer_address,
@@ -146,7 +159,6 @@ def _member_message(member: Member, seat: facts.Seat | None, pod: str) -> common
         group_rank=seat.group_rank if seat else -1,
         buddy=seat.holder if seat else "",
         more_buddies=seat.more_holders if seat else (),
-        neighbours=seat.watched_peers if seat else (),
         pod=pod,
         nvlink_domain=member.nvlink_domain,
     )

@@ -42,6 +42,7 @@ def examine(gang_turn: GangTurn) -> None:
     """Suspect the nodes that give reason to, act on finished rounds of probes, and start rounds that are due."""
     if gang_turn.gang.phase not in MONITORED:
         return
+    fencing.note_known_newcomers(gang_turn)
     if gang_turn.turn.changed_node is not None and _may_be_removed(gang_turn, gang_turn.turn.changed_node):
         gang_turn.turn.changed_node = None  # look at all nodes: how many are silent at once decides
     suspected, changed_node = gang_turn.observed.suspected_since, gang_turn.turn.changed_node
@@ -233,8 +234,11 @@ def _witnessed(gang_turn: GangTurn, node: str, probe: Probe) -> bool:
     """Two agents besides the coordinator have found the node silent.
 
     If the gang has only one other agent, one is enough. If more agents exist but can't be asked, one is enough after
-    CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut.
+    CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut. No word
+    is enough if the silent node does not end its ranks by itself.
     """
+    if not fencing.fences_itself(gang_turn, node):
+        return False
     others = len(gang_turn.index.present) - 1
     asked = len(gang_turn.index.present.intersection(probe.witnesses))  # a removed member is no witness
     if asked >= min(2, others) > 0:
@@ -257,9 +261,10 @@ def _remove_if_slurm_has(gang_turn: GangTurn, member: Member) -> None:
 
 def _node_answered(gang_turn: GangTurn, member: Member) -> None:
     """The node answered a witness: drop the suspicion. If the agent stays out of the coordinator's reach for
-    OUT_OF_TOUCH_S while its gang waits for it, the member is removed."""
+    OUT_OF_TOUCH_S while its gang waits for it, the member is removed: another member that it knows tells it."""
     away_s = gang_turn.now - _out_of_touch_since(gang_turn, member)
-    if away_s >= OUT_OF_TOUCH_S and _gang_needs_member(gang_turn, member, away_s):
+    is_told = fencing.fences_itself(gang_turn, member.node) or gang_turn.index.present <= {member.node}
+    if is_told and away_s >= OUT_OF_TOUCH_S and _gang_needs_member(gang_turn, member, away_s):
         reason = f"{member.node} answers others, but the coordinator has not reached it for {away_s:.0f} s"
         fencing.remove_member(gang_turn, member, reason, alive=False)
         return

@@ -116,6 +116,30 @@ def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
     return True
 
 
+def note_known_newcomers(gang_turn: GangTurn) -> None:
+    """Note which members the node that carries all ranks knows: it has carried out the newest order. This outlives a
+    restart of the coordinator, as the node may not."""
+    gang = gang_turn.gang
+    if len(gang.roster.seats) != 1:
+        return
+    newcomers = [member.node for member in gang.roster.present() if member.newcomer]
+    if newcomers and gang_turn.observed.status(gang.roster.seats[0].node).order_serial >= gang.order_serial:
+        for node in newcomers:
+            gang_turn.turn.record(facts.NewcomerKnown(gang.id, node))
+
+
+def fences_itself(gang_turn: GangTurn, node: str) -> bool:
+    """Whether the agent on `node` kills its ranks if nobody answers it.
+
+    It does if it knows another member, because it alone is no majority then. If several nodes carry ranks, each knows
+    the others. A node that carries all ranks is a majority of its gang for as long as it has heard of nobody else.
+    """
+    roster = gang_turn.gang.roster
+    if len(roster.seats) != 1 or roster.seats[0].node != node:
+        return True
+    return any(not roster.members[other].newcomer for other in gang_turn.index.present - {node})
+
+
 def ranks_ended_at(gang_turn: GangTurn) -> float:
     """When the ranks of every node that left in silence have ended for certain (seconds); 0 if no such node is left.
 

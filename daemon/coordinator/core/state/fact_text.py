@@ -41,6 +41,7 @@ def describe(fact: facts.Fact) -> str:
             | facts.NodeJudged()
             | facts.MemberJoined()
             | facts.MemberRemoved()
+            | facts.NewcomerKnown()
             | facts.CorrelatedFaultSuspected()
             | facts.CorrelatedFaultResolved()
             | facts.NodeDrainRequested()
@@ -93,6 +94,7 @@ def _of_node(
     | facts.NodeJudged
     | facts.MemberJoined
     | facts.MemberRemoved
+    | facts.NewcomerKnown
     | facts.CorrelatedFaultSuspected
     | facts.CorrelatedFaultResolved
     | facts.NodeDrainRequested
@@ -128,6 +130,8 @@ def _of_node(
         case facts.MemberJoined():
             leaf, host = (f", leaf {fact.leaf}" if fact.leaf else ""), (", batch host" if fact.batch_host else "")
             return f"the agent on {fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"
+        case facts.NewcomerKnown():
+            return f"the node that carries all ranks has heard of {fact.node}"
         case facts.MemberRemoved():
             if fact.left_job:
                 return (

@@ -455,6 +455,15 @@ class PoolNodeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class NewcomerKnown:
+    """The node that carries all ranks has carried out an order that lists `node`, which joined after its ranks had
+    started."""
+
+    gang: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolJobQueued:
     """Slurm has accepted the request. `job`: the pool job whose node will join."""
 
@@ -607,7 +616,7 @@ Fact = (
     | NodeJudged | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
-    | CorruptCopyFound | StateRestored | GrowthPlanned
+    | CorruptCopyFound | StateRestored | GrowthPlanned | NewcomerKnown
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

@@ -44,6 +44,8 @@ class Member:
     """When the member was removed (seconds); 0: it was not, or an earlier version of Muster has not noted it."""
     fell_silent: bool = False
     """It was removed because nobody heard it any more. The health of a node without ranks does not change by that."""
+    newcomer: bool = False
+    """It joined while one other node carried all ranks, and that node is not known to have heard of it."""
 
     @property
     def failed_check(self) -> bool:

@@ -249,6 +249,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
         case facts.FabricNoted():
             _note_fabric(gang, fact.fabric)
             gang.roster.wider_groups = fact.wider_groups if fact.changes else gang.roster.wider_groups
+        case facts.NewcomerKnown():
+            gang.roster.members[fact.node].newcomer = False
         case facts.MemberRemoved():
             _remove_member(gang, fact, at)
         case facts.PhaseChanged():
@@ -330,6 +332,8 @@ def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
 
 
 def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
+    before = gang.roster.members.get(fact.node)
+    stays = before is not None and not before.removed and before.job == fact.job  # only its agent was started again
     gang.roster.members[fact.node] = Member(
         fact.node,
         fact.job,
@@ -339,6 +343,7 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
         fact.leaf,
         nvlink_domain=fact.nvlink_domain,
         adapter_bandwidth=fact.adapter_bandwidth,
+        newcomer=before.newcomer if before is not None and stays else len(gang.roster.seats) == 1,
     )
     for request in gang.growth.pool.values():
         if request.job == fact.job:
@@ -468,6 +473,8 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.findings.not_finite, gang.slurm.runs_given_back = "", 0
     gang.roster.wider_groups, gang.roster.extra_communication_s = fact.wider_groups, fact.extra_communication_s
     gang.roster.seats, gang.roster.spares = fact.seats, fact.spares
+    for member in gang.roster.members.values():
+        member.newcomer = False  # the order that starts the ranks lists it
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.checkpoint.rank_counts[fact.generation] = gang.ranks
     gang.newest.current_store_node, gang.newest.current_store_port = fact.master_node, fact.master_port
