@@ -1,16 +1,18 @@
-"""`muster top` on a terminal in memory and on a real one of tmux, and what it receives of a real coordinator."""
+"""`muster top` on a terminal in memory and on a real one, and what it receives of a real coordinator."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import os
 import re
-import shlex
-import shutil
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC
@@ -168,53 +170,67 @@ def test_wrong_words_on_the_command_line(line: str, said: str, capsys: pytest.Ca
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-class TmuxTerminal:
-    """A real terminal, 80 by 24: a tmux server of its own."""
+class PtyTerminal:
+    """A real terminal, 80 by 24, with a program on it, whose output is kept."""
 
-    def __init__(self, folder: Path, command: str) -> None:
-        self._tmux = ["tmux", "-f", "/dev/null", "-S", str(folder / "tmux")]
-        self.pid_file = folder / "pid"
-        shell = f"sh -c 'echo $$ >{self.pid_file}; exec {command}'; echo ended with $?; stty -a; exec sleep 1000"
-        self.call("new-session", "-d", "-x", "80", "-y", "24", shell)
+    def __init__(self, *argv: str) -> None:
+        self._keyboard, self._device = os.openpty()
+        fcntl.ioctl(self._device, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._before = termios.tcgetattr(self._device)
+        environ = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"}
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), self._device)
+        self.program = subprocess.Popen(argv, env=environ, start_new_session=True, **ends)
+        self.written = ""
 
-    def call(self, *words: str) -> str:
-        return subprocess.run([*self._tmux, *words], capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
-
-    def shows(self, words: str) -> str:
-        """Wait until the terminal shows these words."""
+    def shows(self, words: str) -> None:
+        """Wait until the program has written these words."""
         deadline = time.monotonic() + WAIT_S
-        while words not in (text := self.call("capture-pane", "-p")):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.05)
-        return text
+        while words not in self.written:
+            ready, _, _ = select.select([self._keyboard], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, self.written[-2000:]
+            self.written += os.read(self._keyboard, 65536).decode(errors="replace")
+
+    def press(self, keys: str) -> None:
+        os.write(self._keyboard, keys.encode())
+
+    def ends_with(self, status: int) -> None:
+        """The program ends with this status, and the terminal is as it was before."""
+        self.shows(_LEAVES)
+        assert self.program.wait(WAIT_S) == status
+        assert termios.tcgetattr(self._device) == self._before
+
+    def close(self) -> None:
+        self.program.kill()
+        self.program.wait(WAIT_S)
+        os.close(self._keyboard)
+        os.close(self._device)
+
+
+_LEAVES = "\x1b[?1049l"
+"""Back to what the terminal had shown."""
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[TmuxTerminal]:
+def terminal(tmp_path: Path) -> Iterator[PtyTerminal]:
     """`muster top` with a recording, on a terminal without colours."""
-    assert shutil.which("tmux"), "this test needs tmux: sh slurm/image/host-setup.sh tmux"
     file = tmp_path / "recording.jsonl"
     file.write_text("".join(f"{to_line(Message(NOW + at, content))}\n" for at, content in enumerate(CONTENTS)))
-    command = f"env NO_COLOR=1 {shlex.quote(sys.executable)} -Im muster.launcher top --utc --replay {file}"
-    made = TmuxTerminal(tmp_path, command)
+    made = PtyTerminal(sys.executable, "-Im", "muster.launcher", "top", "--utc", "--replay", str(file))
     yield made
-    made.call("kill-server")
+    made.close()
 
 
-def test_a_real_terminal_shows_it_and_is_given_back(terminal: TmuxTerminal) -> None:
+def test_a_real_terminal_shows_it_and_is_given_back(terminal: PtyTerminal) -> None:
     terminal.shows("ranks (r)")
-    assert not re.search(r"\x1b\[[0-9;]*\b[349][0-7]\b", terminal.call("capture-pane", "-p", "-e"))  # no colour
-    terminal.call("send-keys", "r")
+    terminal.press("r")
     terminal.shows("[r]ranks")
-    terminal.call("send-keys", "q")
-    given_back = terminal.shows("ended with 0")
-    assert "pretraining-7b" not in given_back
-    assert {"echo", "icanon", "isig"} <= set(terminal.shows("icanon").split())
+    terminal.press("q")
+    terminal.ends_with(0)
+    assert not re.search(r"\x1b\[(?:[0-9]+;)*(?:[34][0-7]|[34]8;[0-9;]+)m", terminal.written)  # no colour
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_gives_the_terminal_back(terminal: TmuxTerminal, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_gives_the_terminal_back(terminal: PtyTerminal, number: signal.Signals) -> None:
     terminal.shows("ranks (r)")
-    os.kill(int(terminal.pid_file.read_text()), number)
-    assert "pretraining-7b" not in terminal.shows(f"ended with {128 + number}")
-    assert {"echo", "icanon", "isig"} <= set(terminal.shows("icanon").split())
+    terminal.program.send_signal(number)
+    terminal.ends_with(128 + number)
