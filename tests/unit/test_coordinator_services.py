@@ -24,8 +24,15 @@ from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
-from muster.daemon.coordinator.services.watching import changed_views
+from muster.daemon.coordinator.services.watching import (
+    MIN_VIEW_INTERVAL_S,
+    WATCHERS_SHARE,
+    SharedView,
+    WatchedGangs,
+    changed_views,
+)
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentOutbox
+from muster.daemon.coordinator.shell.subscriptions import Changes, GangSubscribers
 from muster.daemon.coordinator.slurm.watch import node_seen
 from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
@@ -692,15 +699,78 @@ async def test_watch_ends_with_the_gang(world: ScriptedWorld, api: Any) -> None:
 
 
 async def test_a_gang_that_ends_while_a_view_is_sent_has_a_final_view() -> None:
-    view, changed = api_pb2.GangView(phase="RUNNING"), asyncio.Event()
+    view, changes = api_pb2.GangView(phase="RUNNING"), Changes()
     seen = []
-    async for one in changed_views(
-        lambda: api_pb2.GangView.FromString(view.SerializeToString()), changed, lambda: True
-    ):
+    async for one in changed_views(lambda: _copy(view), SharedView(changes, lambda: 0.0), lambda: True):
         seen.append((one.phase, one.final))
         view.phase, view.final = "DONE", True
-        changed.set()
+        changes.changed.set()
     assert seen == [("RUNNING", False), ("DONE", True)]
+
+
+def _copy(view: api_pb2.GangView) -> api_pb2.GangView:
+    return api_pb2.GangView.FromString(view.SerializeToString())
+
+
+async def test_all_who_watch_a_gang_share_each_of_its_views() -> None:
+    view, changes, made = api_pb2.GangView(), Changes(), 0
+
+    def make() -> api_pb2.GangView:
+        nonlocal made
+        made += 1
+        return _copy(view)
+
+    shared = SharedView(changes, lambda: 0.0)
+    watchers = [changed_views(make, shared, lambda: True) for _ in range(50)]
+    assert {(await anext(watcher)).step for watcher in watchers} == {0}
+    assert made == 50  # a new watcher has the view as it is now
+    view.step = 1
+    changes.changed.set()
+    async with asyncio.timeout(DEADLINE_S):
+        seen = await asyncio.gather(*(anext(watcher) for watcher in watchers))
+    assert ({one.step for one in seen}, made) == ({1}, 51)
+
+
+async def test_a_step_waits_for_its_turn_and_a_decision_does_not() -> None:
+    view, changes, asked = api_pb2.GangView(), Changes(), asyncio.Event()
+
+    def pause_s() -> float:
+        asked.set()
+        return 1e6
+
+    watcher = changed_views(lambda: _copy(view), SharedView(changes, pause_s), lambda: True)
+    await anext(watcher)
+    coming = asyncio.ensure_future(anext(watcher))
+    view.step = 1
+    changes.changed.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await asked.wait()
+        assert not coming.done()
+        view.phase = "RECOVERING"
+        changes.decided.set()
+        assert (await coming).phase == "RECOVERING"
+
+
+async def test_views_come_less_often_the_more_they_cost_together() -> None:
+    watched = WatchedGangs(GangSubscribers())
+    assert watched.pause_s() == MIN_VIEW_INTERVAL_S
+    with watched.watch("g1") as first, watched.watch("g2") as second, watched.watch("g2") as again:
+        assert second is again
+        first.spent_s, second.spent_s = 0.01, 0.03
+        assert watched.pause_s() == pytest.approx(0.04 / WATCHERS_SHARE)
+    assert watched.pause_s() == MIN_VIEW_INTERVAL_S
+
+
+async def test_a_decision_wakes_those_who_watch_by_more_than_a_step(world: ScriptedWorld) -> None:
+    await _running(world)
+    assert world.coordinator
+    with world.coordinator.engine.gang_subscribers.subscribe("g1") as changes:
+        await world.agents["n1"].step(5)
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.changed.wait()
+        await world.agents["n1"].end_ranks(1)
+        async with asyncio.timeout(DEADLINE_S):
+            await changes.decided.wait()
 
 
 async def test_describe_of_an_unknown_job(api: Any) -> None:

@@ -146,4 +146,4 @@ async def test_a_watcher_is_woken_for_the_nodes_of_its_gang_only(world: Scripted
             ):
                 woken.clear()
                 engine.post(event)
-                assert woken.is_set() is wakes, event
+                assert woken.changed.is_set() is wakes, event

@@ -37,6 +37,7 @@ from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
 )
 from muster.daemon.coordinator.services.watching import (
     HISTORY_PAGE_CHARS,
+    WatchedGangs,
     changed_views,
     concerns,
     has_no_more_events,
@@ -90,6 +91,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
         self._site_turn = FairQueue(1)
         self._specs = SpecWork()
+        self._watched = WatchedGangs(engine.gang_subscribers)
         self._engine = engine
         self._lookup = lookup
         self._roster = roster
@@ -171,8 +173,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
             self._check_may_watch(Shedding.ALL_WATCHERS)
             return self._view(gang)
 
-        with self._engine.gang_subscribers.subscribe(gang.id) as changed:
-            async for one in changed_views(view, changed, lambda: self._engine.running):
+        with self._watched.watch(gang.id) as shared:
+            async for one in changed_views(view, shared, lambda: self._engine.running):
                 yield one
 
     @unary_handler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -13,6 +14,8 @@ from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.services.rpc_errors import internal
+from muster.daemon.coordinator.shell.subscriptions import Changes, GangSubscribers
+from muster.daemon.host import clock
 from muster.v1 import api_pb2 as pb
 
 HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS = 500, 256 * 1024
@@ -20,6 +23,14 @@ HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS = 500, 256 * 1024
 
 MIN_VIEW_INTERVAL_S = 0.1
 """Minimum of seconds between two views that are sent to one client."""
+
+WATCHERS_SHARE = 0.01
+"""Of a core, for all who watch together while nothing is decided: with many of them, views come less often."""
+
+SEND_S, SEND_S_PER_BYTE = 2e-4, 4e-9
+"""CPU seconds to send a view to one client: of each, and of each byte (measured over TLS)."""
+
+MakeView = Callable[[], pb.GangView]
 
 
 def history_page(journal: Journal, gang: str, after: int) -> list[Record]:
@@ -72,21 +83,83 @@ def _without_spec(record: Record) -> str:
     return json.dumps(fields)
 
 
-async def changed_views(
-    view: Callable[[], pb.GangView], changed: asyncio.Event, is_open: Callable[[], bool]
-) -> AsyncIterator[pb.GangView]:
-    """The view, and again whenever it has `changed`, up to the final one. The gang may end while a view is sent."""
-    before = b""
+class SharedView:
+    """The view of one gang for all who watch it: each is made once, by whoever waits first."""
+
+    def __init__(self, changes: Changes, pause_s: Callable[[], float]) -> None:
+        """`pause_s`: seconds between two views while nothing is decided."""
+        self._changes, self._pause_s = changes, pause_s
+        self._turn = asyncio.Lock()
+        self._newest, self._without_ages, self._serial = pb.GangView(), b"", 0
+        self.watchers, self.spent_s = 0, 0.0
+        """`spent_s`: what the newest view has cost, and what it costs to send it to all who watch."""
+
+    def fresh(self, make: MakeView) -> tuple[int, pb.GangView]:
+        """A view as it is now, and its number."""
+        began = clock.monotonic()
+        one = make()
+        if (now := _without_ages(one)) != self._without_ages:
+            self._newest, self._without_ages, self._serial = one, now, self._serial + 1
+        sent_s = SEND_S + SEND_S_PER_BYTE * len(now)
+        self.spent_s = clock.monotonic() - began + sent_s * self.watchers
+        return self._serial, one
+
+    async def after(self, serial: int, make: MakeView, is_open: Callable[[], bool]) -> tuple[int, pb.GangView]:
+        """The newest view after that number. If the coordinator stops: any."""
+        async with self._turn:
+            while serial == self._serial and is_open():
+                await self._changes.changed.wait()
+                await self._pause()
+                self._changes.clear()
+                self.fresh(make)
+            return self._serial, self._newest
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(MIN_VIEW_INTERVAL_S)
+        try:
+            async with asyncio.timeout(max(0.0, self._pause_s() - MIN_VIEW_INTERVAL_S)):
+                await self._changes.decided.wait()
+        except TimeoutError:
+            pass
+
+
+class WatchedGangs:
+    """The gangs that somebody watches."""
+
+    def __init__(self, subscribers: GangSubscribers) -> None:
+        self._subscribers = subscribers
+        self._shared: dict[str, tuple[SharedView, ExitStack]] = {}
+
+    @contextmanager
+    def watch(self, gang: str) -> Iterator[SharedView]:
+        """The view that is shared with all others who watch the gang."""
+        if gang not in self._shared:
+            stack = ExitStack()
+            changes = stack.enter_context(self._subscribers.subscribe(gang))
+            self._shared[gang] = SharedView(changes, self.pause_s), stack
+        shared, stack = self._shared[gang]
+        shared.watchers += 1
+        try:
+            yield shared
+        finally:
+            shared.watchers -= 1
+            if not shared.watchers:
+                del self._shared[gang]
+                stack.close()
+
+    def pause_s(self) -> float:
+        """Seconds between two views of a gang about which nothing is decided."""
+        return max(MIN_VIEW_INTERVAL_S, sum(shared.spent_s for shared, _ in self._shared.values()) / WATCHERS_SHARE)
+
+
+async def changed_views(make: MakeView, shared: SharedView, is_open: Callable[[], bool]) -> AsyncIterator[pb.GangView]:
+    """The view, and again when it has changed, up to the final one. The gang may end while a view is sent."""
+    serial, one = shared.fresh(make)
     while True:
-        one = view()
-        if (now := _without_ages(one)) != before:
-            before = now
-            yield one
+        yield one
         if one.final or not is_open():
             return
-        await changed.wait()
-        await asyncio.sleep(MIN_VIEW_INTERVAL_S)
-        changed.clear()
+        serial, one = await shared.after(serial, make, is_open)
 
 
 def _without_ages(view: pb.GangView) -> bytes:

@@ -199,7 +199,7 @@ class Engine:
         for record in records:
             self.journal_subscribers.publish(record)
             if record.gang:
-                self.gang_subscribers.notify(record.gang)
+                self.gang_subscribers.notify(record.gang, decided=True)
             words = f"{record.gang}: " if record.gang else ""
             _facts_log.info("%s%s", words, record.text, extra=self._about(record))
 
@@ -270,7 +270,7 @@ class Engine:
             return
         _log.warning("%s; the event loop is %.2f s late", _SHEDDING_WORDS[self.shedding.level], lag_s)
         if self.shedding.level is Shedding.ALL_WATCHERS:
-            self.gang_subscribers.notify("")
+            self.gang_subscribers.notify("", decided=True)
             self.journal_subscribers.end_all()
 
     def _note_running(self, now: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.journal.history import Record
 
@@ -54,21 +55,36 @@ class JournalSubscribers:
         self._queues.clear()
 
 
+@dataclass(slots=True)
+class Changes:
+    """What has happened to a gang since a reader of its view has cleared the flags."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its view may have changed."""
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something was decided about it: its view has changed by more than a step of the training."""
+
+    def clear(self) -> None:
+        """Nothing has happened."""
+        self.changed.clear()
+        self.decided.clear()
+
+
 class GangSubscribers:
     """The flags of those who watch the view of a gang."""
 
     def __init__(self) -> None:
-        self._flags: dict[str, set[asyncio.Event]] = {}
+        self._flags: dict[str, list[Changes]] = {}
 
     @contextmanager
-    def subscribe(self, gang: str) -> Iterator[asyncio.Event]:
-        """A flag that is set whenever the view of `gang` may have changed. The reader clears the flag."""
-        flag = asyncio.Event()
-        self._flags.setdefault(gang, set()).add(flag)
+    def subscribe(self, gang: str) -> Iterator[Changes]:
+        """Flags that are set whenever the view of `gang` may have changed. The reader clears them."""
+        flags = Changes()
+        self._flags.setdefault(gang, []).append(flags)
         try:
-            yield flag
+            yield flags
         finally:
-            self._flags[gang].discard(flag)
+            self._flags[gang] = [other for other in self._flags[gang] if other is not flags]
             if not self._flags[gang]:
                 del self._flags[gang]
 
@@ -76,9 +92,9 @@ class GangSubscribers:
         """The gangs that somebody watches."""
         return list(self._flags)
 
-    def notify(self, gang: str) -> None:
-        """Set the flags of `gang` (empty: of all gangs): its view may have changed."""
-        changed = [self._flags.get(gang, set())] if gang else list(self._flags.values())
-        for flags in changed:
-            for flag in flags:
-                flag.set()
+    def notify(self, gang: str, *, decided: bool = False) -> None:
+        """Set the flags of `gang` (empty: of all gangs): its view may have changed. `decided`: by a decision."""
+        for flags in self._flags.get(gang, []) if gang else [one for each in self._flags.values() for one in each]:
+            flags.changed.set()
+            if decided:
+                flags.decided.set()
