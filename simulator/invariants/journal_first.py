@@ -118,4 +118,5 @@ def _lasting_view(core: Core, id: str) -> api_pb2.GangView:
     if gang.phase in (Phase.STARTING, Phase.RUNNING):
         view.ClearField("step")
         view.ClearField("committed")
+        view.ClearField("training")
     return view
