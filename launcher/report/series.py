@@ -6,7 +6,8 @@ are arrays here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,13 +34,14 @@ _WORDS: Final = {"gradient_norm": "gradient norm", "lr": "learning rate"}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step of the whole job is, as job.toml says; 0: it does not."""
+    """What one step of the job is (0: not known), as `view_parts/training.py` has it: each rank has one GPU."""
 
-    tokens: float = 0.0
-    flops: float = 0.0
-    peak_flops: float = 0.0
-    """Of all GPUs together, in a second."""
-    gpus: int = 0
+    tokens_per_gpu: float = 0.0
+    """As job.toml says. What ranks report counts before it."""
+    ranks_per_replica: int = 1
+    """They read the same batch, so each of them reports all tokens of it."""
+    least_s: float = 0.0
+    """Seconds in which all GPUs would do the model's own arithmetic at their peak."""
 
 
 @dataclass(slots=True)
@@ -96,9 +98,9 @@ def curves_of(measured: Measured, work: Work) -> tuple[Curve, ...]:
     names = [name for name in _FIRST if name in measured.numbers]
     others = sorted(measured.numbers.keys() - {*_FIRST, "tokens"})
     made = [
-        *_throughput(measured, pace, work),
+        _throughput(measured, pace, work),
         *(_number(name, measured.numbers[name]) for name in names),
-        *_mfu(pace, work),
+        _mfu(pace, work),
         *(_number(name, measured.numbers[name]) for name in others),
     ]
     return tuple(one for one in made if one.steps)[:MOST_CURVES]
@@ -119,22 +121,20 @@ def _pace(measured: Measured) -> tuple[Array, Array]:
     return newest[known], step_s[known]
 
 
-def _throughput(measured: Measured, pace: tuple[Array, Array], work: Work) -> Iterator[Curve]:
+def _throughput(measured: Measured, pace: tuple[Array, Array], work: Work) -> Curve:
     steps, step_s = pace
-    if work.tokens and work.gpus:
-        yield Curve("throughput", "tokens per GPU and second", *_plain(steps, work.tokens / work.gpus / step_s))
-    else:
-        yield Curve("throughput", "steps per second", *_plain(steps, 1 / step_s))
-    if (tokens := measured.numbers.get("tokens")) and not work.tokens:
-        yield _number("tokens", tokens)
+    tokens = work.tokens_per_gpu
+    if reported := measured.numbers.get("tokens"):
+        tokens = statistics.median(_number("tokens", reported).median or (0.0,)) / work.ranks_per_replica
+    if tokens:
+        return Curve("throughput", "tokens per GPU and second", *_plain(steps, tokens / step_s))
+    return Curve("throughput", "steps per second", *_plain(steps, 1 / step_s))
 
 
-def _mfu(pace: tuple[Array, Array], work: Work) -> Iterator[Curve]:
+def _mfu(pace: tuple[Array, Array], work: Work) -> Curve:
     steps, step_s = pace
-    if work.flops and work.peak_flops:
-        yield Curve(
-            "MFU", "percent of the peak of all GPUs", *_plain(steps, 100 * work.flops / work.peak_flops / step_s)
-        )
+    known = steps[: len(steps) * bool(work.least_s)]
+    return Curve("MFU", "percent of the peak of all GPUs", *_plain(known, 100 * work.least_s / step_s[: len(known)]))
 
 
 def _plain(steps: Array, values: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -73,12 +73,23 @@ def report_data(source: Source, price: float) -> ReportData:
         _user(story.gang.account.owner_uid),
         made_s=clock.wall(),
         goodput=_goodput(story, view, per_node, price),
-        curves=series.curves_of(measured, series.Work(gpus=per_node * story.gang.spec.nodes)),
+        curves=series.curves_of(measured, _work(source, story)),
         heat=series.heat_of(measured),
         notes=tuple(_notes(source, story, measured)),
         result=_result(view),
         step=view.step if view else 0,
     )
+
+
+def _work(source: Source, story: Story) -> series.Work:
+    """What a step is. The coordinator may know more of its arithmetic than job.toml says: somebody may have counted."""
+    spec, told_spec = story.gang.spec, source.spec
+    ranks = max(1, len(story.ranks)) * spec.ranks_per_node
+    least_s = told_spec.flops_per_step / (told_spec.peak_flops * ranks) if told_spec.peak_flops else 0.0
+    if source.view is not None and source.view.training.mfu:
+        least_s = source.view.training.mfu / source.view.training.steps_per_s
+    per_replica = spec.tensor * spec.context * spec.pipeline
+    return series.Work(told_spec.tokens_per_step / ranks, per_replica, least_s)
 
 
 def _goodput(story: Story, view: GangView | None, per_node: int, price: float) -> Goodput:
@@ -99,6 +110,8 @@ def _notes(source: Source, story: Story, measured: series.Measured) -> list[str]
     found = [f"{name} is left out: {why}" for name, why in list(measured.left_out.items())[:20]]
     if source.view is None and not story.is_over:
         found.append("The journal ends before the job does. What came later is not in this report.")
+    if measured.ranks and not _work(source, story).least_s:
+        found.append("MFU is not known: [model] of job.toml says what a step computes, and on which GPUs.")
     if not measured.ranks:
         found.append("No rank has noted its steps, so there is nothing about their speed: the script reports them by "
                      "checkpoint.step or muster.log.")  # fmt: skip

@@ -16,7 +16,6 @@ from muster.launcher.report.page import page_of
 from muster.launcher.report.show import Source, report_data
 from muster.launcher.report.testing.made_up_job import ENDS, MadeUpJob
 from muster.v1.api_pb2 import GangView
-from muster.v1.common_pb2 import JobSpec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MOST_BYTES = 150_000
@@ -36,9 +35,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     job = MadeUpJob(nodes=14, run_dir=str(folder))
     job.write_series(bins=120)
-    spec = JobSpec(run_dir=str(folder), estimate_tables='{"gpus_per_node": 8}')
     view = GangView(phase="RUNNING", step=100_000, run_dir=str(folder))
-    data = report_data(Source(job.records(), spec, view, ENDS), price=2.5)
+    data = report_data(Source(job.records(), job.job_spec(), view, ENDS), price=2.5)
     page = folder / "report.html"
     page.write_text(page_of(replace(data, head=replace(data.head, user="alice")), UTC))
     return page
@@ -57,11 +55,11 @@ def page(browser: Browser, report: Path) -> Iterator[Page]:
 
 def test_the_page_has_its_sections_and_its_pictures_have_axes(page: Page) -> None:
     assert page.locator("h2").all_inner_texts() == SECTIONS
-    assert page.locator("svg").count() == 9
+    assert page.locator("svg").count() == 10
     curve = page.locator("#training svg").nth(1)
     assert {"loss", "step", "15,000"} <= {*curve.locator("text").all_text_contents()}
     assert {"rank", "seconds of a step, without waiting"} <= {*page.locator("#ranks svg text").all_text_contents()}
-    for number in range(9):
+    for number in range(10):
         box = page.locator("svg").nth(number).bounding_box()
         assert box is not None
         assert box["width"] > 600

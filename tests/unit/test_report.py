@@ -33,7 +33,6 @@ from muster.launcher.report.show import Source, report_data
 from muster.launcher.report.story import Story, told
 from muster.launcher.report.testing.made_up_job import ENDS, GANG, STEP_S, MadeUpJob
 from muster.simulator.scenario import Scenario
-from muster.v1.common_pb2 import JobSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "journals"
 
@@ -111,7 +110,7 @@ def test_the_map_shows_where_the_ranks_are_now_and_where_the_fault_was(story: St
 
 
 def test_a_plain_requeue_is_computed_from_the_jobs_own_figures() -> None:
-    data = report_data(Source(MadeUpJob().records(), JobSpec(), until=ENDS), price=2.5)
+    data = report_data(Source(MadeUpJob().records(), MadeUpJob().job_spec(), until=ENDS), price=2.5)
     assert data.requeue is not None
     one = data.requeue
     assert (one.restarts, one.queue_s, one.start_s, one.checkpoint_age_s) == (3, 700.0, 80.0, 900.0)
@@ -121,7 +120,7 @@ def test_a_plain_requeue_is_computed_from_the_jobs_own_figures() -> None:
 
 
 def test_what_stopped_nobody_is_noted_without_a_cost() -> None:
-    data = report_data(Source(MadeUpJob().records(), JobSpec(), until=ENDS), price=0.0)
+    data = report_data(Source(MadeUpJob().records(), MadeUpJob().job_spec(), until=ENDS), price=0.0)
     assert [(fault.action, fault.lost_s > 0) for fault in data.faults] == [
         ("swap", True), ("restart in place", True), ("noted", False), ("swap", True),
     ]  # fmt: skip
@@ -155,9 +154,9 @@ def test_the_curves_are_those_of_the_jobs_series(tmp_path: Path) -> None:
 def test_throughput_and_mfu_follow_from_the_time_of_a_step(tmp_path: Path) -> None:
     MadeUpJob(nodes=2, run_dir=str(tmp_path)).write_series(bins=10)
     found = series.read(str(tmp_path), GANG)
-    curves = {one.name: one for one in series.curves_of(found, series.Work(4e6, 2e15, 1e16, 16))}
+    curves = {one.name: one for one in series.curves_of(found, series.Work(4e6 / 16, 1, 0.2))}
     assert curves["throughput"].median[0] == pytest.approx(4e6 / 16 / STEP_S)
-    assert curves["MFU"].median[0] == pytest.approx(100 * 2e15 / 1e16 / STEP_S)
+    assert curves["MFU"].median[0] == pytest.approx(100 * 0.2 / STEP_S)
     assert list(curves) == ["throughput", "loss", "gradient norm", "MFU", "learning rate"]
 
 
@@ -181,7 +180,7 @@ def test_a_damaged_file_is_named_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "logs" / GANG / "series" / "n1.json").write_text(
         '{"format": 1, "width_s": 4, "rank 3": {"at_s": ["x"]}}'
     )
-    data = report_data(Source(job.records(), JobSpec(run_dir=str(tmp_path)), until=ENDS), price=0.0)
+    data = report_data(Source(job.records(), job.job_spec(), until=ENDS), price=0.0)
     assert any(note.startswith("n1.json is left out: damaged") for note in data.notes)
     assert data.curves
 
@@ -213,7 +212,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Page:
     folder = tmp_path_factory.mktemp("run")
     job = MadeUpJob(nodes=3, run_dir=str(folder))
     job.write_series(bins=20)
-    data = report_data(Source(job.records(), JobSpec(run_dir=str(folder)), until=ENDS), price=2.5)
+    data = report_data(Source(job.records(), job.job_spec(), until=ENDS), price=2.5)
     return Page(page_of(data, UTC))
 
 
@@ -234,7 +233,7 @@ def test_each_picture_has_words_and_ids_of_its_own(whole: Page) -> None:
     ids = [value for _, name, value in whole.attributes if name == "id"]
     assert [one for one, count in Counter(ids).items() if count > 1] == []
     named = [value for tag, name, value in whole.attributes if (tag, name) == ("svg", "aria-labelledby")]
-    assert len(named) == whole.tags["svg"] == 9
+    assert len(named) == whole.tags["svg"] == 10
     used = {one for value in named for one in value.split()}
     used |= {value[1:] for tag, name, value in whole.attributes if name == "href" and value.startswith("#")}
     used |= {one for _, _, value in whole.attributes for one in re.findall(r"url\(#([^)]+)\)", value)}

@@ -5,10 +5,13 @@ The job trains 18 hours. A GPU falls off the bus, a rank is killed, a node goes 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
+
+from google.protobuf import json_format
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
@@ -17,6 +20,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.host.metric_series import NodeSeries, NumberPoint, RankPoint, write_node
 from muster.node_health import NodeHealth
+from muster.v1.common_pb2 import JobSpec
 
 GANG, JOB = "g20270115-080000-1000-pretraining-7b", 42
 SUBMITTED = 1_800_000_000.0
@@ -26,7 +30,6 @@ STEP_S = 0.65
 STEPS = 100_000
 ENDS = TRAINS + STEPS * STEP_S
 SLOW_RANK = 11
-SPEC_JSON = '{"estimateTables": "{\\"gpus_per_node\\": 8}", "runDir": "RUN_DIR"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,16 @@ class MadeUpJob:
         """The name of a node."""
         return f"{self.node_prefix}{number}"
 
+    def job_spec(self) -> JobSpec:
+        """What job.toml says: with 41 % of the peak of its GPUs."""
+        return JobSpec(
+            run_dir=self.run_dir,
+            estimate_tables=json.dumps({"gpus_per_node": self.ranks_per_node}),
+            tokens_per_step=2**22,
+            flops_per_step=0.41 * STEP_S * self.nodes * self.ranks_per_node * 989e12,
+            peak_flops=989e12,
+        )
+
     def records(self) -> list[Record]:
         """The records of a job that goes on."""
         return [
@@ -73,7 +86,7 @@ class MadeUpJob:
     def _facts(self) -> Iterator[tuple[float, facts.Fact]]:
         spec = GangSpec(self.nodes, self.spares, self.ranks_per_node, durable_dir="/shared/checkpoints",
                         durable_every_s=1800.0)  # fmt: skip
-        text = SPEC_JSON.replace("RUN_DIR", self.run_dir)
+        text = json_format.MessageToJson(self.job_spec())
         yield SUBMITTED, facts.GangRegistered(GANG, JOB, 1000, self.name, spec, text)
         names = tuple(self.node(number) for number in range(self.nodes + self.spares))
         yield STARTED, facts.JobChanged(GANG, names)
