@@ -12,6 +12,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from muster.daemon.coordinator.accounting.gang_accounts import GangAccounts
+from muster.daemon.coordinator.accounting.goodput_service import GoodputService
 from muster.daemon.coordinator.coordinator_names import CoordinatorNames
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.observed_state import NODE_HEARTBEAT_S
@@ -52,6 +54,8 @@ from muster.v1 import (
     api_pb2_grpc,
     diagnosis_pb2,
     diagnosis_pb2_grpc,
+    goodput_pb2,
+    goodput_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
 )
@@ -132,6 +136,7 @@ class Coordinator:
             shedding=settings.shedding,
         )
         self._recorder = RunRecorder(self.engine, settings.state_dir)
+        self._accounts = GangAccounts(self.engine, settings.state_dir)
         # The site's hooks are about its cluster: `muster run --local` reads the same policy.
         if hooks := Hooks([] if isinstance(settings.slurm, LocalSlurm) else settings.policy.hooks):
             state, now = self.engine.core.state, self.engine.clock.now
@@ -143,7 +148,7 @@ class Coordinator:
         self.fabric = FabricWatch(settings.slurm, self.roster, self.engine.post, settings.fabric_file)
         self._watch_task: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
-        self._metrics = Metrics(settings.policy, self.engine, self.roster, settings.login_names)
+        self._metrics = Metrics(settings.policy, self.engine, self.roster, settings.login_names, self._accounts.view)
         self._server = self._make_server()
         self.port = self.metrics_port = 0
 
@@ -191,12 +196,20 @@ class Coordinator:
             await asyncio.gather(self._watch_task, return_exceptions=True)
         await stop_server(self._server, GRACE_S)
         await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._accounts.close)
         self._journal.close()
 
     async def _watch_slurm(self) -> None:
         resolve, hosts = self._settings.resolve, self._settings.rights.management_hosts
         names = () if self._settings.certificate_files else (self._plain_names.run(resolve),)
-        watches = (self._watch.run(), self.roster.run(), self.fabric.run(), self._recorder.run(), hosts.run(resolve))
+        watches = (
+            self._watch.run(),
+            self.roster.run(),
+            self.fabric.run(),
+            self._recorder.run(),
+            self._accounts.run(),
+            hosts.run(resolve),
+        )
         await asyncio.gather(*watches, *names)
 
     def _make_server(self) -> grpc.aio.Server:
@@ -240,9 +253,11 @@ class Coordinator:
             settings.stream_limits,
             login_names=settings.login_names,
             private_jobs=settings.private_jobs,
+            goodput=self._accounts.view,
         )
         api_pb2_grpc.add_MusterServicer_to_server(api, server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisService(engine, api, self._recorder), server)
+        goodput_pb2_grpc.add_GoodputServicer_to_server(GoodputService(engine, api, self._accounts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server
@@ -278,5 +293,6 @@ _SERVICES = tuple(
         (node_pb2, "NodeService"),
         (api_pb2, "Muster"),
         (diagnosis_pb2, "Diagnosis"),
+        (goodput_pb2, "Goodput"),
     )
 )

@@ -42,6 +42,8 @@ from muster.v1 import (
     common_pb2_grpc,
     diagnosis_pb2,
     diagnosis_pb2_grpc,
+    goodput_pb2,
+    goodput_pb2_grpc,
     node_pb2,
     node_pb2_grpc,
     peer_pb2,
@@ -173,6 +175,12 @@ async def _node_history(call: Call) -> bool:
 async def _measurements(call: Call) -> bool:
     stub: Any = diagnosis_pb2_grpc.DiagnosisStub(call.channel)
     return bool((await stub.Measurements(JOB)).gang.gang_id == "g1")
+
+
+async def _account(call: Call) -> bool:
+    stub: Any = goodput_pb2_grpc.GoodputStub(call.channel)
+    request = goodput_pb2.GoodputRequest(since_s=1, by=goodput_pb2.GOODPUT_GROUP_JOB)
+    return bool([row async for page in stub.Account(request) for row in page.rows])  # the job waits in the queue
 
 
 async def _measure_link(call: Call) -> bool:
@@ -341,6 +349,7 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     f"{MUSTER}NodeHistory": (_coordinator, _node_history),
     "/muster.v1.Diagnosis/Measurements": (_coordinator, _measurements),
     "/muster.v1.Diagnosis/MeasureLink": (_coordinator, _measure_link),
+    "/muster.v1.Goodput/Account": (_coordinator, _account),
     "/muster.v1.AgentService/Attach": (_coordinator, _attach_agent),
     "/muster.v1.NodeService/Attach": (_coordinator, _attach_node),
     f"{PEER}Link": (_agent, _link),

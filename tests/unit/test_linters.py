@@ -89,6 +89,8 @@ BOUNDARIES = {
         {
             "daemon/coordinator/journal/journal.py": "the journal",
             "daemon/coordinator/diagnosis/past_generations.py": "a history that no decision needs",
+            "daemon/coordinator/accounting/account_store.py": "a projection of the journal",
+            "daemon/coordinator/journal/side_database.py": "how such a file is opened",
             "daemon/coordinator/journal/history.py": "pages of the journal",
             "daemon/coordinator/journal/reading.py": "one job's records, without a coordinator",
         },

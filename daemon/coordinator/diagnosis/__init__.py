@@ -1,8 +1,9 @@
 """What was measured of jobs, for `muster diagnose`: step times, links, and generations that have ended.
 
 Nothing here decides, and nothing is journaled. A store that can't be written costs the history, not the coordinator.
-Only `daemon/coordinator` imports this room.
+`daemon/coordinator` and `daemon/coordinator/accounting` import this room.
 
-May import: `daemon.coordinator.core.state`, `daemon.coordinator.journal`, `daemon.coordinator.services`,
-`daemon.coordinator.shell`, `daemon.coordinator.view_parts`, `daemon.host`.
+May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.goodput`,
+`daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.coordinator.shell`,
+`daemon.coordinator.view_parts`, `daemon.host`.
 """

@@ -8,7 +8,6 @@ methods block, and are called from one thread.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from pathlib import Path
 
 from sqlite_utils import Database
 from sqlite_utils.db import Table
+
+from muster.daemon.coordinator.journal.side_database import SideDatabase
 
 FILE = "past-generations.db"
 KEPT_OF_NAME = 100
@@ -58,7 +59,7 @@ class PastGenerations:
     """The store in `folder`. It keeps so many generations of each job name of a user, and so many in all."""
 
     def __init__(self, folder: Path, kept_of_name: int = KEPT_OF_NAME, kept: int = KEPT) -> None:
-        self._path = folder / FILE
+        self._database = SideDatabase(folder / FILE, _make_table)
         self._kept_of_name, self._kept = kept_of_name, kept
 
     def note(self, one: PastGeneration) -> None:
@@ -99,28 +100,17 @@ class PastGenerations:
     def _opened(self) -> Iterator[Table]:
         """The table, in one transaction."""
         try:
-            try:
-                database = self._open()
-            except sqlite3.DatabaseError:  # damaged: a history is worth no operator's time
-                self._path.rename(self._path.with_suffix(".damaged"))
-                database = self._open()
-            try:
-                with database.atomic():
-                    yield database.table(_TABLE)
-            finally:
-                database.close()
+            with self._database.opened() as database:
+                yield database.table(_TABLE)
         except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
-            raise PastGenerationsError(f"{self._path}: {error}") from error
+            raise PastGenerationsError(f"{self._database.path}: {error}") from error
 
-    def _open(self) -> Database:
-        # Nobody else may read it: it says what users run.
-        os.close(os.open(self._path, os.O_CREAT | os.O_CLOEXEC, 0o600))
-        database = Database(sqlite3.connect(self._path, timeout=1.0))
-        kinds = {"int": int, "float": float, "str": str, "tuple[str, ...]": str}
-        database.table(_TABLE).create(
-            {field.name: kinds[str(field.type)] for field in fields(PastGeneration)},
-            pk=("gang", "generation"),
-            if_not_exists=True,
-        )
-        database.table(_TABLE).create_index(["owner_uid", "name", "ended_at"], if_not_exists=True)
-        return database
+
+def _make_table(database: Database) -> None:
+    kinds = {"int": int, "float": float, "str": str, "tuple[str, ...]": str}
+    table = database.table(_TABLE).create(
+        {field.name: kinds[str(field.type)] for field in fields(PastGeneration)},
+        pk=("gang", "generation"),
+        if_not_exists=True,
+    )
+    table.create_index(["owner_uid", "name", "ended_at"], if_not_exists=True)

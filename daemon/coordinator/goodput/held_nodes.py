@@ -26,6 +26,11 @@ class HeldNodes:
         """Some node is held."""
         return bool(self._own or self._pool)
 
+    @property
+    def seats(self) -> frozenset[str] | None:
+        """The nodes of the newest generation of this run; None: there was none."""
+        return self._seats
+
     def roles(self) -> Roles:
         """What the nodes do. Before the first generation of a run, and after the last one, all of them carry it."""
         if self._roles is None:

@@ -78,6 +78,17 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """How long `nodes` nodes were without a generation: a run of the job in the queue and until its ranks started; or
+    (`swap`) a running job until a spare had its seat. `at`: the end of the wait."""
+
+    at: float
+    seconds: float
+    nodes: int
+    swap: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Which parts of the time of a generation's steps went elsewhere (0 to 1), as was measured while it ran."""
 

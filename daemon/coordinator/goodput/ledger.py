@@ -26,7 +26,7 @@ from muster.daemon.coordinator.goodput.generation_account import (
     trained,
 )
 from muster.daemon.coordinator.goodput.held_nodes import HeldNodes
-from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured
+from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured, Wait
 
 
 class Ledger:
@@ -34,6 +34,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._settled: list[Interval] = []
+        self._waits: list[Wait] = []
+        self._waits_since = 0.0
+        """Since when the job is in the queue, or in a recovery since when its ranks must end."""
         self._held = HeldNodes()
         self._faults = FaultFinder()
         self._stage: Category | None = None
@@ -63,6 +66,7 @@ class Ledger:
                 self._asked, self._stage = fact.spec.nodes + fact.spec.spares, Category.QUEUE
                 self._durable_step = _step_of(fact.spec.resume_from)
                 self._held.begin_run(fact.job)
+                self._waits_since = at
             case facts.JobChanged():
                 self._held.change_job(fact.nodes)
             case facts.MemberJoined():
@@ -96,6 +100,16 @@ class Ledger:
         found, self._settled = self._settled, []
         return found
 
+    def take_waits(self) -> list[Wait]:
+        """The waits that have ended since the last call."""
+        found, self._waits = self._waits, []
+        return found
+
+    @property
+    def over(self) -> bool:
+        """Nothing follows any more."""
+        return self._over
+
     def unsettled(self, now: float, step: int = 0) -> list[Interval]:
         """What would be settled if the gang were over now (seconds). `step`: the newest finished step."""
         ledger = copy(self)
@@ -123,7 +137,7 @@ class Ledger:
             case facts.GenerationFenced():
                 self._fence(fact)
             case facts.GenerationStarted():
-                self._start(fact)
+                self._start(fact, at)
             case facts.StateRestored() if self._run is not None:
                 self._run.restored = fact.version.step
                 self._stage = Category.FIRST_STEP if self._stage is Category.LOAD else self._stage
@@ -171,7 +185,7 @@ class Ledger:
             case Phase.REQUEUED:
                 self._settle(_reached(fact.progress))
                 self._held.carry_all()
-                self._stage = Category.START
+                self._stage, self._waits_since = Category.START, self._at
                 if self._requeue is None:  # Slurm has requeued it by itself
                     self._held.release()
                     self._stage = Category.QUEUE
@@ -200,11 +214,14 @@ class Ledger:
         self._slices = [one for one in slices if one.until <= fact.suspected_at]
         detected = slices[len(self._slices) :]
         self._settle(_reached(fact.progress) or fact.step_before)
-        self._slices = detected
+        self._slices, self._waits_since = detected, self._at
         self._stage = Category.FENCE
 
-    def _start(self, fact: facts.GenerationStarted) -> None:
+    def _start(self, fact: facts.GenerationStarted, at: float) -> None:
         """Ranks start. What came before is the time of the recovery, or of the start of the run."""
+        seats, before = frozenset(seat.node for seat in fact.seats), self._held.seats
+        if before is None or seats - before:
+            self._waits.append(Wait(at, at - self._waits_since, len(seats), swap=before is not None))
         fenced = [one for one in self._slices if one.stage is Category.FENCE]
         placed = split(fenced, fact.fenced_at, Category.PLACE)
         self._slices = [one for one in self._slices if one.stage is not Category.FENCE] + placed
@@ -215,7 +232,7 @@ class Ledger:
             step = self._durable_step if self._durable_step is not None else _step_of(fact.durable_path)
         self._run = Running(fact.generation, self._faults.taken(), step, self._debts, self._reached)
         self._run.loads = fact.version is not None or bool(fact.durable_path)
-        self._held.carry(frozenset(seat.node for seat in fact.seats))
+        self._held.carry(seats)
         self._stage = Category.RENDEZVOUS
 
     def _settle(self, reached: int, *, done: bool = False) -> None:

@@ -46,6 +46,10 @@ SELECT gang, json_extract(json, '$.owner_uid') FROM facts
 WHERE name = 'GangRegistered' AND json_extract(json, '$.job') = ? ORDER BY position DESC LIMIT 1
 """
 
+REGISTERED_GANGS = """
+SELECT DISTINCT gang FROM facts INDEXED BY registrations_of_gang WHERE name = 'GangRegistered' ORDER BY position DESC
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

@@ -206,6 +206,15 @@ class Journal:
         with self._wrap_errors("read"):
             return history.find_owner(self._db.conn, gang, job)
 
+    def registered_gangs(self) -> list[str]:
+        """Every gang that was ever registered, the newest first.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
+        with self._wrap_errors("read"):
+            return [str(gang) for (gang,) in self._db.execute(history.REGISTERED_GANGS)]
+
     def _read_format(self) -> int:
         """The format of the file; 0 for a new file."""
         found = self._first_row("SELECT 1 FROM sqlite_master WHERE name = 'meta'")

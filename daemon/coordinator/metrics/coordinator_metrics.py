@@ -8,6 +8,7 @@ from muster.daemon.coordinator.metrics.event_counters import EventCounters
 from muster.daemon.coordinator.metrics.state_collector import StateCollector
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.login_names import LoginNames
+from muster.daemon.coordinator.services.views import GoodputOf
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.metrics.metrics_access import MetricsAccess
@@ -17,14 +18,17 @@ from muster.daemon.metrics.metrics_server import MetricsServer
 class Metrics:
     """Counts from the start on, and shows what it has counted from `serve` to `stop`. `events`: is told of signals."""
 
-    def __init__(self, policy: Policy, engine: Engine, roster: SlurmRoster, login_names: LoginNames) -> None:
+    def __init__(
+        self, policy: Policy, engine: Engine, roster: SlurmRoster, login_names: LoginNames, goodput: GoodputOf
+    ) -> None:
+        """`goodput`: the account of a gang until now."""
         # The start of the process says when all counters began: further series would say it once more for each.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self.events = EventCounters(self._registry, engine.core.state, engine.clock.now, policy.codes)
         engine.on_facts.append(self.events.note_facts)
-        self._registry.register(StateCollector(engine, roster, login_names))
+        self._registry.register(StateCollector(engine, roster, login_names, goodput))
         self._server: MetricsServer | None = None
 
     def serve(self, access: MetricsAccess) -> int:

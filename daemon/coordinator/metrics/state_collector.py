@@ -23,7 +23,7 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedGang, Ob
 from muster.daemon.coordinator.metrics.families import DURABLE, MEMORY, REPORTED, Families
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.roll_call import UNHEARD, known_nodes, shown_health
-from muster.daemon.coordinator.services.views import gang_view
+from muster.daemon.coordinator.services.views import GoodputOf, gang_view
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
@@ -41,8 +41,9 @@ _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 class StateCollector:
     """A collector of prometheus_client, for threads other than that of `engine`'s event loop."""
 
-    def __init__(self, engine: Engine, roster: SlurmRoster, login_names: LoginNames) -> None:
-        """Made on the event loop."""
+    def __init__(self, engine: Engine, roster: SlurmRoster, login_names: LoginNames, goodput: GoodputOf) -> None:
+        """Made on the event loop. `goodput`: the account of a gang until now."""
+        self._goodput = goodput
         self._engine, self._roster, self._login_names = engine, roster, login_names
         self._loop = asyncio.get_running_loop()
         self._turn = threading.Lock()
@@ -71,7 +72,9 @@ class StateCollector:
         for gang in list(state.gangs.values()):
             if not gang.final:
                 user = await self._login_names(gang.account.owner_uid)
-                add_gang(families, state, observed, gang, user, self._engine.clock.now())
+                now = self._engine.clock.now()
+                view = gang_view(state, observed, gang, now, brief=True, goodput=self._goodput)
+                add_gang(families, view, state, observed, gang, user)
                 await slices.next()
         await self._add_nodes(families, slices)
         self._add_coordinator(families)
@@ -124,10 +127,10 @@ class _Slices:
 
 
 def add_gang(
-    families: Families, state: DurableState, observed: ObservedState, gang: Gang, user: str, now: float
+    families: Families, view: api_pb2.GangView, state: DurableState, observed: ObservedState, gang: Gang, user: str
 ) -> None:
-    """The series of one job."""
-    view, job = gang_view(state, observed, gang, now, brief=True), str(gang.slurm.job)
+    """The series of one job, which users see like this."""
+    job = str(gang.slurm.job)
     seen = observed.gangs.get(gang.id) or ObservedGang()
     families.add_job(job, view.name, user)
     families.add("muster_job_phase", 1, job, view.phase)

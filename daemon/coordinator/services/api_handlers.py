@@ -14,7 +14,7 @@ from muster.daemon.transport.calls.call_places import current_place
 from muster.daemon.transport.server_limits import StreamLimits
 
 READING = frozenset(
-    {"Describe", "Attend", "Watch", "List", "Events", "Nodes", "NodeHistory", "Measurements", "MeasureLink"}
+    {"Describe", "Attend", "Watch", "List", "Events", "Nodes", "NodeHistory", "Measurements", "MeasureLink", "Account"}
 )
 """The methods that change nothing. A caller of any version may call them: the wire leaves out what it does not know."""
 

@@ -83,9 +83,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         site_calls: int = SITE_CALLS,
         login_names: LoginNames,
         private_jobs: bool = False,
+        goodput: views.GoodputOf = views.no_goodput,
     ) -> None:
         """`private_jobs`: nodes that no job of the caller has are shown to operators only. So they are if Slurm hides
-        jobs or nodes."""
+        jobs or nodes. `goodput`: the account of a gang until now."""
         self.stream_limits = stream_limits
         self.side = own_side("the coordinator")
         self._site_calls = UserCalls(site_calls, "calls for all nodes or all jobs")
@@ -98,6 +99,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self.callers_gangs = CallersGangs(engine, rights)
         self._login_names = login_names
         self._private_jobs = private_jobs
+        self.goodput = goodput
 
     @unary_handler
     async def Register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
@@ -181,7 +183,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
         """See api.proto."""
         reply = pb.ListReply()
-        async with self._one_of_the_site():
+        async with self.one_of_the_site():
             for gang in self.callers_gangs.listed():
                 reply.gangs.append(self._view(gang, brief=request.brief))
                 await asyncio.sleep(0)
@@ -299,11 +301,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Every user may call it, as sinfo. Node checks are shown to those who may read their job. Where
         jobs or nodes are private, users see those of their own jobs: the verdicts of others tell what runs there."""
-        async with self._one_of_the_site():
+        async with self.one_of_the_site():
             return await self._roll_call(self.callers_gangs.listed())
 
     @asynccontextmanager
-    async def _one_of_the_site(self) -> AsyncIterator[None]:
+    async def one_of_the_site(self) -> AsyncIterator[None]:
         """Wait until no other call for all nodes or all jobs is answered: the event loop builds one at a time.
 
         Raises:
@@ -332,7 +334,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def NodeHistory(self, request: pb.NodeHistoryRequest, context: _Context) -> pb.NodeHistoryReply:
         """See api.proto. Who sees the node in Nodes sees its history, but for what belongs to jobs of others."""
-        async with self._one_of_the_site():
+        async with self.one_of_the_site():
             core, now, node = self._engine.core, self._engine.clock.now(), request.node
             of_all, gangs = self.callers_gangs.allows(None), self.callers_gangs.listed()
             view = next(
@@ -395,7 +397,14 @@ class MusterService(api_pb2_grpc.MusterServicer):
     def _view(self, gang: Gang, *, brief: bool = False, for_people: bool = True) -> pb.GangView:
         core, now = self._engine.core, self._engine.clock.now()
         return views.gang_view(
-            core.state, core.observed, gang, now, self._engine.limits, brief=brief, for_people=for_people
+            core.state,
+            core.observed,
+            gang,
+            now,
+            self._engine.limits,
+            brief=brief,
+            for_people=for_people,
+            goodput=self.goodput,
         )
 
     async def registered_spec(self, gang: Gang) -> JobSpec | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from muster.checkpoint.redundancy import wire
 from muster.daemon.coordinator.core.detection import failure_rate
@@ -44,6 +44,11 @@ _NODES_NAMED = 8
 
 
 _NO_LEMONS = Limits(lemon_after=0)
+GoodputOf = Callable[[Gang, float], api_pb2.GoodputView | None]
+
+
+def no_goodput(gang: Gang, now: float) -> None:
+    """Nobody keeps an account."""
 
 
 def gang_view(
@@ -55,10 +60,11 @@ def gang_view(
     *,
     brief: bool = False,
     for_people: bool = True,
+    goodput: GoodputOf = no_goodput,
 ) -> api_pb2.GangView:
     """The view of one gang. Of a gang that is over, only the durable state counts: no agent tells it again.
-    `limits`: those of the site's policy. `brief`: as in ListRequest. `for_people`: with how it trains, which
-    no program acts on.
+    `limits`: those of the site's policy. `brief`: as in ListRequest. `for_people`: with how it trains and what it has
+    used, which no program acts on. `goodput`: the account of a gang until now.
     """
     seen = ObservedGang() if gang.final else observed.gangs.get(gang.id, ObservedGang())
     jobs, seated = jobs_of(gang), {seat.node for seat in gang.roster.seats}
@@ -96,6 +102,8 @@ def gang_view(
     add_outlook(view, gang, seen, now, limits)
     if for_people:
         add_training(view, gang, seen, brief=brief)
+        if (account := goodput(gang, now)) is not None:
+            view.goodput.CopyFrom(account)
     return view
 
 

@@ -165,6 +165,7 @@ async def changed_views(make: MakeView, shared: SharedView, is_open: Callable[[]
 def _without_ages(view: pb.GangView) -> bytes:
     copy = pb.GangView()
     copy.CopyFrom(view)
+    copy.ClearField("goodput")  # it grows all the time
     for node in copy.nodes:
         node.ClearField("heard_s_ago")
         if node.verdict == "SUSPECT":

@@ -850,11 +850,14 @@ class GoodputView(_message.Message):
     ALLOCATED_NODE_S_FIELD_NUMBER: _builtins.int
     USEFUL_NODE_S_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    QUEUE_NODE_S_FIELD_NUMBER: _builtins.int
     since_s: _builtins.float
     """From when to when the account goes (seconds since the epoch)."""
     until_s: _builtins.float
     allocated_node_s: _builtins.float
     useful_node_s: _builtins.float
+    queue_node_s: _builtins.float
+    """How long the job has waited in Slurm's queue, times the nodes that it asks for. It is in no sum: no node was held."""
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostTime]: ...
     def __init__(
@@ -865,10 +868,11 @@ class GoodputView(_message.Message):
         allocated_node_s: _builtins.float = ...,
         useful_node_s: _builtins.float = ...,
         lost: _abc.Iterable[Global___LostTime] | None = ...,
+        queue_node_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_node_s", b"allocated_node_s", "lost", b"lost", "since_s", b"since_s", "until_s", b"until_s", "useful_node_s", b"useful_node_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_node_s", b"allocated_node_s", "lost", b"lost", "queue_node_s", b"queue_node_s", "since_s", b"since_s", "until_s", b"until_s", "useful_node_s", b"useful_node_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,9 @@
+"""The goodput of the fleet: the ledger of each gang that lives, and a store of what all gangs have used.
+
+The store is a projection of the journal: what it lacks is read again. Nothing here decides. Only `daemon/coordinator`
+imports this room.
+
+May import: `daemon.coordinator.core.state`, `daemon.coordinator.diagnosis`, `daemon.coordinator.goodput`,
+`daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.coordinator.shell`, `daemon.host`,
+`daemon.transport`.
+"""

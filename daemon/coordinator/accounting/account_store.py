@@ -1,0 +1,207 @@
+"""The store of what gangs have used: a SQLite file beside the journal, with the settled intervals of their ledgers.
+
+It is a projection of the journal, so a file that is damaged is replaced by a new one, and filled again. Its methods
+block, and are called from one thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sqlite_utils import Database
+
+from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured, Wait
+from muster.daemon.coordinator.journal.side_database import SideDatabase
+
+FILE = "goodput.db"
+KEPT_S = 400 * 86400.0
+"""Seconds for which intervals are kept: a year, and a month to look back on it."""
+
+
+class AccountStoreError(Exception):
+    """The site's fault: the file can't be read or written. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Whose time it is. `account`: of Slurm; empty: not named. `gpus`: of one of its nodes. `complete`: nothing
+    follows."""
+
+    gang: str
+    job: int
+    name: str
+    owner_uid: int
+    account: str
+    gpus: int
+    complete: bool = False
+
+
+@dataclass(slots=True)
+class Row:
+    """What one group of the account has used: seconds of nodes, and of GPUs, by category.
+
+    `faults`: how many faults its losses are charged with. `saved_node_s`, `saved_gpu_s`: what spares have saved.
+    """
+
+    key: str
+    node_s: dict[str, float] = field(default_factory=dict)
+    gpu_s: dict[str, float] = field(default_factory=dict)
+    faults: int = 0
+    saved_node_s: float = 0.0
+    saved_gpu_s: float = 0.0
+
+    def add(self, category: str, node_s: float, gpus: float) -> None:
+        """More time of nodes with so many GPUs each."""
+        self.node_s[category] = self.node_s.get(category, 0.0) + node_s
+        self.gpu_s[category] = self.gpu_s.get(category, 0.0) + node_s * gpus
+
+    @property
+    def lost_gpu_s(self) -> float:
+        """Allocated, and not useful."""
+        told_apart = (Category.USEFUL, Category.QUEUE)
+        return sum(seconds for category, seconds in self.gpu_s.items() if category not in told_apart)
+
+
+KEYS = {"job": "j.job || ' ' || j.name", "account": "j.account", "cause": "s.cause", "node": "s.node", "leaf": "s.leaf"}
+"""What an account may be grouped by."""
+_OF_WINDOW = "s.until > :since AND s.since < :until AND (:uid IS NULL OR j.owner_uid = :uid)"
+_CLIPPED = "s.node_s * (min(s.until, :until) - max(s.since, :since)) / (s.until - s.since)"
+_SUMS = """
+SELECT {key}, s.category, sum({part}), sum({part} * j.gpus) FROM spans s JOIN jobs j ON j.gang = s.gang
+WHERE {window} GROUP BY 1, 2
+"""
+_FAULTS = """
+SELECT key, count(*) FROM (SELECT DISTINCT {key} AS key, s.gang, s.fault_at FROM spans s JOIN jobs j ON j.gang = s.gang
+WHERE {window} AND s.cause != '') GROUP BY key
+"""
+_SAVED = """
+SELECT {key}, total(max(0, r.seconds - w.seconds) * w.nodes), total(max(0, r.seconds - w.seconds) * w.nodes * j.gpus)
+FROM waits w JOIN jobs j ON j.gang = w.gang
+JOIN (SELECT gang, avg(seconds) AS seconds FROM waits WHERE NOT swap GROUP BY gang) r ON r.gang = w.gang
+WHERE w.swap AND w.at > :since AND w.at < :until AND (:uid IS NULL OR j.owner_uid = :uid) GROUP BY 1
+"""
+
+
+class AccountStore:
+    """The store in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = SideDatabase(folder / FILE, _make_tables)
+
+    def note(
+        self, job: Job, leaves: dict[str, str], intervals: Sequence[Interval], waits: Sequence[Wait], *, anew: bool
+    ) -> None:
+        """Adds what a gang has used. `leaves`: of its nodes. `anew`: in place of all that is known of it.
+
+        Raises:
+            AccountStoreError: the file can't be written.
+        """
+        with self._opened() as database:
+            if anew:
+                for table in ("spans", "waits"):
+                    database.execute(f"DELETE FROM {table} WHERE gang = ?", (job.gang,))
+            database.table("jobs").upsert(asdict(job), pk="gang")
+            database.table("spans").insert_all(_span(job.gang, one, leaves) for one in intervals if one.node_s > 0)
+            database.table("waits").insert_all({"gang": job.gang, **asdict(one)} for one in waits)
+            if job.complete and intervals:
+                database.execute("DELETE FROM spans WHERE until < ?", (intervals[-1].until - KEPT_S,))
+
+    def note_measured(self, gang: str, generation: int, measured: Measured) -> None:
+        """Keeps what was measured of a generation, for an account that is made again.
+
+        Raises:
+            AccountStoreError: the file can't be written.
+        """
+        with self._opened() as database:
+            row = {"gang": gang, "generation": generation, **asdict(measured)}
+            database.table("measured").upsert(row, pk=("gang", "generation"))
+
+    def measured(self, gang: str) -> dict[int, Measured]:
+        """What was measured of the generations of a gang.
+
+        Raises:
+            AccountStoreError: the file can't be read.
+        """
+        with self._opened() as database:
+            rows = database.execute(
+                "SELECT generation, checkpoint, straggler, data FROM measured WHERE gang = ?", (gang,)
+            )
+            return {generation: Measured(*shares) for generation, *shares in rows.fetchall()}
+
+    def complete(self) -> set[str]:
+        """The gangs of which nothing more follows.
+
+        Raises:
+            AccountStoreError: the file can't be read.
+        """
+        with self._opened() as database:
+            return {gang for (gang,) in database.execute("SELECT gang FROM jobs WHERE complete")}
+
+    def summary(self, since: float, until: float, by: str, owner_uid: int | None) -> dict[str, Row]:
+        """What was used between two moments, by one of KEYS. `owner_uid`: of whose jobs; None: of all.
+
+        Raises:
+            AccountStoreError: the file can't be read.
+        """
+        rows: dict[str, Row] = {}
+        values = {"since": since, "until": until, "uid": owner_uid}
+        of_job = KEYS[by] if by in ("job", "account") else "''"
+        with self._opened() as database:
+            for key, category, node_s, gpu_s in database.execute(_filled(_SUMS, KEYS[by]), values):
+                row = rows.setdefault(key, Row(key))
+                row.node_s[category], row.gpu_s[category] = node_s, gpu_s
+            for key, faults in database.execute(_filled(_FAULTS, KEYS[by]), values):
+                rows.setdefault(key, Row(key)).faults = faults
+            for key, node_s, gpu_s in database.execute(_filled(_SAVED, of_job), values):
+                row = rows.setdefault(key, Row(key))
+                row.saved_node_s, row.saved_gpu_s = node_s, gpu_s
+        return rows
+
+    @contextmanager
+    def _opened(self) -> Iterator[Database]:
+        try:
+            with self._database.opened() as database:
+                yield database
+        except (sqlite3.Error, OSError) as error:
+            raise AccountStoreError(f"{self._database.path}: {error}") from error
+
+
+def _filled(query: str, key: str) -> str:
+    return query.format(key=key, part=_CLIPPED, window=_OF_WINDOW)
+
+
+def _span(gang: str, one: Interval, leaves: dict[str, str]) -> dict[str, object]:
+    fault = one.fault
+    node = fault.node if fault is not None else ""
+    return {
+        "gang": gang,
+        "generation": one.generation,
+        "category": one.category.value,
+        "cause": fault.kind.value if fault is not None else "",
+        "node": node,
+        "leaf": leaves.get(node, ""),
+        "fault_at": fault.at if fault is not None else 0.0,
+        "since": one.since,
+        "until": one.until,
+        "node_s": one.node_s,
+    }
+
+
+def _make_tables(database: Database) -> None:
+    columns = asdict(Job("", 0, "", 0, "", 0))
+    database.table("jobs").create({name: type(value) for name, value in columns.items()}, pk="gang", if_not_exists=True)
+    kinds = {"gang": str, "generation": int, "category": str, "cause": str, "node": str, "leaf": str}
+    times = dict.fromkeys(("fault_at", "since", "until", "node_s"), float)
+    spans = database.table("spans").create(kinds | times, if_not_exists=True)
+    spans.create_index(["gang"], if_not_exists=True)
+    spans.create_index(["until"], if_not_exists=True)
+    waits = {"gang": str, "at": float, "seconds": float, "nodes": int, "swap": int}
+    database.table("waits").create(waits, if_not_exists=True).create_index(["gang"], if_not_exists=True)
+    shares = dict.fromkeys(("checkpoint", "straggler", "data"), float)
+    database.table("measured").create(
+        {"gang": str, "generation": int, **shares}, pk=("gang", "generation"), if_not_exists=True
+    )

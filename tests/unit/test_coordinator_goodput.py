@@ -1,0 +1,133 @@
+"""The account of goodput in a coordinator: in the view of a job, over all jobs, and after restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, Job, Row
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Measured, Wait
+from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
+from muster.daemon.transport.channel import open_channel
+from muster.v1 import api_pb2, api_pb2_grpc, goodput_pb2, goodput_pb2_grpc
+
+REF = api_pb2.GangRef(slurm_job_id=1)
+LOST = Fault(FaultKind.NODE, "n7", "n7 is lost", 1050.0)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    """A job of two ranks, on n1 and n2, and a spare trains."""
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
+    await made.start_agents(NODES, node_options=["--account=physics", "--gres=gpu:1"])
+    await made.wait_for_duty("RUN 1", ["n1", "n2"])
+    for node in ("n1", "n2"):
+        await made.agents[node].step(40)
+    await made.wait_for_facts(facts.FirstStep)
+    yield made
+    await made.close()
+
+
+async def described(world: ScriptedWorld, seen: Callable[[api_pb2.GoodputView], bool]) -> api_pb2.GoodputView:
+    """The account in the view of the job, once `seen` holds."""
+    async with asyncio.timeout(60), open_channel(world.address, world.credentials) as channel:
+        stub: Any = api_pb2_grpc.MusterStub(channel)
+        while True:
+            view: api_pb2.GoodputView = (await stub.Describe(REF)).goodput
+            if seen(view):
+                return view
+
+
+async def account(world: ScriptedWorld, by: int, since: float = 1.0) -> dict[str, dict[str, float]]:
+    """By key, the seconds of nodes by category."""
+    async with open_channel(world.address, world.credentials) as channel:
+        stub: Any = goodput_pb2_grpc.GoodputStub(channel)
+        pages = [page async for page in stub.Account(goodput_pb2.GoodputRequest(since_s=since, by=by))]
+    return {row.key: {part.category: part.node_s for part in row.parts} for page in pages for row in page.rows}
+
+
+async def test_the_parts_of_a_running_job_add_up(world: ScriptedWorld) -> None:
+    view = await described(world, lambda view: view.useful_node_s > 0)
+    lost = {one.category: one.node_s for one in view.lost}
+    assert view.useful_node_s + sum(lost.values()) == pytest.approx(view.allocated_node_s)
+    assert {"start", "rendezvous", "spare"} <= lost.keys()
+    assert view.since_s < view.until_s
+    by_account = await account(world, goodput_pb2.GOODPUT_GROUP_ACCOUNT)
+    assert set(by_account) == {"physics"}
+    assert {"queue", "start", "useful", "spare"} <= by_account["physics"].keys()
+
+
+async def test_the_account_of_a_recovery_outlives_the_coordinator_and_the_store(world: ScriptedWorld) -> None:
+    await world.agents["n1"].end_ranks(1)
+    await world.wait_for_duty("RUN 2", ["n1", "n2"])
+    before = await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE)
+    assert {"fence", "place"} & before["crash"].keys()
+    for damage in (False, True):
+        await world.stop_coordinator()
+        if damage:
+            (world.folder / FILE).write_bytes(b"no database" * 1000)
+        await world.start_coordinator()
+        await described(world, lambda view: view.useful_node_s > 0)
+        after = await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE)
+        for category in ("detect", "fence", "place"):
+            assert after["crash"].get(category) == before["crash"].get(category)
+
+
+async def test_a_wrong_window_or_group_is_refused(world: ScriptedWorld) -> None:
+    for since, by, words in ((1.0, 0, "one of job, account"), (1e12, 1, "earlier since_s")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await account(world, by, since)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in str(caught.value.details())
+
+
+def used(folder: Path, gang: str, uid: int, *intervals: Interval, waits: tuple[Wait, ...] = ()) -> AccountStore:
+    store = AccountStore(folder)
+    store.note(Job(gang, 7, "train", uid, "physics", 8), {"n7": "s0"}, intervals, waits, anew=False)
+    return store
+
+
+def span(category: Category, since: float, until: float, fault: Fault | None = None) -> Interval:
+    return Interval(category, 1, since, until, frozenset(("n7", "n8")), fault)
+
+
+def test_a_window_cuts_what_lies_across_its_edges(tmp_path: Path) -> None:
+    store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050), span(Category.FENCE, 1050, 1060, LOST))
+    assert store.summary(1040, 1055, "node", None) == {
+        "": Row("", {"useful": 20.0}, {"useful": 160.0}),
+        "n7": Row("n7", {"fence": 10.0}, {"fence": 80.0}, faults=1),
+    }
+    assert set(store.summary(1040, 1055, "leaf", None)) == {"", "s0"}
+    assert set(store.summary(1040, 1055, "job", None)) == {"7 train"}
+    assert store.summary(1070, 1080, "job", None) == {}
+
+
+def test_users_see_their_own(tmp_path: Path) -> None:
+    store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
+    assert store.summary(0, 2000, "job", 2) == {}
+    assert len(store.summary(0, 2000, "job", 1)) == 1
+
+
+def test_a_spare_has_saved_what_a_run_of_the_job_took_to_start(tmp_path: Path) -> None:
+    waits = (Wait(1000, 300, 2, swap=False), Wait(1500, 500, 2, swap=False), Wait(1600, 10, 2, swap=True))
+    store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 2000), waits=waits)
+    (row,) = store.summary(0, 3000, "job", None).values()
+    assert (row.saved_node_s, row.saved_gpu_s) == (2 * (400 - 10), 16 * (400 - 10))
+
+
+def test_an_account_that_is_made_again_counts_once(tmp_path: Path) -> None:
+    store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
+    store.note(Job("g", 7, "train", 1, "", 8, complete=True), {}, [span(Category.USEFUL, 1000, 1060)], (), anew=True)
+    assert store.summary(0, 3000, "account", None)[""].node_s == {"useful": 120.0}
+    assert store.complete() == {"g"}
+    store.note_measured("g", 3, Measured(0.1, 0.2, 0.3))
+    assert store.measured("g") == {3: Measured(0.1, 0.2, 0.3)}
