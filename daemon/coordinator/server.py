@@ -26,7 +26,7 @@ from muster.daemon.coordinator.metrics.coordinator_metrics import Metrics
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.login_names import LoginNames
+from muster.daemon.coordinator.services.login_names import LoginNames, ReaderNames
 from muster.daemon.coordinator.services.node_service import NodeService
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
@@ -74,6 +74,7 @@ class Settings:
         stream_limits: what one stream may send, and how long its client may leave messages unread.
         share_of: the share among whose calls one of a method counts.
         login_names: finds the names of users who request something.
+        reader_names: finds the names and groups by which jobs name those who may read them.
         shedding: the load at which watchers are given up.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
@@ -97,6 +98,7 @@ class Settings:
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
     share_of: Callable[[str], CallShare] = coordinator_share
     login_names: LoginNames = field(default_factory=LoginNames)
+    reader_names: ReaderNames = field(default_factory=ReaderNames)
     shedding: SheddingLimits = field(default_factory=SheddingLimits)
     certificate_files: CertificateFiles | None = None
     configured_names: frozenset[str] = frozenset()
@@ -252,6 +254,7 @@ class Coordinator:
             settings.rights,
             settings.stream_limits,
             login_names=settings.login_names,
+            reader_names=settings.reader_names,
             private_jobs=settings.private_jobs,
             goodput=self._accounts.view,
         )

@@ -26,6 +26,8 @@ class CallerKind(StrEnum):
     An account coordinator (`sacctmgr add coordinator`) of the job's account is another user: Muster does not look into
     Slurm's accounting. So its column repeats that of another user. It may still cancel the job with Slurm's scancel.
 
+    A reader has been named in `readers` of job.toml, by login name or by group. Readers see the job and change nothing.
+
     Root of a node is what a node's own daemon is: root that calls from an address of the node. If the site names no
     management hosts, every host is one: root of a node is an operator as well.
     """
@@ -37,6 +39,7 @@ class CallerKind(StrEnum):
     NODE_ROOT = "root of the node"
     OPERATOR = "an operator on a management host"
     ACCOUNT_COORDINATOR = "an account coordinator"
+    READER = "a reader whom the owner has named"
 
 
 class Answer(StrEnum):
@@ -68,42 +71,42 @@ _YES, _OWN, _NO, _BYE, _WHO = Answer.ALLOWED, Answer.OWN, Answer.DENIED, Answer.
 _HID = Answer.HIDDEN
 # fmt: off
 _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
-    # The kinds of callers:                      anonymous  other  owner  agent2  root   operator  account coordinator
-    ("/muster.v1.Muster/Register",                (_WHO,    _HID,  _YES,  _YES,   _HID,  _HID,     _HID)),
-    ("/muster.v1.Muster/Describe",                (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Muster/Attend",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _HID,     _HID)),
-    ("/muster.v1.Muster/Watch",                   (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Muster/List",                    (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
-    ("/muster.v1.Muster/Events",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Muster/Cancel",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Muster/Flush",                   (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Muster/Swap",                    (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Muster/Drain",                   (_WHO,    _NO,   _NO,   _NO,    _NO,   _YES,     _NO)),
+    # The kinds of callers:                      anonymous  other  owner  agent2  root   operator  account_c  reader
+    ("/muster.v1.Muster/Register",                (_WHO,    _HID,  _YES,  _YES,   _HID,  _HID,     _HID,      _HID)),
+    ("/muster.v1.Muster/Describe",                (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _YES)),
+    ("/muster.v1.Muster/Attend",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _HID,     _HID,      _NO)),
+    ("/muster.v1.Muster/Watch",                   (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _YES)),
+    ("/muster.v1.Muster/List",                    (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN,      _YES)),
+    ("/muster.v1.Muster/Events",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _YES)),
+    ("/muster.v1.Muster/Cancel",                  (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _NO)),
+    ("/muster.v1.Muster/Flush",                   (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _NO)),
+    ("/muster.v1.Muster/Swap",                    (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _NO)),
+    ("/muster.v1.Muster/Drain",                   (_WHO,    _NO,   _NO,   _NO,    _NO,   _YES,     _NO,       _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
-    ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
-    ("/muster.v1.Muster/NodeHistory",             (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
+    ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN,      _YES)),
+    ("/muster.v1.Muster/NodeHistory",             (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN,      _YES)),
     # As Describe: to measure a link takes half a second of it, and shows no more than the job's own traffic does.
-    ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
-    ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID)),
+    ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _YES)),
+    ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _NO)),
     # As List: what a caller's own jobs have used.
-    ("/muster.v1.Goodput/Account",                (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
-    ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO)),
-    ("/muster.v1.NodeService/Attach",             (_WHO,    _NO,   _NO,   _NO,    _YES,  _NO,      _NO)),
+    ("/muster.v1.Goodput/Account",                (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN,      _OWN)),
+    ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO,       _NO)),
+    ("/muster.v1.NodeService/Attach",             (_WHO,    _NO,   _NO,   _NO,    _YES,  _NO,      _NO,       _NO)),
     # Between the agents of one gang.
-    ("/muster.v1.PeerService/Link",               (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
-    ("/muster.v1.PeerService/Offer",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
-    ("/muster.v1.PeerService/Fetch",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
-    ("/muster.v1.PeerService/Stored",             (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
-    ("/muster.v1.PeerService/Committed",          (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
-    ("/muster.v1.PeerService/OpenSink",           (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO)),
+    ("/muster.v1.PeerService/Link",               (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO,       _NO)),
+    ("/muster.v1.PeerService/Offer",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO,       _NO)),
+    ("/muster.v1.PeerService/Fetch",              (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO,       _NO)),
+    ("/muster.v1.PeerService/Stored",             (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO,       _NO)),
+    ("/muster.v1.PeerService/Committed",          (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO,       _NO)),
+    ("/muster.v1.PeerService/OpenSink",           (_WHO,    _NO,   _YES,  _NO,    _NO,   _NO,      _NO,       _NO)),
     # Of agents and of musterd: the reply only says that the process is alive.
-    ("/muster.v1.ProbeService/Ping",              (_WHO,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES)),
+    ("/muster.v1.ProbeService/Ping",              (_WHO,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES,      _YES)),
     # Load balancers and tools such as grpcurl have no credential. These methods reveal nothing about any job.
-    ("/grpc.health.v1.Health/Check",              (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES)),
-    ("/grpc.health.v1.Health/List",               (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES)),
-    ("/grpc.health.v1.Health/Watch",              (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES)),
+    ("/grpc.health.v1.Health/Check",              (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES,      _YES)),
+    ("/grpc.health.v1.Health/List",               (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES,      _YES)),
+    ("/grpc.health.v1.Health/Watch",              (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES,      _YES)),
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                                                  (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES)),
+                                                  (_YES,    _YES,  _YES,  _YES,   _YES,  _YES,     _YES,      _YES)),
 )
 # fmt: on
 AUTHORITY: Mapping[str, Mapping[CallerKind, Answer]] = {

@@ -9,6 +9,7 @@ which kinds a caller is:
     the coordinator's own user               the same (`muster run --local`: one user, one machine)
     the owner of a job, an agent of the job  the owner
     an agent of another job of the owner     an agent of the owner's other job, where the message names its job
+    whom the owner has named in job.toml     a reader
     a node's own daemon                      root of the node: root, calling from an address of that node
 
 A site names its management hosts (`management_hosts` of muster.toml). Without that setting every host is one, so root
@@ -65,7 +66,7 @@ class Rights:
         if self.is_operators(uid):
             possible.add(CallerKind.OPERATOR)
         if names_job:
-            possible.add(CallerKind.OWNER)
+            possible |= {CallerKind.OWNER, CallerKind.READER}
         if names_job and uid in (ROOT, self.own_uid):
             possible.add(CallerKind.NODE_ROOT)
         if authority_table.may_call(method, possible):
@@ -81,6 +82,7 @@ class Rights:
         owner_uid: int | None = None,
         of_other_job: bool = False,
         node_addresses: Collection[str] = (),
+        is_reader: bool = False,
     ) -> bool:
         """Whether `caller` may call `method` for one job or node. A call for everything names neither.
 
@@ -88,6 +90,7 @@ class Rights:
             owner_uid: the owner of the job.
             of_other_job: the message says that its sender belongs to another job.
             node_addresses: the IP addresses of the node.
+            is_reader: the owner of the job has named the caller as a reader.
         """
         kinds = {CallerKind.OTHER_USER}
         if self.is_operators(caller.uid) and self.management_hosts.includes(caller.address):
@@ -96,6 +99,8 @@ class Rights:
             kinds.add(CallerKind.OTHER_AGENT if of_other_job else CallerKind.OWNER)
         if caller.uid in (ROOT, self.own_uid) and caller.address in node_addresses:
             kinds.add(CallerKind.NODE_ROOT)
+        if is_reader:
+            kinds.add(CallerKind.READER)
         return authority_table.is_allowed(method, kinds)
 
     def calls_from_node(self, caller: Caller, addresses: Collection[str]) -> bool:

@@ -225,6 +225,8 @@ class Job(Table):
     """Seconds for which all ranks may be idle, for scripts without the library. 0: without an end."""
     pool_nodes: ExtraNodes = 2
     """How many nodes of the site's shared pool may join at once if no spare is left."""
+    readers: Annotated[tuple[str, ...], Field(max_length=names.MOST_READERS)] = ()
+    """Who else may read the job: login names, and Unix groups as "group:NAME". They can change nothing."""
     preflight: Annotated[bool, Field(strict=True)] = False
     """Whether each node is checked before the first start."""
     requeue: Annotated[bool, Field(strict=True)] = True
@@ -284,6 +286,13 @@ class Job(Table):
         wrong = [repr(name) for name in value if not _MODULE.fullmatch(name)]
         if wrong:
             raise ValueError(f'not a valid module name: {", ".join(wrong)}; an example is "torch.nn"')
+        return value
+
+    @field_validator("readers")
+    @classmethod
+    def _check_readers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            names.check_reader(name)
         return value
 
     @field_validator("hang_after")
@@ -433,6 +442,7 @@ class Job(Table):
             hang_after_s=self.hang_after,
             hang_after_idle_s=self.hang_after_idle,
             preflight=self.preflight,
+            readers=self.readers,
         )
 
 

@@ -15,6 +15,11 @@ JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a job in job.toml."""
 _GANG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """The id of a gang: the name of its job, the uid of its owner, and random digits (daemon/transport/gang_ids.py)."""
+_READER: Final = re.compile(r"(group:)?[A-Za-z_][A-Za-z0-9_.@-]{0,63}")
+"""Who may read a job: a login name, or a group after GROUP_PREFIX."""
+GROUP_PREFIX: Final = "group:"
+MOST_READERS: Final = 64
+"""Readers of one job. A group stands for many."""
 _WORD: Final = re.compile(r"[!-~]*")
 _NOT_IN_A_LINE: Final = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
 """Control characters except the tab, and the line ends of Unicode."""
@@ -49,6 +54,16 @@ def check_job(name: str) -> str:
         InvalidName: no job can have this name.
     """
     return _check(JOB, name, "the name of a job", "1 to 64 letters, digits, '.', '_' or '-'")
+
+
+def check_reader(name: str) -> str:
+    """Returns `name`, which names a user or a group that may read a job.
+
+    Raises:
+        InvalidName: no user and no group can have this name.
+    """
+    right = 'a login name, or "group:" and the name of a Unix group'
+    return _check(_READER, name, "a reader", right)
 
 
 def check_word(name: str) -> str:

@@ -21,6 +21,7 @@ from muster.checkpoint.testing.no_transport import NoTransport
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Node
+from muster.daemon.coordinator.services.login_names import ReaderNames
 from muster.daemon.node.daemon import make_probe_server
 from muster.daemon.testing.chosen_users import ChosenUser
 from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
@@ -51,7 +52,8 @@ from muster.v1 import (
 )
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos" / "muster" / "v1"
-ROOT, SLURM, OPERATOR, OWNER, OTHER, ACCOUNT_COORDINATOR = 0, 64030, 500, 1001, 1002, 1003
+ROOT, SLURM, OPERATOR, OWNER, OTHER, ACCOUNT_COORDINATOR, READER = 0, 64030, 500, 1001, 1002, 1003, 1004
+GROUPS = {READER: frozenset({"rita", "group:vision"})}
 UIDS = {
     CallerKind.OTHER_USER: OTHER,
     CallerKind.OWNER: OWNER,
@@ -59,6 +61,7 @@ UIDS = {
     CallerKind.NODE_ROOT: ROOT,
     CallerKind.OPERATOR: OPERATOR,
     CallerKind.ACCOUNT_COORDINATOR: ACCOUNT_COORDINATOR,
+    CallerKind.READER: READER,
 }
 JOB = api_pb2.GangRef(slurm_job_id=1)
 VERSION = common_pb2.Version(generation=1, step=1)
@@ -292,10 +295,12 @@ async def _coordinator(folder: Path, management_host: str) -> AsyncIterator[tupl
     world = ScriptedWorld.create(folder, owner_uid=OWNER)
     world.credentials = slurm = ChosenUser(SLURM)
     world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM, management_hosts=ManagementHosts([management_host]))
+    world.settings["reader_names"] = ReaderNames(lambda uid: GROUPS.get(uid, frozenset({"somebody", "group:others"})))
     await world.start_coordinator()
     assert world.coordinator
     engine = world.coordinator.engine
-    engine.post(events.GangSubmitted("g1", 1, OWNER, "train", events.GangSpec(2, 1), "{}"))
+    spec_of_gang = events.GangSpec(2, 1, readers=("nobody", "group:vision"))
+    engine.post(events.GangSubmitted("g1", 1, OWNER, "train", spec_of_gang, "{}"))
     engine.post(events.SlurmJobChanged("g1", 1, NODES, 0, None))
     await world.coordinator.roster.refresh()
     yield slurm, [Served(world.address, "127.0.0.1")]
@@ -537,10 +542,12 @@ async def test_a_node_check_is_shown_to_those_who_may_read_its_job(
     world = ScriptedWorld.create(tmp_path, owner_uid=OWNER)
     world.credentials = slurm = ChosenUser(SLURM)
     world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM)
+    world.settings["reader_names"] = ReaderNames(lambda uid: GROUPS.get(uid, frozenset({"somebody", "group:others"})))
     await world.start_coordinator()
     assert world.coordinator
     engine = world.coordinator.engine
-    engine.post(events.GangSubmitted("g1", 1, OWNER, "train", events.GangSpec(2, 1), "{}"))
+    spec_of_gang = events.GangSpec(2, 1, readers=("nobody", "group:vision"))
+    engine.post(events.GangSubmitted("g1", 1, OWNER, "train", spec_of_gang, "{}"))
     engine.post(events.SlurmJobChanged("g1", 1, NODES, 0, None))
     for name, job in (("n1", 1), ("n2", 5)):
         check = events.NodeCheck(events.CheckOutcome.PASSED, "said by an owner")

@@ -239,8 +239,8 @@ def test_the_owner_of_a_forgotten_gang_is_known(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     state = _fill(journal, _story())
     assert "g" not in state.gangs
-    assert journal.find_owner("g") == journal.find_owner(job=7) == ("g", 1000)
-    assert journal.find_owner(job=8) == ("h", 1000)
+    assert journal.find_owner("g") == journal.find_owner(job=7) == ("g", 1000, ())
+    assert journal.find_owner(job=8) == ("h", 1000, ())
     assert journal.find_owner("nobody") is journal.find_owner(job=9) is None
     assert journal.history("g", 0, 100)[-1].name == "GangForgotten"
     journal.close()

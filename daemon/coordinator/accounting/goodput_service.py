@@ -11,6 +11,7 @@ from muster.daemon.coordinator.accounting.account_store import Row
 from muster.daemon.coordinator.accounting.gang_accounts import GangAccounts
 from muster.daemon.coordinator.services.api_handlers import stream_handler
 from muster.daemon.coordinator.services.api_service import MusterService
+from muster.daemon.coordinator.services.callers_gangs import CallersGangs
 from muster.daemon.coordinator.services.rpc_errors import invalid_argument, unavailable
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.transport.identity import current_caller
@@ -41,6 +42,11 @@ class GoodputService(goodput_pb2_grpc.GoodputServicer):
         """What this coordinator says of its version."""
         return self._api.side
 
+    @property
+    def callers_gangs(self) -> CallersGangs:
+        """Which gangs the caller may name."""
+        return self._api.callers_gangs
+
     @stream_handler
     async def Account(self, request: pb.GoodputRequest, context: _Context) -> AsyncIterator[pb.GoodputPage]:
         """See goodput.proto."""
@@ -50,7 +56,7 @@ class GoodputService(goodput_pb2_grpc.GoodputServicer):
         until = request.until_s or self._engine.clock.now()
         if request.since_s >= until:
             raise invalid_argument("the window of an account ends after it begins: give an earlier since_s")
-        owner_uid = None if self._api.callers_gangs.allows(None) else current_caller().uid
+        owner_uid = None if self.callers_gangs.allows(None) else current_caller().uid
         async with self._api.one_of_the_site():
             rows = await self._accounts.summary(request.since_s, until, by, owner_uid)
         if rows is None:

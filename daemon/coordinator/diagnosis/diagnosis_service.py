@@ -16,6 +16,7 @@ from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.api_handlers import unary_handler
 from muster.daemon.coordinator.services.api_service import MusterService
+from muster.daemon.coordinator.services.callers_gangs import CallersGangs
 from muster.daemon.coordinator.services.job_specs import shown
 from muster.daemon.coordinator.services.rpc_errors import aborted, invalid_argument
 from muster.daemon.coordinator.shell.engine import Engine
@@ -42,10 +43,15 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
         """What this coordinator says of its version."""
         return self._api.side
 
+    @property
+    def callers_gangs(self) -> CallersGangs:
+        """Which gangs the caller may name."""
+        return self._api.callers_gangs
+
     @unary_handler
     async def Measurements(self, request: api_pb2.GangRef, context: _Context) -> pb.JobMeasurements:
         """See diagnosis.proto."""
-        gang = self._api.callers_gangs.find(request)
+        gang = self.callers_gangs.find(request)
         past = await self._recorder.of_job(gang.account.owner_uid, gang.account.name)
         core = self._engine.core
         seen, settings = core.observed.gangs.get(gang.id, ObservedGang()), self._recorder.settings(gang.id)
@@ -65,7 +71,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
     @unary_handler
     async def MeasureLink(self, request: pb.MeasureLinkRequest, context: _Context) -> pb.LinkRate:
         """See diagnosis.proto."""
-        gang = self._api.callers_gangs.find(request.gang)
+        gang = self.callers_gangs.find(request.gang)
         sender, receiver = request.from_node, request.to_node
         for node in (sender, receiver):
             if node not in gang.roster.members or gang.roster.members[node].removed:

@@ -7,10 +7,12 @@ them.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 COLUMNS = "position, at, gang, node, name, json, text, cause"
 
@@ -36,13 +38,14 @@ OF_NODE = f"""
 SELECT {COLUMNS} FROM facts INDEXED BY records_of_node WHERE node = :node AND node <> '' AND position < :before
 ORDER BY position DESC LIMIT :limit
 """
+_REGISTERED = "gang, json_extract(json, '$.owner_uid'), json_extract(json, '$.spec.readers')"
 # The newest registration counts, if the journal has several of one gang.
-OWNER_OF_GANG = """
-SELECT gang, json_extract(json, '$.owner_uid') FROM facts INDEXED BY registrations_of_gang
+OWNER_OF_GANG = f"""
+SELECT {_REGISTERED} FROM facts INDEXED BY registrations_of_gang
 WHERE name = 'GangRegistered' AND gang = ? ORDER BY position DESC LIMIT 1
 """
-OWNER_OF_JOB = """
-SELECT gang, json_extract(json, '$.owner_uid') FROM facts
+OWNER_OF_JOB = f"""
+SELECT {_REGISTERED} FROM facts
 WHERE name = 'GangRegistered' AND json_extract(json, '$.job') = ? ORDER BY position DESC LIMIT 1
 """
 
@@ -106,11 +109,19 @@ def _page(
     return page
 
 
-def find_owner(database: sqlite3.Connection, gang: str, job: int) -> tuple[str, int] | None:
-    """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None if none was registered.
+class Registered(NamedTuple):
+    """A gang that was registered: who may read it."""
+
+    gang: str
+    owner_uid: int
+    readers: tuple[str, ...] = ()
+
+
+def find_owner(database: sqlite3.Connection, gang: str, job: int) -> Registered | None:
+    """Gang `gang`, or the newest gang of Slurm job `job`; None if none was registered.
 
     Raises:
         sqlite3.Error: the journal can't be read.
     """
     row = database.execute(OWNER_OF_GANG if gang else OWNER_OF_JOB, (gang or job,)).fetchone()
-    return (str(row[0]), int(row[1])) if row else None
+    return Registered(str(row[0]), int(row[1]), tuple(json.loads(row[2] or "[]"))) if row else None

@@ -31,7 +31,7 @@ from muster.daemon.coordinator.core.state.state_tables import IllegalTransition
 from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.journal import history
 from muster.daemon.coordinator.journal.end_mark import EndMark
-from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.history import Record, Registered
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
 from muster.daemon.coordinator.journal.per_term_journal import UNSHARED_JOURNAL, Takeover, journal_path, newest_term
 
@@ -197,8 +197,8 @@ class Journal:
         with self._wrap_errors("read"):
             return history.read_node_page(self._db.conn, node, before, limit, most_chars)
 
-    def find_owner(self, gang: str = "", job: int = 0) -> tuple[str, int] | None:
-        """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None if none was registered.
+    def find_owner(self, gang: str = "", job: int = 0) -> Registered | None:
+        """See history.find_owner.
 
         Raises:
             JournalError: the journal can't be read.

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 from muster import compatibility
+from muster.daemon.coordinator.services.callers_gangs import CallersGangs
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, unimplemented
 from muster.daemon.transport.calls.call_messages import write_message
 from muster.daemon.transport.calls.call_places import current_place
@@ -21,6 +22,11 @@ READING = frozenset(
 
 class _Service(Protocol):
     stream_limits: StreamLimits
+
+    @property
+    def callers_gangs(self) -> CallersGangs:
+        """Which gangs the caller may name."""
+        ...
 
     @property
     def side(self) -> compatibility.Side:
@@ -42,6 +48,7 @@ def unary_handler(
     async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
         try:
             await _compare_versions(self.side, handler.__name__, context)
+            await self.callers_gangs.learn_reader()
             return await handler(self, request, context)
         except RpcAbort as error:
             await error.end_call(context)
@@ -59,6 +66,7 @@ def stream_handler(
     async def wrapped(self: _Self, request: _Request, context: Any) -> None:
         try:
             await _compare_versions(self.side, handler.__name__, context)
+            await self.callers_gangs.learn_reader()
             async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
                 async for reply in replies:
                     await write_message(context, reply, self.stream_limits.unread_s)

@@ -23,7 +23,7 @@ from muster.daemon.coordinator.services.api_handlers import stream_handler, unar
 from muster.daemon.coordinator.services.caller_limits import UserCalls
 from muster.daemon.coordinator.services.callers_gangs import CallersGangs
 from muster.daemon.coordinator.services.job_specs import SpecWork
-from muster.daemon.coordinator.services.login_names import LoginNames
+from muster.daemon.coordinator.services.login_names import LoginNames, ReaderNames
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     aborted,
@@ -82,6 +82,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         *,
         site_calls: int = SITE_CALLS,
         login_names: LoginNames,
+        reader_names: ReaderNames | None = None,
         private_jobs: bool = False,
         goodput: views.GoodputOf = views.no_goodput,
     ) -> None:
@@ -96,7 +97,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self._engine = engine
         self._lookup = lookup
         self._roster = roster
-        self.callers_gangs = CallersGangs(engine, rights)
+        self.callers_gangs = CallersGangs(engine, rights, reader_names)
         self._login_names = login_names
         self._private_jobs = private_jobs
         self.goodput = goodput

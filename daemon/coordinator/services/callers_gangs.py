@@ -5,13 +5,15 @@ Nobody learns whether another user has a job: the answer is the same as where th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
+from muster.daemon.coordinator.journal.history import Registered
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import registration
+from muster.daemon.coordinator.services.login_names import ReaderNames
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, internal, not_found, permission_denied
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.transport import gang_ids
@@ -23,8 +25,19 @@ from muster.v1 import api_pb2 as pb
 class CallersGangs:
     """The gangs of the engine, as far as the present caller may call the present method for them."""
 
-    def __init__(self, engine: Engine, rights: Rights) -> None:
+    def __init__(self, engine: Engine, rights: Rights, readers: ReaderNames | None = None) -> None:
+        """`readers`: who is in which group; None: as this host knows."""
         self._engine, self._rights = engine, rights
+        self._readers = readers or ReaderNames()
+
+    async def learn_reader(self) -> None:
+        """Find out by which names jobs may have named the caller, if any job names readers. Comes before each call."""
+        uid = current_caller().uid
+        if not self._rights.is_operators(uid) and self._names_readers():
+            await self._readers.learn(uid)
+
+    def _names_readers(self) -> bool:
+        return any(gang.spec.readers for gang in self._engine.core.state.gangs.values())
 
     def find(self, ref: pb.GangRef) -> Gang:
         """The gang that `ref` names (the newest one of a job), if the caller may call the present method for it.
@@ -32,17 +45,19 @@ class CallersGangs:
         Raises:
             RpcAbort: there is no such gang, or the caller has no right to it.
         """
-        self._check_id(ref)
         gang = self.known(ref)
-        if gang is None or not self.allows(gang.account.owner_uid):
-            raise self.no_such_job(ref)
-        return gang
+        if gang is not None and self._allows_gang(gang):
+            return gang
+        if gang is not None and self._is_reader(gang.spec.readers):
+            raise permission_denied(f"{_describe(ref)}: you may read this job, and change nothing")
+        self._check_id(ref)
+        raise self.no_such_job(ref)
 
     def listed(self) -> list[Gang]:
         """The gangs that this method, which names none, shows to the caller."""
         if refused := self._rights.refusal(current_method(), current_caller().uid, names_job=False):
             raise permission_denied(refused)
-        return [gang for gang in self._engine.core.state.gangs.values() if self.allows(gang.account.owner_uid)]
+        return [gang for gang in self._engine.core.state.gangs.values() if self._allows_gang(gang)]
 
     def whose_events(self, ref: pb.GangRef) -> str:
         """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
@@ -55,12 +70,14 @@ class CallersGangs:
                 only = "only operators may read the events of all gangs: name a job"
                 raise permission_denied(f"{only}{self.place_hint()}")
             return ""
-        self._check_id(ref)
         gang = self.known(ref)
-        found = (gang.id, gang.account.owner_uid) if gang else self._registered(ref)
-        if found is None or not self.allows(found[1]):
-            raise self.no_such_job(ref)
-        return found[0]
+        if gang is not None and self._allows_gang(gang):
+            return gang.id
+        found = None if gang else self._registered(ref)
+        if found is not None and self._allows_registered(found):
+            return found.gang
+        self._check_id(ref)
+        raise self.no_such_job(ref)
 
     def may_read_cached(self) -> Callable[[str], bool]:
         """Whether the caller may call the present method for the gang of an id, which may have ended long ago; of an
@@ -70,9 +87,10 @@ class CallersGangs:
         def may_read(gang: str) -> bool:
             if not gang:
                 return self.allows(None)
-            known = self._engine.core.state.gangs.get(gang)
-            owner = (gang, known.account.owner_uid) if known else self._registered(pb.GangRef(gang_id=gang))
-            return owner is not None and self.allows(owner[1])
+            if known := self._engine.core.state.gangs.get(gang):
+                return self._allows_gang(known)
+            found = self._registered(pb.GangRef(gang_id=gang))
+            return found is not None and self._allows_registered(found)
 
         return may_read
 
@@ -95,6 +113,20 @@ class CallersGangs:
         """The caller may call this method for a job of `owner_uid`; None: for everything."""
         return self._rights.allows(current_method(), current_caller(), owner_uid=owner_uid)
 
+    def _allows_gang(self, gang: Gang) -> bool:
+        """The same for a gang, whose owner may have named the caller as a reader."""
+        return self._allows_reader(gang.account.owner_uid, gang.spec.readers)
+
+    def _allows_registered(self, found: Registered) -> bool:
+        return self._allows_reader(found.owner_uid, found.readers)
+
+    def _allows_reader(self, owner_uid: int, readers: Collection[str]) -> bool:
+        method, caller = current_method(), current_caller()
+        return self._rights.allows(method, caller, owner_uid=owner_uid, is_reader=self._is_reader(readers))
+
+    def _is_reader(self, readers: Collection[str]) -> bool:
+        return bool(readers) and not self._readers.known(current_caller().uid).isdisjoint(readers)
+
     def place_hint(self) -> str:
         """Words for an operator whose call has no operator's rights because of the host it comes from."""
         if not self._rights.calls_from_elsewhere(current_caller()):
@@ -114,8 +146,8 @@ class CallersGangs:
                 f"{_describe(ref)} names another user than you, who are uid {uid} here{self.place_hint()}"
             )
 
-    def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
-        """Id and owner of a gang that has left the durable state."""
+    def _registered(self, ref: pb.GangRef) -> Registered | None:
+        """A gang that has left the durable state."""
         try:
             return self._engine.journal.find_owner(ref.gang_id, ref.slurm_job_id)
         except JournalError as error:

@@ -147,6 +147,9 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
     _check_size(message)
     check_count("traffic", len(message.traffic), len(GroupKind))
     check_count("smaller", len(message.smaller), message.nodes)
+    check_count("readers", len(message.readers), names.MOST_READERS)
+    for reader in message.readers:
+        check_name(names.check_reader, reader)
     found = events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
@@ -179,6 +182,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         group_nodes=message.parity_nodes,
         identity=job_identity(message),
         resume_from=message.resume_from,
+        readers=tuple(message.readers),
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")

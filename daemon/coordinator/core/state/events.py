@@ -99,6 +99,8 @@ class GangSpec:
     """Equal for all runs of a job of one owner (gang_ids.job_identity); empty: the job has no durable folder."""
     resume_from: str = ""
     """A durable checkpoint of another gang that the first generation starts from; empty: step 0."""
+    readers: tuple[str, ...] = ()
+    """Who may read it beside its owner and operators: login names, and Unix groups as "group:NAME"."""
 
     @property
     def fewest(self) -> int:
