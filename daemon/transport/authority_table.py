@@ -26,7 +26,7 @@ class CallerKind(StrEnum):
     An account coordinator (`sacctmgr add coordinator`) of the job's account is another user: Muster does not look into
     Slurm's accounting. So its column repeats that of another user. It may still cancel the job with Slurm's scancel.
 
-    A reader has been named in `readers` of job.toml, by login name or by group. Readers see the job and change nothing.
+    The owner has named a reader in job.toml, by login name or by group. Readers see the job and change nothing.
 
     Root of a node is what a node's own daemon is: root that calls from an address of the node. If the site names no
     management hosts, every host is one: root of a node is an operator as well.
