@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test deepspeed-test object-store-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test deepspeed-test object-store-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-see bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -205,6 +205,9 @@ gpu-test: ## the tests that need an NVIDIA GPU, with the site's own python3
 
 bench-gpu: ## what a snapshot, at once and overlapped, and the step timer cost on a GPU, with the site's own python3
 	@$(PYTHON) -m benchmarks.bench_gpu
+
+bench-see: setup ## what it costs to see what jobs do: metrics of a large site
+	@$(BIN)/python -m benchmarks.bench_see
 
 bench-trust: setup ## what callers without rights cost
 	@$(BIN)/python -m benchmarks.bench_trust

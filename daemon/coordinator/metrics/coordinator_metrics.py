@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
 
 from muster.daemon.coordinator.metrics.event_counters import EventCounters
 from muster.daemon.coordinator.metrics.state_collector import StateCollector
@@ -36,6 +36,10 @@ class Metrics:
         self._server = MetricsServer(access, self._registry)
         self._server.start()
         return self._server.port
+
+    def text(self) -> bytes:
+        """What a reader of Prometheus' text format gets. Not for the thread of the event loop."""
+        return generate_latest(self._registry)
 
     def stop(self) -> None:
         """Answer no more."""

@@ -33,6 +33,8 @@ from muster.v1 import api_pb2
 
 SLICE_S = 0.002
 """Seconds for which the event loop collects before it does what else there is."""
+BUSY_S, WAIT_S = 0.0005, 0.05
+"""Seconds of a turn of the event loop from which on it has much to do, and that a slice waits for it at most."""
 COLLECT_S = 10.0
 """Seconds that a scrape waits for its values."""
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -113,7 +115,7 @@ class StateCollector:
 
 
 class _Slices:
-    """Lets the event loop do something else once a slice is used up."""
+    """Lets the event loop do all else that there is, once a slice is used up."""
 
     def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
         self._now = now
@@ -121,9 +123,16 @@ class _Slices:
 
     async def next(self) -> None:
         """Between two values."""
-        if self._now() - self._slice_began > SLICE_S:
+        ended = self._now()
+        if ended - self._slice_began < SLICE_S:
+            return
+        turn_began = ended
+        await asyncio.sleep(0)
+        # A loop with much to do is behind: it goes first, but not for ever.
+        while self._now() - turn_began > BUSY_S and self._now() - ended < WAIT_S:
+            turn_began = self._now()
             await asyncio.sleep(0)
-            self._slice_began = self._now()
+        self._slice_began = self._now()
 
 
 def add_gang(
