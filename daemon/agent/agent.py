@@ -14,7 +14,7 @@ from muster.checkpoint.durable.locations import is_url
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.streams.socket_transport import SocketTransport
 from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, StreamSecurity
-from muster.daemon.agent import listening
+from muster.daemon.agent import listening, rank_metrics
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
 from muster.daemon.agent.ending import Lifetime, WindDown
@@ -42,6 +42,7 @@ from muster.daemon.transport.tls import ServerKey, pinned_context
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, Certificate, Duty, MeasureOrder, Order, ProbeOrder
 from muster.v1.common_pb2 import JobSpec
+from muster.v1.memory_pb2 import ReportRanks
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,8 @@ class Agent:
         self._lifetime.start(self._peer_monitor.run(), vital=True)
         self._lifetime.start(self._node_check.run())
         self._lifetime.start(self._idleness.run())
+        if settings.hardware_socket:
+            self._lifetime.start(rank_metrics.keep_reporting(settings.hardware_socket, self._rank_report))
         self._lifetime.start(self._training.run())
         keep_memory = False
         try:
@@ -166,6 +169,10 @@ class Agent:
             return ending.exit_code
         finally:
             await self._close(server, keep_memory=keep_memory)
+
+    def _rank_report(self) -> ReportRanks:
+        ranks = list(self._supervisor.statuses(self._checkpoints.progress()))
+        return rank_metrics.report_of(self._settings.slurm_job_id, ranks, list(self._checkpoints.shards()))
 
     async def _close(self, server: grpc.aio.Server, *, keep_memory: bool) -> None:
         # gRPC logs an error for each stream that a stop cuts.

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from muster.daemon.host.kept_memory_client import SOCKET
 from muster.daemon.host.process import process_memory
+from muster.daemon.metrics.metrics_access import MetricsAccess
 from muster.daemon.node import nvhcd_service
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory import systemd_fd_store
@@ -80,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nvhcd", metavar="SOCKET",
                         help="for NVRx, which asks for the verdict on this node; empty: none; default "
                         f"{nvhcd_service.NAME} beside the socket of --memory")  # fmt: skip
+    parser.add_argument("--metrics-textfile", metavar="DIR", type=Path,
+                        help="write metrics into this folder of node_exporter; default: nowhere")  # fmt: skip
     parser.add_argument("--check-python", metavar="COMMAND", default="",
                         help="a Python interpreter with PyTorch or numpy, with its flags: it makes the check of this "
                         "node before Muster resumes the node; default: no check, and no resume")  # fmt: skip
@@ -105,7 +108,11 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
     except ValueError as error:
         raise site_config.SiteError(f"--listen: {error}") from None
     settings = site_config.Site.load(
-        coordinator=flags.coordinator, auth=flags.auth, connections=flags.connections, config=flags.config
+        coordinator=flags.coordinator,
+        auth=flags.auth,
+        connections=flags.connections,
+        metrics_listen=flags.metrics_listen,
+        config=flags.config,
     )
     node = site_config.node_name(flags.node)
     return NodeSettings(
@@ -130,6 +137,8 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
             watchdog_s(os.environ, os.getpid()),
         ),
         trust=settings.trust(),
+        metrics=MetricsAccess.of_site(settings),
+        metrics_textfile=flags.metrics_textfile,
     )
 
 

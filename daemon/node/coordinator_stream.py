@@ -121,12 +121,19 @@ class NodeStream:
         self._seq = 0
         self._term = 0
         self._return_pause = ReturnPause(timeouts)
+        self.answered_at = 0.0
+        """When the coordinator last answered (monotonic seconds); 0: never."""
         self._detached = LastingProblem(_log, f"attached to {coordinator} again")
 
     def report(self, observation: Observation) -> None:
         """Send an observation now, or as soon as the coordinator answers."""
         self._own_verdict.observe(observation)
         self._outbox.put(observation)
+
+    @property
+    def waiting(self) -> int:
+        """Observations that the coordinator has not confirmed."""
+        return len(self._outbox)
 
     def hardware_changed(self) -> None:
         """Look again at what the node has."""
@@ -249,6 +256,7 @@ class NodeStream:
                 " running (if its journal was begun anew, restart musterd)"
             )
         self._term = order.term
+        self.answered_at = clock.monotonic()
         if order.certificate and self._key:
             self._key.use(order.certificate)
         if order.rules or not state.welcomed.is_set():  # an older coordinator has none, and says so with hello's answer

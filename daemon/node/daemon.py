@@ -13,25 +13,31 @@ from functools import partial
 from pathlib import Path
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from muster import __version__, compatibility
 from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.host.name_resolution import NameResolver
+from muster.daemon.metrics import textfile
+from muster.daemon.metrics.metrics_access import MetricsAccess
+from muster.daemon.metrics.metrics_server import MetricsServer
 from muster.daemon.node import nvhcd_service
 from muster.daemon.node.clock_offset import ClockOffset
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.hardware_inventory import HardwareInventory
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
-from muster.daemon.node.kept_memory.memory_service import MemoryService
+from muster.daemon.node.kept_memory.memory_service import NO_METRICS, MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.node.node_metrics import NodeMetrics, NodeValues
 from muster.daemon.node.own_verdict import OwnVerdict
 from muster.daemon.node.port_reservation import ALL_ADDRESSES, STORED_PREFIX, PortReservation
 from muster.daemon.node.requested_check import RequestedCheck
 from muster.daemon.node.sensors import SENSORS
+from muster.daemon.node.sensors.kmsg import KernelLogSensor
 from muster.daemon.node.sensors.nvml import NvmlSensor
-from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
+from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 from muster.daemon.node.watchdog import report_alive
 from muster.daemon.transport import call_binding
@@ -43,6 +49,7 @@ from muster.daemon.transport.server_limits import NODE_DAEMON, ServerLimits
 from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import common_pb2_grpc, node_pb2
+from muster.v1.memory_pb2 import ReportRanks
 
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
@@ -68,6 +75,8 @@ class NodeSettings:
     memory: the socket for memory that is kept over a requeue; None: keep none.
     nvhcd: the socket on which NVRx asks for the verdict on this node; None: none.
     check_python: the interpreter of the checks that the coordinator asks for; empty: make none.
+    metrics: where metrics are served, and to whom; None: nowhere.
+    metrics_textfile: the folder of node_exporter's text files, for metrics; None: no file is written.
     trust: whom to take for a coordinator; None: all connections are plain text.
     """
 
@@ -82,6 +91,8 @@ class NodeSettings:
     check_python: str = ""
     systemd: Systemd = field(default_factory=Systemd)
     trust: Trust | None = None
+    metrics: MetricsAccess | None = None
+    metrics_textfile: Path | None = None
 
 
 class NodeDaemon:
@@ -98,6 +109,7 @@ class NodeDaemon:
         self._key = ServerKey(call_binding.name_of_node_daemon(settings.node)) if settings.trust else None
         self._sensors = [make(settings.roots) for make in SENSORS]
         self._nvml = next(sensor for sensor in self._sensors if isinstance(sensor, NvmlSensor))
+        self._kernel_log = next(sensor for sensor in self._sensors if isinstance(sensor, KernelLogSensor))
         self._hardware = HardwareInventory(settings.roots.host_root, self._nvml.gpus.current, self._hardware_changed)
         self._own_verdict = OwnVerdict()
         self._clock_offset = ClockOffset()
@@ -116,7 +128,9 @@ class NodeDaemon:
             requested_check=self._requested_check,
             hardware=lambda: self._hardware.current,
         )
-        self._windows = SignalWindows(self._stream.report)
+        self._registry = CollectorRegistry()
+        self._metrics = NodeMetrics(self._registry, self._values)
+        self._windows = SignalWindows(self._report)
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -139,6 +153,9 @@ class NodeDaemon:
         )
         self._port = bind(server, self._settings.listen, self._key.certificates() if self._key else None)
         await server.start()
+        metrics = MetricsServer(self._settings.metrics, self._registry) if self._settings.metrics else None
+        if metrics is not None:
+            metrics.start()
         _log.info("node %s, answers probes on port %d", self._settings.node, self._port)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -150,12 +167,17 @@ class NodeDaemon:
                 tasks.create_task(self._reservation.run())
                 tasks.create_task(ClockSteps().run())
                 tasks.create_task(self._clock_offset.run(self._windows.report))
+                if self._settings.metrics_textfile is not None:
+                    path = self._settings.metrics_textfile / "musterd.prom"
+                    tasks.create_task(textfile.keep_written(path, self._registry))
                 if memory is not None:
                     tasks.create_task(memory.run())
                 if self._settings.nvhcd is not None:
                     tasks.create_task(nvhcd_service.serve(self._settings.nvhcd, self._own_verdict.current))
                 tasks.create_task(report_alive(self._settings.systemd.notify, self._settings.systemd.watchdog_s))
         finally:
+            if metrics is not None:
+                await asyncio.to_thread(metrics.stop)
             await server.stop(PROBE_GRACE_S)
 
     def _make_memory_service(self) -> MemoryService | None:
@@ -170,6 +192,7 @@ class NodeDaemon:
                 verdict=lambda: self._own_verdict.current().message(),
                 counters=lambda: self._nvml.counters.message(clock.monotonic()),
                 hardware=lambda: self._hardware.current,
+                report_ranks=self._take_ranks,
             )
         self._kept_memory.recover(stored, service.prolog_job() if service else None)
         self._kept_memory.release_expired(clock.monotonic())
@@ -177,6 +200,22 @@ class NodeDaemon:
 
     def _hardware_changed(self) -> None:
         self._stream.hardware_changed()
+
+    def _take_ranks(self, uid: int, report: ReportRanks) -> str:
+        shown = self._settings.metrics is not None or self._settings.metrics_textfile is not None
+        return self._metrics.ranks.take(uid, report) if shown else NO_METRICS
+
+    def _report(self, observation: Observation) -> None:
+        self._metrics.note(observation)
+        self._stream.report(observation)
+
+    def _values(self) -> NodeValues:
+        return NodeValues(
+            answered_at=self._stream.answered_at,
+            waiting=self._stream.waiting,
+            kept_bytes=self._kept_memory.kept_bytes(),
+            lines_not_understood=self._kernel_log.not_understood,
+        )
 
     def _use_rules(self, messages: Iterable[node_pb2.SignalRule]) -> None:
         self._windows.use(map(SignalRule.from_message, messages))

@@ -154,6 +154,12 @@ class KeptMemoryStore:
             kept = self._retention.kept
         return [(kept.gang, kept.generation)] if kept is not None else []
 
+    def kept_bytes(self) -> int:
+        """The size of the memory that is kept."""
+        with self._lock:
+            kept = self._retention.kept
+            return sum(os.fstat(fd).st_blocks * 512 for fd in kept.memory.handed_fds) if kept is not None else 0
+
     def keeps(self, job: int) -> bool:
         """Whether memory of this Slurm job is kept."""
         with self._lock:

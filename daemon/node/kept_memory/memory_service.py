@@ -27,7 +27,7 @@ from muster.daemon.host.kept_memory_client import MAX_FDS
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.retention import JobOwner
 from muster.v1.common_pb2 import Hardware
-from muster.v1.memory_pb2 import GpuCounters, KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict
+from muster.v1.memory_pb2 import GpuCounters, KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict, ReportRanks
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ EXPIRY_CHECK_S = 5.0
 """Seconds between two checks for expired memory."""
 MAX_CALLS_PER_USER, MAX_CALLS = 16, 64
 """Concurrent calls of one user, and of all users. Root is never refused."""
+NO_METRICS = "this node serves no metrics"
 _MAX_ERROR_CHARS = 200
 _PEER = struct.Struct("=iII")
 
@@ -55,6 +56,8 @@ class MemoryService:
         verdict: returns what is known of this node; any user may ask.
         counters: returns the error counters of the GPUs; any user may ask.
         hardware: returns what hardware the node has; any user may ask.
+        report_ranks: takes what an agent of this uid reports for the node's metrics. Returns why not; empty: it is
+            taken.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class MemoryService:
         verdict: Callable[[], NodeVerdict] = lambda: NodeVerdict(fit=True, verdict="FIT"),
         counters: Callable[[], GpuCounters] = GpuCounters,
         hardware: Callable[[], Hardware] = Hardware,
+        report_ranks: Callable[[int, ReportRanks], str] = lambda uid, report: NO_METRICS,
     ) -> None:
+        self._report_ranks = report_ranks
         self._path = path
         self._counters = counters
         self._hardware = hardware
@@ -131,6 +136,8 @@ class MemoryService:
                 answer.counters.CopyFrom(self._counters())
             elif kind == "ask_hardware":
                 answer.hardware.CopyFrom(self._hardware())
+            elif kind == "report_ranks":
+                answer.refused = self._report_ranks(uid, request.report_ranks)
             _send(connection, answer)
         finally:
             for fd in fds:

@@ -39,6 +39,11 @@ class KernelErrors:
     def __init__(self) -> None:
         self._parser, self._recent = KernelErrorParser(), RecentErrors()
 
+    @property
+    def not_understood(self) -> int:
+        """Messages of errors of NVIDIA's driver that could not be read."""
+        return self._parser.not_understood
+
     def new_error(self, record: KernelRecord, now: float) -> KernelError | None:
         """The error of which the record tells; None if it tells of none, or repeats one. `now`: as in `is_new`."""
         error = self._parser.parse(record)

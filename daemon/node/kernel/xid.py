@@ -44,6 +44,8 @@ from muster.daemon.node.kernel.host_errors import FirmwareErrors, host_error
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelError, KernelRecord, one_line
 
 _DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
+_ERROR_STARTS = ("NVRM: Xid", "XID ")
+"""Messages of the driver that start so tell of errors."""
 _FLAGGED_STARTS = ("NVRM: ", "XID ")
 """Messages that the driver flags as fragments. Those of NVSwitches have a level instead."""
 NAME_AHEAD_S = 2.0
@@ -99,7 +101,8 @@ _REBOOT_NODE = 2
 
 
 class KernelErrorParser:
-    """Parses record after record.
+    """Parses record after record. `not_understood`: messages of errors of the driver that had another form than any
+    known one.
 
     A file may hold the message about a lost GPU as two or three lines. The parser then remembers the beginning of the
     sentence, up to the kernel's next record.
@@ -109,6 +112,7 @@ class KernelErrorParser:
         self._beginning = ""
         self._firmware = FirmwareErrors()
         self._name_ahead_at = -math.inf
+        self.not_understood = 0
 
     def parse(self, record: KernelRecord) -> KernelError | None:
         """Return the error in the record, or None."""
@@ -125,7 +129,9 @@ class KernelErrorParser:
             return None if error and _is_of_packet(message) else error
         if _is_of_packet(message):
             return None
-        return _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
+        error = _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
+        self.not_understood += error is None and message.startswith(_ERROR_STARTS)
+        return error
 
     def _error_of_host(self, message: str) -> KernelError | None:
         return self._firmware.parse(message) if message.startswith("{") else host_error(message)

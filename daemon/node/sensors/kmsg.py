@@ -34,6 +34,12 @@ class KernelLogSensor:
         self._roots = roots
         self._now = now
         self._position: LogPosition | None = None
+        self._errors = KernelErrors()
+
+    @property
+    def not_understood(self) -> int:
+        """Messages in this boot's kernel log that tell of errors of NVIDIA's driver and could not be read."""
+        return self._errors.not_understood
 
     async def watch(self, report: Report) -> None:
         """See Sensor.watch."""
@@ -42,6 +48,7 @@ class KernelLogSensor:
             return
         with log:
             errors, position = KernelErrors(), self._kept_position()
+            self._errors = errors
             _begin(log.existing_records(), position, errors, report, self._now())
             async for record in log.follow():
                 if error := errors.new_error(record, self._now()):

@@ -321,6 +321,61 @@ class AskHardware(_message.Message):
 Global___AskHardware: _TypeAlias = AskHardware  # noqa: Y015
 
 @_typing.final
+class ReportRanks(_message.Message):
+    """From an agent, now and then: what its ranks do, for the node's metrics. Refused if the node serves none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICA_BYTES_FIELD_NUMBER: _builtins.int
+    slurm_job_id: _builtins.int
+    own_bytes: _builtins.int
+    """The bytes of shards in this node's memory: of its own ranks, and replicas of others."""
+    replica_bytes: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankReport]: ...
+    def __init__(
+        self,
+        *,
+        slurm_job_id: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankReport] | None = ...,
+        own_bytes: _builtins.int = ...,
+        replica_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own_bytes", b"own_bytes", "ranks", b"ranks", "replica_bytes", b"replica_bytes", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRanks: _TypeAlias = ReportRanks  # noqa: Y015
+
+@_typing.final
+class RankReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    step: _builtins.int
+    """The newest finished step."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankReport: _TypeAlias = RankReport  # noqa: Y015
+
+@_typing.final
 class MemoryRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -331,6 +386,7 @@ class MemoryRequest(_message.Message):
     ASK_VERDICT_FIELD_NUMBER: _builtins.int
     ASK_COUNTERS_FIELD_NUMBER: _builtins.int
     ASK_HARDWARE_FIELD_NUMBER: _builtins.int
+    REPORT_RANKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keep(self) -> Global___KeepMemory: ...
     @_builtins.property
@@ -345,6 +401,8 @@ class MemoryRequest(_message.Message):
     def ask_counters(self) -> Global___AskCounters: ...
     @_builtins.property
     def ask_hardware(self) -> Global___AskHardware: ...
+    @_builtins.property
+    def report_ranks(self) -> Global___ReportRanks: ...
     def __init__(
         self,
         *,
@@ -355,12 +413,13 @@ class MemoryRequest(_message.Message):
         ask_verdict: Global___AskVerdict | None = ...,
         ask_counters: Global___AskCounters | None = ...,
         ask_hardware: Global___AskHardware | None = ...,
+        report_ranks: Global___ReportRanks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "report_ranks", b"report_ranks", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "report_ranks", b"report_ranks", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken", "ask_verdict", "ask_counters", "ask_hardware"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken", "ask_verdict", "ask_counters", "ask_hardware", "report_ranks"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
