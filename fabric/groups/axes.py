@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, lru_cache
 
 
 class Axis(StrEnum):
@@ -25,7 +26,7 @@ class Axis(StrEnum):
     DATA = "dp"
     PIPELINE = "pp"
 
-    @property
+    @cached_property
     def word(self) -> str:
         """The word that job.toml uses: "tensor"."""
         return self.name.lower()
@@ -99,17 +100,23 @@ class Axes:
         """The axes of dense layers, or of expert layers, with their degrees; the fastest first. The product is the
         world size.
         """
-        absent = Axis.CONTEXT if expert_layers else Axis.EXPERT
-        degrees = {axis: self.degree(axis) for axis in self.order if axis is not absent}
-        if expert_layers:
-            degrees[Axis.DATA] = self.expert_data
-        return tuple(degrees.items())
+        return _layout(self, expert_layers)
 
     def stride(self, axis: Axis, *, expert_layers: bool = False) -> int:
         """The distance in rank numbers between neighbours on `axis`."""
         layout = self.layout(expert_layers=expert_layers)
         at = [name for name, _ in layout].index(axis)
         return math.prod(degree for _, degree in layout[:at])
+
+
+@lru_cache(1024)
+def _layout(axes: Axes, expert_layers: bool) -> tuple[tuple[Axis, int], ...]:
+    """See Axes.layout. A view of a large job asks for it once for each rank."""
+    absent = Axis.CONTEXT if expert_layers else Axis.EXPERT
+    degrees = {axis: axes.degree(axis) for axis in axes.order if axis is not absent}
+    if expert_layers:
+        degrees[Axis.DATA] = axes.expert_data
+    return tuple(degrees.items())
 
 
 def parse_order(text: str) -> tuple[Axis, ...]:
