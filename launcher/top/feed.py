@@ -71,6 +71,7 @@ class LiveFeed:
         request = EventsRequest(gang=GangRef(gang_id=gang_id), follow=True)
         # Why nothing comes is said once, by the other stream.
         async for record in self._coordinator.follow_events(request, lambda words: None):
+            record.gang_id = gang_id  # what happened to a node of the job has none
             put(record)
 
     async def _fleet(self, put: _Put) -> None:

@@ -158,7 +158,7 @@ def newest_recovery(view: GangView, moment: Moment) -> str:
     if not view.recoveries:
         return ""
     one = view.recoveries[-1]
-    return f"{clock_words(one.suspected_s or one.detected_s, moment)} {_all_phases(one)}"
+    return f"{clock_words(one.suspected_s or one.detected_s, moment)[:5]} {_all_phases(one)}"
 
 
 def events(records: Sequence[EventRecord], moment: Moment) -> Listing[EventRecord]:
@@ -193,8 +193,7 @@ def node_words(node: NodeView, jobs: str) -> str:
         node.node,
         node.verdict,
         node.role,
-        f"leaf {node.leaf}" if node.leaf else "",
-        f"pod {node.pod}" if node.pod else "",
+        " in ".join(filter(None, (node.leaf, node.pod))),
         jobs,
         f"musterd {'here' if node.musterd_attached else 'away'}, heard {heard(node, 'never')}",
         lemon_words(node),

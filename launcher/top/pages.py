@@ -109,7 +109,7 @@ def _page(known: Known, where: Place, body: Body | None, moment: Moment, width: 
     if where.node:
         return [*head, EMPTY, *wrapped(body.words(where.cursor), width, height)]
     if where.page == place.MAP and not where.leaf:
-        head.append(line(legend(job.view.nodes if job is not None else known.nodes)))
+        head += wrapped(legend(job.view.nodes if job is not None else known.nodes), width, 2)
     room = height - len(head) - _DETAIL_LINES - 1
     lines = body.draw(where.cursor, width, room)
     detail = wrapped(body.words(where.cursor), width, _DETAIL_LINES)
@@ -123,11 +123,17 @@ def _heading(known: Known, where: Place, job: Job | None, moment: Moment, width:
     else:
         at_s, left = min(known.listed_at_s, known.nodes_at_s), _fleet_title(known)
     over = job is not None and job.view.final
-    age = f"as of {duration(max(0, round(moment.now - at_s)))} ago" if at_s else "nothing heard yet"
+    age = duration(max(0, round(moment.now - at_s)))
     if known.trouble and not over:
-        right = line(Coloured(f"STALE, {age}", _STALE))
-        return [spread(left, right, width), *([line(Coloured(known.trouble, _STALE))])]
-    return [spread(left, line("the job has ended" if over else age), width)]
+        right = line(Coloured(f"STALE, as of {age} ago" if at_s else "nothing heard yet", _STALE))
+        return [spread(left, right, width), line(Coloured(known.trouble, _STALE))]
+    if not at_s:
+        right = line("nothing heard yet")
+    elif over:
+        right = line("the job has ended")
+    else:  # a job is sent when something has changed, a list is asked for again and again
+        right = line(f"last change {age} ago" if where.job else f"as of {age} ago")
+    return [spread(left, right, width)]
 
 
 def _fleet_title(known: Known) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +10,10 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from tests.unit.screens import NOW, gang, jobs, measured
+from tests.unit.screens import LOST, NOW, gang, jobs, measured
 
 from muster.launcher.errors import WrongInput
+from muster.launcher.output import svg
 from muster.launcher.output.job_lines import Moment
 from muster.launcher.output.screen import Screen
 from muster.launcher.top import pages
@@ -89,7 +91,7 @@ def test_one_look_at_a_job_says_what_it_does_and_what_happens_next() -> None:
     known = known_of(view, event)
     text = "\n".join(shown(known, job_place(view), NOW + 3, 80, 30))
     for words in (
-        "pretraining-7b (42)  generation 4  RUNNING for 1.5 h", "as of 3 s ago", "3.2 h elapsed, 20.8 h left",
+        "pretraining-7b (42)  generation 4  RUNNING for 1.5 h", "last change 3 s ago", "3.2 h elapsed, 20.8 h left",
         "2027-01-16 04:38, in 20.6 h, the ranks stop for the time limit",
         "step 298 of 10,000; 1.25 s a step; done 2027-01-15 11:22", "loss 2.314 (2.301 to 2.33), lr 0.0003, MFU 41.2%",
         "1.25 s, compute 86%, wait for other ranks 8%, data 4%", "memory: step 297, 15 s ago  disk: step 290, 14.1 min",
@@ -131,7 +133,7 @@ def test_what_is_not_heard_any_more_is_never_shown_as_fresh() -> None:
     assert second == "the coordinator at mgmt1:7070 has stopped"
     known.receive(Message(NOW + 31, view))
     lines = shown(known, job_place(view), NOW + 32)
-    assert lines[0].endswith("as of 1 s ago")
+    assert lines[0].endswith("last change 1 s ago")
     assert "STALE" not in lines[0]
 
 
@@ -145,7 +147,7 @@ def test_a_job_of_the_fleet_on_one_line() -> None:
     view = training()
     lines = shown(known_of(ListReply(gangs=[view]), NodesReply()), Place())
     assert lines[1].split() == ["job", "name", "phase", "pace", "goodput", "recovery", "step"]
-    assert lines[2] == "> 42   pretraining…  RUNNING  1.25 s a step  93.1%    06:30:02 4.5 s  298".ljust(80)
+    assert lines[2] == "> 42   pretraining…  RUNNING  1.25 s a step  93.1%    06:30 4.5 s  298".ljust(80)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -312,3 +314,45 @@ def test_the_page_for_users_has_the_keys() -> None:
     page = (ROOT / "docs" / "operations" / "day-to-day.md").read_text()
     for keys, words in KEYS:
         assert f"| {keys} | {words} |" in page
+
+
+PICTURES = ROOT / "docs" / "operations" / "pictures"
+
+
+def busy_site(count: int, leaf: int) -> Known:
+    """A site with two jobs, spares and some nodes in trouble."""
+    nodes = site(count, leaf)
+    for at, node in enumerate(nodes):
+        node.slurm_job_ids.extend([42] if at < count // 2 else [43] if at < count * 3 // 4 else [])
+        node.role = ("spare" if at % 64 == 63 else "rank") if node.slurm_job_ids == [42] else ""
+    for verdict, step in (("LOST", 97), ("DEGRADED", 151), ("UNFIT", 211), ("RETURNING", 403)):
+        for node in nodes[step // 2 :: step]:
+            node.verdict, node.role, node.reason = verdict, "", LOST
+    return known_of(ListReply(gangs=[training(), *jobs(6)]), NodesReply(nodes=nodes))
+
+
+def drawn(known: Known, where: Place, now: float, width: int, height: int) -> str:
+    """A picture of the screen."""
+    moment = Moment(now, Screen(width, zone=UTC))
+    body = pages.body_of(known, where, moment, width)
+    lines = pages.picture(known, where, body, moment, width, height)
+    painted = (
+        "".join(svg.paint(cell.text, cell.colour) if cell.colour else cell.text for cell in one) for one in lines
+    )
+    return svg.svg_of((line or " " for line in painted), "muster top")
+
+
+PICTURE_OF = {
+    "top-jobs": lambda: drawn(busy_site(512, 16), Place(JOBS), NOW + 2, 80, 24),
+    "top-map": lambda: drawn(busy_site(512, 16), Place(MAP, cursor="n97"), NOW + 2, 80, 24),
+    "top-leaves": lambda: drawn(busy_site(12_500, 32), Place(MAP, cursor="leaf7"), NOW + 2, 120, 40),
+}
+
+
+@pytest.mark.parametrize("name", PICTURE_OF)
+def test_the_pictures_of_the_documents_are_what_is_drawn(name: str) -> None:
+    file, picture = PICTURES / f"{name}.svg", PICTURE_OF[name]()
+    if os.environ.get("MUSTER_GOLDEN") == "write":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(picture)
+    assert file.read_text() == picture, "MUSTER_GOLDEN=write draws them again: look at them"

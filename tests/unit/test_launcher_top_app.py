@@ -24,6 +24,7 @@ from tests.unit.test_launcher_commands import muster
 from tests.unit.test_launcher_top import CONTENTS, NOW, training
 from textual.pilot import Pilot
 
+from muster.daemon.coordinator.core.state.events import NodeSignalled
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
@@ -31,6 +32,7 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.main import main
 from muster.launcher.top.app import Lines, Top
 from muster.launcher.top.feed import LiveFeed, Replay
+from muster.launcher.top.known import Known
 from muster.launcher.top.messages import Message, read_recording, to_line
 from muster.launcher.top.place import OVERVIEW, Place
 from muster.v1.api_pb2 import EventRecord, GangView, ListReply, NodesReply
@@ -140,6 +142,23 @@ async def test_a_job_comes_by_its_streams_and_again_after_a_restart(world: Scrip
     assert [message for message in recorded if message in [*seen, trouble]] == [*seen[:2], trouble, seen[2]]
     events = [one.content for one in recorded if isinstance(one.content, EventRecord) and not one.content.sentinel]
     assert len(events) == len({event.position for event in events}) > 3
+
+
+async def test_what_happens_to_a_node_is_an_event_of_the_job_that_is_open(world: ScriptedWorld) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    known = Known()
+    async with client(world) as coordinator:
+        gang = (await coordinator.describe(gang_ref("1"))).gang_id
+        stream = LiveFeed(coordinator).messages(gang)
+        assert world.coordinator
+        world.coordinator.engine.post(NodeSignalled("n1", "unfit", "a fault", "NVRM: Xid"))
+        async with asyncio.timeout(WAIT_S):
+            async for message in stream:
+                known.receive(message)
+                if any(event.name == "NodeJudged" for event in known.events_of(gang)):
+                    break
+        await stream.aclose()
 
 
 async def test_all_jobs_and_nodes_are_asked_for(world: ScriptedWorld) -> None:
