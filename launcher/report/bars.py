@@ -8,7 +8,7 @@ from muster.launcher.report.picture import HATCHES, axes_of, colour, figure_of, 
 from muster.launcher.report.report_data import Goodput, RecoveryParts
 from muster.wording import counted, duration, percent
 
-MOST_BARS = 40
+MOST_BARS = 24
 """Recoveries in the picture: the longest ones. The table has all."""
 PHASES = {
     "detect": "detect",

@@ -84,7 +84,8 @@ def _label(axes: Axes, node: PlacedNode, x: float, y: float, is_named: bool) -> 
         axes.text(x + 0.5, y + 0.72, ranks or node.role, size=7.5, ha="center", va="center", bbox=behind)
     if node.faults:
         axes.plot(x + 0.88, y + 0.14, marker="v", markersize=7, color=colour("bad"), clip_on=False)
-        numbers = ",".join(map(str, node.faults[:3])) + ("…" if len(node.faults) > 3 else "")
+        most = 3 if is_named else 1
+        numbers = ",".join(map(str, node.faults[:most])) + "…" * (len(node.faults) > most)
         axes.text(x + 0.8, y + 0.14, numbers, size=7.5, weight="bold", ha="right", va="center",
                   bbox={"facecolor": colour("paper"), "edgecolor": "none", "pad": 0.5})  # fmt: skip
 

@@ -48,5 +48,5 @@ def figure(svg: str, caption: str = "") -> Html:
 
 
 def more(title: str, *inside: str) -> Html:
-    """What opens on request, and is printed open."""
+    """What opens on request. It is printed if it is open."""
     return tag("details", tag("summary", title), *inside)

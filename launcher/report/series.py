@@ -22,6 +22,8 @@ Array = NDArray[numpy.float64]
 MOST_ROWS: Final = 512
 """Rows of a heat map. Of more ranks, neighbours share a row."""
 MOST_CURVES: Final = 16
+MOST_RANKS: Final = 250_000
+"""As in docs/JOBTOML.md."""
 _OF_RANK: Final = ("at_s", "step", "step_s", "compute_s")
 _OF_NUMBER: Final = ("at_s", "step", "values", "least", "median", "greatest")
 """The columns that the pictures need."""
@@ -77,19 +79,48 @@ def _add_node(found: Measured, whole: Mapping[str, Any]) -> None:
     width_s = int(whole["width_s"])
     if width_s < 1:
         raise ValueError("its bins have no width")
+    read, ranks, numbers = _Reader(width_s), dict[int, _Part](), dict[str, _Part]()
     for name, columns in whole.items():
         kind, _, key = name.partition(" ")
         if kind == "rank" and columns:
-            found.ranks.setdefault(int(key), []).append(_part(columns, _OF_RANK, width_s))
+            ranks[_rank(key)] = read.part(columns, _OF_RANK)
         elif kind == "number" and columns:
-            found.numbers.setdefault(key, []).append(_part(columns, _OF_NUMBER, width_s))
+            numbers[key] = read.part(columns, _OF_NUMBER)
+    for rank, part in ranks.items():
+        found.ranks.setdefault(rank, []).append(part)
+    for name, part in numbers.items():
+        found.numbers.setdefault(name, []).append(part)
 
 
-def _part(columns: Mapping[str, Any], wanted: tuple[str, ...], width_s: int) -> _Part:
-    arrays = {name: numpy.asarray(columns[name], dtype=numpy.float64) for name in wanted}
-    if len({array.shape for array in arrays.values()}) != 1 or arrays["at_s"].ndim != 1:
-        raise ValueError("its columns are not equally long")
-    return _Part(width_s, arrays)
+def _rank(text: str) -> int:
+    rank = int(text)
+    if not 0 <= rank < MOST_RANKS:
+        raise ValueError("no job has such a rank")
+    return rank
+
+
+class _Reader:
+    """Makes the columns of one node's file into arrays. Its ranks mostly have the same times and steps."""
+
+    def __init__(self, width_s: int) -> None:
+        self._width_s = width_s
+        self._last: dict[str, tuple[list[float], Array]] = {}
+
+    def part(self, columns: Mapping[str, Any], wanted: tuple[str, ...]) -> _Part:
+        """One rank or one number. Raises ValueError: the columns are none."""
+        arrays = {name: self._array(name, columns[name]) for name in wanted}
+        if len({array.shape for array in arrays.values()}) != 1 or arrays["at_s"].ndim != 1:
+            raise ValueError("its columns are not equally long")
+        return _Part(self._width_s, arrays)
+
+    def _array(self, name: str, column: list[float]) -> Array:
+        known = self._last.get(name)
+        if known is None or known[0] != column:
+            array = numpy.asarray(column, dtype=numpy.float64)
+            if not numpy.isfinite(array).all():
+                raise ValueError("not all of its values are numbers")
+            known = self._last[name] = column, array
+        return known[1]
 
 
 def curves_of(measured: Measured, work: Work) -> tuple[Curve, ...]:
@@ -176,7 +207,8 @@ def _weighted_median(values: Array, weights: Array) -> Array:
 def _bins(parts: list[_Part]) -> tuple[Array, int]:
     """The starts of all bins, in the widest ones that a part has."""
     width_s = max((part.width_s for part in parts), default=1)
-    starts = [numpy.unique(part.columns["at_s"] // width_s * width_s) for part in parts]
+    times = {id(part.columns["at_s"]): part.columns["at_s"] for part in parts}
+    starts = [numpy.unique(at_s // width_s * width_s) for at_s in times.values()]
     return (numpy.unique(numpy.concatenate(starts)) if starts else numpy.empty(0)), width_s
 
 
@@ -214,8 +246,9 @@ def heat_of(measured: Measured) -> HeatMap | None:
         return None
     column = "compute_s" if any((part.columns["compute_s"] > 0).any() for part in parts) else "step_s"
     ranks = 1 + max(measured.ranks)
-    at_all = numpy.arange(starts[0], starts[-1] + width_s, width_s)  # no step: an empty place, as long as it lasted
-    kept = at_all if len(at_all) <= 2 * metric_series.MOST_BINS else starts
+    kept = starts
+    if (starts[-1] - starts[0]) / width_s <= 2 * metric_series.MOST_BINS:  # no step: an empty place, as long as it was
+        kept = numpy.arange(starts[0], starts[-1] + width_s, width_s)
     values = numpy.full((ranks, len(kept)), numpy.nan, dtype=numpy.float32)
     for rank, of_rank in measured.ranks.items():
         for part in of_rank:

@@ -50,15 +50,27 @@ def _bands(axes: Axes, data: ReportData) -> None:
     for kind in KINDS:
         spans = [(day(band.begin_s), day(band.end_s) - day(band.begin_s)) for band in data.bands if band.kind == kind]
         if spans:
-            axes.broken_barh(spans, (1.99, 0.62), facecolor=colour(_ROLES[kind]), edgecolor=colour("ink"),
-                             linewidth=0.4, hatch=HATCHES[kind] or None, label=KINDS[kind])  # fmt: skip
+            axes.broken_barh(
+                spans,
+                (1.99, 0.62),
+                facecolor=colour(_ROLES[kind]),
+                edgecolor=colour("ink"),
+                linewidth=_outline(len(spans)) / 2,
+                hatch=HATCHES[kind] or None,
+                label=KINDS[kind],
+            )
     if data.bands:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(KINDS), frameon=False, borderaxespad=0)
 
 
+def _outline(count: int) -> float:
+    """How wide the outline of so many boxes is. Those of very many would hide what is in them."""
+    return 0.9 if count <= 60 else 0.2
+
+
 def _generations(axes: Axes, generations: tuple[Generation, ...], whole_s: float) -> None:
     spans = [(day(one.begin_s), day(one.end_s) - day(one.begin_s)) for one in generations]
-    axes.broken_barh(spans, (1.05, 0.5), facecolor="none", edgecolor=colour("ink"), linewidth=0.9)
+    axes.broken_barh(spans, (1.05, 0.5), facecolor="none", edgecolor=colour("ink"), linewidth=_outline(len(spans)))
     for one in generations:
         if one.end_s - one.begin_s > whole_s * _NEAR * len(str(one.number)):
             middle = day((one.begin_s + one.end_s) / 2)

@@ -118,9 +118,11 @@ def test_a_narrow_screen_shows_all_of_it(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= 800")
 
 
-def test_it_is_printed_on_a4_with_all_tables(page: Page, tmp_path: Path) -> None:
+def test_it_is_printed_on_a4_with_the_tables_that_are_open(page: Page, tmp_path: Path) -> None:
+    page.locator("summary").first.click()
     page.emulate_media(media="print")
     assert page.locator("nav").is_hidden()
+    assert [page.locator("details").nth(number).is_visible() for number in (0, 1)] == [True, False]
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     printed = page.pdf(path=tmp_path / "report.pdf", prefer_css_page_size=True)
     assert printed.startswith(b"%PDF")

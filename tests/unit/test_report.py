@@ -174,12 +174,25 @@ def test_a_slow_rank_stands_out_and_many_ranks_share_rows(tmp_path: Path) -> Non
     assert heat.rows[233][1] != heat.rows[233][1]  # nobody finished a step then
 
 
-def test_a_damaged_file_is_named_in_the_report(tmp_path: Path) -> None:
+GOOD = '"steps": [1], "step": [1], "step_s": [1], "compute_s": [1]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format": 1, "width_s": 4, "rank 3": {"at_s": ["x"]}}',
+        f'{{"width_s": 4, "rank 0": {{"at_s": [1], {GOOD}}}, "rank 3": {{"at_s": [NaN], {GOOD}}}}}',
+        f'{{"width_s": 4, "rank 3": {{"at_s": [1, 2], {GOOD}}}}}',
+        f'{{"width_s": 4, "rank 3000000": {{"at_s": [1], {GOOD}}}}}',
+        f'{{"width_s": 0, "rank 3": {{"at_s": [1], {GOOD}}}}}',
+        "[]",
+        "",
+    ],
+)
+def test_a_damaged_file_is_named_in_the_report(tmp_path: Path, text: str) -> None:
     job = MadeUpJob(nodes=2, run_dir=str(tmp_path))
     job.write_series(bins=5)
-    (tmp_path / "logs" / GANG / "series" / "n1.json").write_text(
-        '{"format": 1, "width_s": 4, "rank 3": {"at_s": ["x"]}}'
-    )
+    (tmp_path / "logs" / GANG / "series" / "n1.json").write_text(text)
     data = report_data(Source(job.records(), job.job_spec(), until=ENDS), price=0.0)
     assert any(note.startswith("n1.json is left out: damaged") for note in data.notes)
     assert data.curves
