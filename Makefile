@@ -196,6 +196,9 @@ bench-cli: image ## how long the commands of users take on a login node
 bench-sampler: setup ## what the order of a billion samples costs
 	@$(BIN)/python -m benchmarks.bench_sampler
 
+bench-see: setup ## what it costs to see what a job does
+	@$(BIN)/python -m benchmarks.bench_see $(ARGS)
+
 bench-stragglers: image ## how soon a slow rank is named, whom a clean run names, and what that costs
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m benchmarks.bench_stragglers
 
@@ -205,9 +208,6 @@ gpu-test: ## the tests that need an NVIDIA GPU, with the site's own python3
 
 bench-gpu: ## what a snapshot, at once and overlapped, and the step timer cost on a GPU, with the site's own python3
 	@$(PYTHON) -m benchmarks.bench_gpu
-
-bench-see: setup ## what it costs to see what jobs do: metrics of a large site
-	@$(BIN)/python -m benchmarks.bench_see
 
 bench-trust: setup ## what callers without rights cost
 	@$(BIN)/python -m benchmarks.bench_trust

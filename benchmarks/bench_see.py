@@ -12,12 +12,13 @@ import json
 import sys
 from collections.abc import Callable
 
+from benchmarks.logged_steps import log_overhead
 from benchmarks.scrapes import metrics_render
 
 Figures = dict[str, float]
 
-MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render,)
-REPORTED_FIGURES = ("metrics_render_ms",)
+MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead)
+REPORTED_FIGURES = ("metrics_render_ms", "log_overhead_percent")
 """The figures of the last line."""
 
 

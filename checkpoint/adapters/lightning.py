@@ -53,7 +53,7 @@ class MusterCallback(Callback):  # type: ignore[misc]  # Lightning's types are n
         }
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             states["scaler"] = scaler
-        self._checkpoint = Checkpoint(**{**states, **self._options})
+        self._checkpoint = Checkpoint(**{"total_steps": max(0, trainer.max_steps), **states, **self._options})
         warmup = None if self._warmup is None else partial(self._warmup, trainer.strategy.model)
         self._finished_steps = self._checkpoint.restore(warmup=warmup, durable=self._durable)
         self._optimizer_steps = trainer.global_step
@@ -67,7 +67,8 @@ class MusterCallback(Callback):  # type: ignore[misc]  # Lightning's types are n
         self._finished_steps += 1
         final = _is_last_step(trainer)
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
-        if not self._checkpoint.step(self._finished_steps, final=final, loss=loss):
+        lr = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
+        if not self._checkpoint.step(self._finished_steps, final=final, loss=loss, lr=lr):
             self.was_stopped = trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

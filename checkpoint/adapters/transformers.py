@@ -19,6 +19,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+import muster
 from muster.checkpoint.adapters.accelerate import scaler_of, unwrapped
 from muster.checkpoint.data.sharded_sampler import ShardedSampler
 from muster.checkpoint.format.errors import CheckpointError
@@ -26,6 +27,8 @@ from muster.checkpoint.training.loop import Checkpoint
 
 _PROGRESS = ("global_step", "epoch", "total_flos", "num_input_tokens_seen", "log_history", "best_metric")
 """What TrainerState holds of the past."""
+_LOGGED = {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "lr"}
+"""What the Trainer logs, with Muster's names."""
 _ROUNDING = 1e-6
 """A whole number of epochs is a sum of parts, and so may be a little less."""
 
@@ -73,7 +76,7 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
         }
         if (scaler := scaler_of(objects["optimizer"])) is not None:
             states["scaler"] = scaler
-        self._checkpoint = Checkpoint(**{**states, **self._options})
+        self._checkpoint = Checkpoint(**{"total_steps": max(0, state.max_steps), **states, **self._options})
         self._checkpoint.restore(warmup=self._warmup, durable=self._durable)
         self._kept_epoch = state.epoch or 0.0
 
@@ -89,6 +92,10 @@ class MusterCallback(TrainerCallback):  # type: ignore[misc]  # the types of tra
         if not self._checkpoint.step(state.global_step, final=final):
             self.was_stopped = control.should_training_stop = True
         control.should_training_stop |= ends
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **objects: Any) -> None:
+        """Say what the Trainer logs of its training: it gives loss and gradient norm to nobody before."""
+        muster.log(state.global_step, **{name: logs[key] for key, name in _LOGGED.items() if key in (logs or {})})
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Declare the evaluation, in which no step is finished, with its first batch."""

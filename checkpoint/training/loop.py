@@ -244,8 +244,7 @@ class Checkpoint:
         # Before the copy: the gang runs from its first step on, and planning takes time.
         self._report_finished(n)
         if self._numbers is not None:
-            said = {"loss": loss, "gradient_norm": gradient_norm, "tokens": tokens, "lr": lr, **numbers}
-            self._numbers.note(n, {name: value for name, value in said.items() if value is not None})
+            self._numbers.note(n, {"loss": loss, "gradient_norm": gradient_norm, "tokens": tokens, "lr": lr, **numbers})
         if (final or stop or due) and self._keeper.take(n, last=final or stop):
             self._report_not_finite(n, {"loss": loss, "gradient norm": gradient_norm})
         if self._timer is not None:

@@ -99,7 +99,8 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
         loss.backward()
         return float(loss.detach())
 
-    checkpoint = Checkpoint(model=parallel, optimizer=optimizer, sampler=sampler)
+    total_steps = 0 if args.until else args.steps
+    checkpoint = Checkpoint(model=parallel, optimizer=optimizer, sampler=sampler, total_steps=total_steps)
     start = checkpoint.restore(warmup=lambda: backward(next(iter(loader))))
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -109,7 +110,7 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
         loss = backward(next(batches))
         optimizer.step()
         last = is_last(args, step, device)
-        go_on = checkpoint.step(step, final=last, loss=loss)
+        go_on = checkpoint.step(step, final=last, loss=loss, tokens=args.batch * args.context, lr=args.lr)
         if rank == 0:
             print(f"step {step} loss {loss:.4f} {time.monotonic() - started:.3f} s", flush=True)
         if not go_on:

@@ -18,7 +18,7 @@ def log(step: int | None = None, *, total_steps: int | None = None, **numbers: A
     """Tell Muster how the training goes, for `muster status` and its pictures. For scripts without a Checkpoint, whose
     `step` takes the same numbers. Outside Muster nothing happens.
 
-    It takes less than a microsecond, but for one call in a tenth of a second. A GPU is not waited for.
+    It takes less than a microsecond, but for one call in half a second. A GPU is not waited for.
 
     Args:
         step: how many optimizer steps are finished.

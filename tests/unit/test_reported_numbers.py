@@ -66,7 +66,7 @@ def test_a_step_and_its_numbers_are_in_the_page(numbers: ReportedNumbers, link: 
     assert link.read() == RankNumbers(7, 100.0, 500, 0.0, {"loss": (7, 2.5), "tokens": (7, 4096.0)})
 
 
-def test_names_are_written_ten_times_a_second_and_a_new_one_at_once(
+def test_names_are_written_twice_a_second_and_others_at_once(
     numbers: ReportedNumbers, link: Link, clock: Clock
 ) -> None:
     numbers.note(1, {"loss": 1.0})

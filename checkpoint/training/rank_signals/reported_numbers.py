@@ -1,7 +1,7 @@
 """What a script says of a step: loss, gradient norm, tokens, learning rate, and numbers of its own.
 
-They go into a page of shared memory (`number_page`), which the agent reads each second. A step that says the same
-names again within a tenth of a second costs no more than to look at the clock. A value of a GPU is copied beside the
+They go into a page of shared memory (`number_page`), which the agent reads each two seconds. A step that says the same
+names again within half a second costs no more than to look at the clock. A value of a GPU is copied beside the
 training, and is read when the copy is there: the GPU is never waited for.
 
 Needs no torch. Outside Muster, and where the agent has ended, nothing happens.
@@ -23,8 +23,10 @@ from muster.v1.rank_pb2 import RankMessage, RankPage
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 0.1
-"""Seconds for which a name that was written is not written again."""
+INTERVAL_S = 0.5
+"""Seconds for which names that were written together are not written again. The agent looks less often."""
+_MOST_DUE = 64
+"""Sets of names. More are not remembered."""
 
 Pending = tuple[int, dict[str, Any], Any]
 """A step, its values on their way from the GPU, and the event after their copies."""
@@ -41,8 +43,8 @@ class ReportedNumbers:
     def __init__(self, send: Callable[[int], bool], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._pid = os.getpid()
-        self._due: dict[str, float] = {}
-        self._step_due = 0.0
+        self._due: dict[tuple[str, ...], float] = {}
+        """Names that were said together, and when they are written again."""
         self._numbers: dict[str, tuple[int, float]] = {}
         self._pending: Pending | None = None
         self._step, self._at_s, self._last_step, self._flops = 0, 0.0, 0, 0.0
@@ -52,36 +54,34 @@ class ReportedNumbers:
 
     def note(self, step: int | None, numbers: Mapping[str, Any]) -> None:
         """The script has finished `step`, and says these numbers of it: numbers, or tensors of one element."""
-        now = self._now()
-        due = self._due
-        if now < self._step_due:
-            for name in numbers:
-                if now >= due.get(name, 0.0):
-                    break
-            else:
-                return
-        self._write(now, step, numbers)
+        if self._now() >= self._due.get(tuple(numbers), 0.0):
+            self._write(step, numbers)
 
     def set_total(self, last_step: int) -> None:
         """The last step of the whole training."""
         if last_step != self._last_step:
-            self._last_step, self._step_due = last_step, 0.0
+            self._last_step = last_step
+            self._due.clear()
 
     def set_flops(self, flops: float) -> None:
         """Floating-point operations of this rank in one step."""
-        self._flops, self._step_due = flops, 0.0
+        self._flops = flops
+        self._due.clear()
 
-    def _write(self, now: float, step: int | None, numbers: Mapping[str, Any]) -> None:
+    def _write(self, step: int | None, numbers: Mapping[str, Any]) -> None:
+        now = self._now()
+        if len(self._due) >= _MOST_DUE:
+            self._due.clear()
+        self._due[tuple(numbers)] = now + INTERVAL_S
         if self._page is None or self._pid != os.getpid():  # a process of the script's own, such as a data loader
             return
         if step is not None:
-            self._step, self._at_s, self._step_due = step, now, now + INTERVAL_S
+            self._step, self._at_s = step, now
         self._take_pending()
         late = {}
         for name, value in numbers.items():
-            if value is None or (name not in self._due and len(self._due) >= MOST_NUMBERS):
+            if value is None or (name not in self._numbers and len(self._numbers) >= MOST_NUMBERS):
                 continue
-            self._due[name] = now + INTERVAL_S
             if _is_on_gpu(value):
                 late[name] = value
             elif (number := _number(value)) is not None:
