@@ -16,6 +16,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.fleet import Fleet
+from muster.daemon.coordinator.accounting.gang_accounts import GangAccounts
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.metrics.coordinator_metrics import Metrics
@@ -77,7 +78,7 @@ async def _measure(folder: Path) -> Figures:
     credentials = SecretCredentials.create(folder / "secret")
     engine = Engine(journal, journal.load(), LocalSlurm(), credentials)
     engine.core = fleet.core
-    metrics = Metrics(Policy.load(), engine, SlurmRoster(LocalSlurm()), LoginNames())
+    metrics = Metrics(Policy.load(), engine, SlurmRoster(LocalSlurm()), LoginNames(), GangAccounts(engine, folder))
     address = f"http://127.0.0.1:{metrics.serve(MetricsAccess('127.0.0.1', 0))}/metrics"
     began = time.process_time()
     await asyncio.to_thread(metrics.text)
@@ -92,7 +93,7 @@ async def _measure(folder: Path) -> Figures:
     out, _ = await reader.communicate()
     beating.cancel()
     found = [json.loads(line) for line in out.splitlines()]
-    await asyncio.to_thread(metrics.stop)
+    await metrics.stop()
     journal.close()
     return {
         "metrics_render_ms": 1000 * statistics.median(took for took, _ in found),

@@ -150,7 +150,7 @@ class Coordinator:
         self.fabric = FabricWatch(settings.slurm, self.roster, self.engine.post, settings.fabric_file)
         self._watch_task: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
-        self._metrics = Metrics(settings.policy, self.engine, self.roster, settings.login_names, self._accounts.view)
+        self._metrics = Metrics(settings.policy, self.engine, self.roster, settings.login_names, self._accounts)
         self._server = self._make_server()
         self.port = self.metrics_port = 0
 
@@ -192,7 +192,7 @@ class Coordinator:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.engine.aclose()
         self.engine.streams.close()
-        await asyncio.to_thread(self._metrics.stop)
+        await self._metrics.stop()
         if self._watch_task:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)

@@ -129,6 +129,7 @@ async def test_a_recovery_is_counted_with_its_cause_its_phases_and_its_signal(wo
         for one in family.samples
         if one.exemplar is not None
     ]
+    assert 0 < found["muster_job_goodput_ratio", (job,)] <= 1
     assert exemplars == [{"job_id": "1", "generation": "2"}] * len(PHASES)
 
 

@@ -34,6 +34,8 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "muster_checkpoint_seconds": ("Time for which a snapshot holds training up, or that a flush takes.", JOB_TIER),
     "muster_checkpoint_age_seconds": ("Training time that is lost if a fault strikes now.", JOB_TIER),
     "muster_job_goodput_ratio": ("The part of the job's allocated time that trained.", JOB),
+    "muster_goodput_ratio": ("The part of the allocated time of all jobs that trained.", ("window",)),
+    "muster_lost_node_seconds": ("Allocated time of all jobs that trained nothing new.", ("window", "category")),
     "muster_nodes": ("Nodes by health.", ("health",)),
     "muster_node_health": ("1 for a node that is not in full health, with its health.", ("node", "health")),
     "muster_heartbeat_age_seconds": ("Quantiles of the time since a node's last message.", ("source", "quantile")),

@@ -21,11 +21,13 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.metrics.families import DURABLE, MEMORY, REPORTED, Families
+from muster.daemon.coordinator.metrics.fleet_goodput import FleetGoodput
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.roll_call import UNHEARD, known_nodes, shown_health
 from muster.daemon.coordinator.services.views import GoodputOf, gang_view
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
+from muster.daemon.coordinator.view_parts.training import add_training
 from muster.daemon.host import clock
 from muster.daemon.metrics.metrics_server import NoValuesError
 from muster.node_health import OUT_OF_SERVICE, NodeHealth
@@ -43,9 +45,16 @@ _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 class StateCollector:
     """A collector of prometheus_client, for threads other than that of `engine`'s event loop."""
 
-    def __init__(self, engine: Engine, roster: SlurmRoster, login_names: LoginNames, goodput: GoodputOf) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        roster: SlurmRoster,
+        login_names: LoginNames,
+        goodput: GoodputOf,
+        fleet_goodput: FleetGoodput,
+    ) -> None:
         """Made on the event loop. `goodput`: the account of a gang until now."""
-        self._goodput = goodput
+        self._goodput, self._fleet_goodput = goodput, fleet_goodput
         self._engine, self._roster, self._login_names = engine, roster, login_names
         self._loop = asyncio.get_running_loop()
         self._turn = threading.Lock()
@@ -76,9 +85,11 @@ class StateCollector:
                 user = await self._login_names(gang.account.owner_uid)
                 now = self._engine.clock.now()
                 view = gang_view(state, observed, gang, now, brief=True, goodput=self._goodput)
+                add_training(view, gang, observed.gangs.get(gang.id) or ObservedGang(), brief=False)
                 add_gang(families, view, state, observed, gang, user)
                 await slices.next()
         await self._add_nodes(families, slices)
+        self._fleet_goodput.add_to(families)
         self._add_coordinator(families)
         families.add("muster_scrape_duration_seconds", clock.monotonic() - slices.began)
         return list(families.all())
