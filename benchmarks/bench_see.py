@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 from benchmarks.logged_steps import log_overhead
 from benchmarks.scrapes import metrics_render
+from benchmarks.watched_site import status, watchers
 
 Figures = dict[str, float]
 
-MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead)
-REPORTED_FIGURES = ("metrics_render_ms", "log_overhead_percent")
+MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead, status, watchers)
+REPORTED_FIGURES = ("metrics_render_ms", "log_overhead_percent", "status_ms", "watchers_cpu_percent")
 """The figures of the last line."""
 
 
