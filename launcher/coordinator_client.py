@@ -277,9 +277,9 @@ class CoordinatorClient:
         if busy:
             await asyncio.sleep(random.uniform(self._busy_pause_s / 2, self._busy_pause_s))
         else:
-            await self._reconnect()
+            await self.reconnect()
 
-    async def _reconnect(self) -> None:
+    async def reconnect(self) -> None:
         """Waits until a coordinator answers, and connects to it."""
         while True:
             await asyncio.sleep(RECONNECT_INTERVAL_S)

@@ -37,8 +37,10 @@ class Feed(Protocol):
 class LiveFeed:
     """From the coordinator. `recording`: what comes is written there, too."""
 
-    def __init__(self, coordinator: CoordinatorClient, recording: TextIO | None = None) -> None:
-        self._coordinator, self._recording = coordinator, recording
+    def __init__(
+        self, coordinator: CoordinatorClient, recording: TextIO | None = None, list_pause_s: float = LIST_PAUSE_S
+    ) -> None:
+        self._coordinator, self._recording, self._list_pause_s = coordinator, recording, list_pause_s
 
     def now(self) -> float:
         """See Feed.now."""
@@ -82,7 +84,11 @@ class LiveFeed:
                 put(await self._coordinator.nodes())
             except Unavailable as error:
                 put(_waits(error.message))
-            await asyncio.sleep(max(LIST_PAUSE_S, _PAUSE_FACTOR * (clock.monotonic() - began)))
+                await self._coordinator.reconnect()
+                continue
+            except LauncherError as error:  # it may be too busy for this question
+                put(error.message)
+            await asyncio.sleep(max(self._list_pause_s, _PAUSE_FACTOR * (clock.monotonic() - began)))
 
 
 def _waits(words: str) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -114,7 +115,11 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
 
 
 def client(world: ScriptedWorld) -> CoordinatorClient:
-    return CoordinatorClient(world.address, SecretCredentials(world.folder.parent / "secret"))
+    return CoordinatorClient(world.address, _credentials(world))
+
+
+def _credentials(world: ScriptedWorld) -> SecretCredentials:
+    return SecretCredentials(world.folder.parent / "secret")
 
 
 async def until(stream: AsyncIterator[Message], kind: type) -> Message:
@@ -169,6 +174,22 @@ async def test_all_jobs_and_nodes_are_asked_for(world: ScriptedWorld) -> None:
     assert isinstance(listed.content, ListReply)
     assert isinstance(nodes.content, NodesReply)
     assert {node.node for node in nodes.content.nodes} >= set(NODES)
+
+
+async def test_all_jobs_come_again_from_the_coordinator_that_took_over(world: ScriptedWorld) -> None:
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))  # nobody answers there yet
+    standby = f"127.0.0.1:{held.getsockname()[1]}"
+    async with CoordinatorClient(f"{world.address},{standby}", _credentials(world)) as coordinator:
+        stream = LiveFeed(coordinator, list_pause_s=0.0).messages("")
+        await until(stream, NodesReply)
+        await world.stop_coordinator()
+        trouble = await until(stream, str)
+        assert "waiting for the coordinator" in str(trouble.content)
+        held.close()
+        await world.start_coordinator(listen=standby)
+        await until(stream, NodesReply)
+        await stream.aclose()
 
 
 async def test_an_unknown_job_and_no_terminal_are_told_before_the_screen_opens(world: ScriptedWorld) -> None:
