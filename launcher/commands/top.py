@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from datetime import UTC
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import TextIO
 
@@ -42,7 +42,7 @@ async def _run(options: argparse.Namespace) -> int:
             where = Place(OVERVIEW, view.gang_id, only_job=True)
         with contextlib.ExitStack() as stack:
             recording = stack.enter_context(_new_file(options.record)) if options.record is not None else None
-            return await _show(LiveFeed(coordinator, recording), where, options)
+            return await show(LiveFeed(coordinator, recording), where, _zone(options))
 
 
 COMMAND = Command(_arguments, _run)
@@ -61,10 +61,15 @@ async def _replay(options: argparse.Namespace) -> int:
     _check_terminal()
     first = next((one.content for one in recorded if not isinstance(one.content, str)), None)
     where = Place(OVERVIEW, first.gang_id, only_job=True) if isinstance(first, GangView | EventRecord) else Place()
-    return await _show(Replay(recorded, options.speed), where, options)
+    return await show(Replay(recorded, options.speed), where, _zone(options))
 
 
-async def _show(feed: Feed, where: Place, options: argparse.Namespace) -> int:
+def _zone(options: argparse.Namespace) -> tzinfo:
+    return UTC if options.utc else local_zone()
+
+
+async def show(feed: Feed, where: Place, zone: tzinfo) -> int:
+    """Show what the feed brings until the user ends it. Returns the exit status."""
     try:
         from muster.launcher.top.app import Top
     except ModuleNotFoundError as error:
@@ -73,7 +78,7 @@ async def _show(feed: Feed, where: Place, options: argparse.Namespace) -> int:
         raise LauncherError(
             "muster top needs the package textual", "install it with: pip install 'muster[top]'"
         ) from None
-    app = Top(feed, where, UTC if options.utc else local_zone())
+    app = Top(feed, where, zone)
     await app.run_async()
     return EXIT_BUG if app.return_code == 1 else app.return_code or 0  # Textual has shown what was wrong
 

@@ -81,7 +81,6 @@ class Top(App[None]):
         super().__init__(ansi_color=True)
         self.known, self.where = Known(), where
         self._feed, self._zone = feed, zone
-        self._reading: asyncio.Task[None] | None = None
         self._is_due = False
         self._body: tuple[object, Body | None] = (None, None)
         self._lines = Lines()
@@ -120,9 +119,7 @@ class Top(App[None]):
 
     def _read(self) -> None:
         """Read what concerns the place, and nothing else any more."""
-        if self._reading is not None:
-            self._reading.cancel()
-        self._reading = asyncio.create_task(self._receive(self.where.job))
+        self.run_worker(self._receive(self.where.job), exclusive=True)
 
     async def _receive(self, gang_id: str) -> None:
         async for message in self._feed.messages(gang_id):

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from muster.daemon.coordinator.core.state.events import NodeSignalled
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
-from muster.launcher.errors import WrongInput
+from muster.launcher.errors import EXIT_BUG, WrongInput
 from muster.launcher.main import main
 from muster.launcher.top.app import Lines, Top
 from muster.launcher.top.feed import LiveFeed, Replay
@@ -224,11 +224,15 @@ class PtyTerminal:
 
     def shows(self, words: str) -> None:
         """Wait until the program has written these words."""
+        self._read_until(lambda: words in self.written)
+
+    def _read_until(self, holds: Callable[[], bool]) -> None:
+        """A terminal that is not read makes the program wait."""
         deadline = time.monotonic() + WAIT_S
-        while words not in self.written:
-            ready, _, _ = select.select([self._keyboard], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, self.written[-2000:]
-            self.written += os.read(self._keyboard, 65536).decode(errors="replace")
+        while not holds():
+            ready, _, _ = select.select([self._keyboard], [], [], 0.1)
+            self.written += os.read(self._keyboard, 65536).decode(errors="replace") if ready else ""
+            assert time.monotonic() < deadline, self.written[-2000:]
 
     def press(self, keys: str) -> None:
         os.write(self._keyboard, keys.encode())
@@ -236,7 +240,8 @@ class PtyTerminal:
     def ends_with(self, status: int) -> None:
         """The program ends with this status, and the terminal is as it was before."""
         self.shows(_LEAVES)
-        assert self.program.wait(WAIT_S) == status
+        self._read_until(lambda: self.program.poll() is not None)
+        assert self.program.returncode == status
         assert termios.tcgetattr(self._device) == self._before
 
     def close(self) -> None:
@@ -267,6 +272,33 @@ def test_a_real_terminal_shows_it_and_is_given_back(terminal: PtyTerminal) -> No
     terminal.press("q")
     terminal.ends_with(0)
     assert not re.search(r"\x1b\[(?:[0-9]+;)*(?:[34][0-7]|[34]8;[0-9;]+)m", terminal.written)  # no colour
+
+
+BROKEN = """
+import asyncio, sys
+from datetime import UTC
+from muster.launcher.commands.top import show
+from muster.launcher.top.place import Place
+
+class Broken:
+    def now(self):
+        return 0.0
+
+    async def messages(self, gang_id):
+        raise RuntimeError("it is broken")
+        yield
+
+sys.exit(asyncio.run(show(Broken(), Place(), UTC)))
+"""
+
+
+def test_an_exception_gives_the_terminal_back_and_is_shown() -> None:
+    terminal = PtyTerminal(sys.executable, "-Ic", BROKEN)
+    try:
+        terminal.ends_with(EXIT_BUG)
+        terminal.shows("it is broken")
+    finally:
+        terminal.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
