@@ -13,13 +13,21 @@ import sys
 from collections.abc import Callable
 
 from benchmarks.logged_steps import log_overhead
+from benchmarks.reports import report
 from benchmarks.scrapes import metrics_render
 from benchmarks.watched_site import status, watchers
 
 Figures = dict[str, float]
 
-MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead, status, watchers)
-REPORTED_FIGURES = ("metrics_render_ms", "log_overhead_percent", "status_ms", "watchers_cpu_percent")
+MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead, status, watchers, report)
+REPORTED_FIGURES = (
+    "metrics_render_ms",
+    "log_overhead_percent",
+    "status_ms",
+    "watchers_cpu_percent",
+    "report_s",
+    "report_mb",
+)
 """The figures of the last line."""
 
 
