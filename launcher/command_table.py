@@ -32,6 +32,7 @@ COMMANDS = (
     Entry("report", "write what a job did and what failed as one HTML file"),
     Entry("events", "show the events of a job and their reasons"),
     Entry("logs", "show the output of a job's ranks"),
+    Entry("runs", "show what was run, from which code, and how it went"),
     Entry("cancel", "end a job"),
     Entry("flush", "write the newest step in memory to durable storage"),
     Entry("swap", "let a spare take the place of a node of a job"),

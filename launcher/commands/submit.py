@@ -26,6 +26,7 @@ from muster.daemon.transport import gang_ids
 from muster.daemon.transport.site_config import Site
 from muster.launcher.command import Command, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
+from muster.launcher.runs.kept import RunRecord
 from muster.launcher.spec.flags import add_options
 from muster.launcher.submission import path_checks
 from muster.launcher.submission.job_message import add_choice, job_message
@@ -87,7 +88,8 @@ async def _run(options: argparse.Namespace) -> int:
         submission = await _shaped(submission, options)
         if shutil.which("sbatch") is None:
             raise _no_sbatch()
-        await submit(submission, options, sbatch, registration)
+        async with RunRecord(submission, os.environ) as record:
+            record.keep(await submit(submission, options, sbatch, registration))
     return 0
 
 

@@ -47,6 +47,7 @@ from muster.launcher.spec.job_size import fill_in_nodes, require_nodes_or_gpus
 from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
 from muster.launcher.spec.placement import Placement
+from muster.launcher.spec.record import Record
 from muster.launcher.spec.table import Count, Table
 from muster.slurm.client import names
 from muster.v1.common_pb2 import JobSpec
@@ -241,6 +242,7 @@ class Job(Table):
     placement: Placement = _NO_TABLE
     model: Model = _NO_TABLE
     checkpoint: CheckpointTable = _NO_TABLE
+    record: Record = _NO_TABLE
     slurm: Slurm = _NO_TABLE
 
     _fill_in_nodes = model_validator(mode="before")(fill_in_nodes)

@@ -75,6 +75,17 @@ def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cl
         assert len(digests(beside, 3)) == 1
         assert digests(training, 3) == digests(beside, 3)
         hooks_were_told(training, dead)
+        the_run_is_on_record(training)
+
+
+def the_run_is_on_record(training: Training) -> None:
+    """What its user submitted, and how it went, with each recovery."""
+    shown = training.cluster.exec(LOGIN, "muster", "runs", "show", str(training.job), "--json", user=training.spec.user)
+    run = json.loads(shown.stdout)
+    assert run["spec"]["nodes"] == 3
+    assert run["interpreter"]["packages"]["torch"]
+    assert (run["outcome"]["phase"], run["outcome"]["generation"]) == ("DONE", str(training.generation))
+    assert len(run["outcome"]["recoveries"]) == training.generation - 1
 
 
 def hooks_were_told(training: Training, dead: str) -> None:

@@ -71,6 +71,7 @@ BOUNDARIES = {
             "checkpoint/testing/gang_of_processes.py": "agents as processes, for tests and measurements",
             "checkpoint/testing/worker.py": "how such a process is called",
             "daemon/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
+            "launcher/runs/origins.py": "git, and the job's Python, each with a deadline",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
             "simulator/parallel.py": "seeds run in processes; no daemon imports it",
@@ -88,6 +89,7 @@ BOUNDARIES = {
         ("sqlite3", "sqlite_utils"),
         {
             "daemon/coordinator/journal/journal.py": "the journal",
+            "launcher/runs/store.py": "the user's records of runs",
             "daemon/coordinator/diagnosis/past_generations.py": "a history that no decision needs",
             "daemon/coordinator/accounting/account_store.py": "a projection of the journal",
             "daemon/coordinator/journal/side_database.py": "how such a file is opened",

@@ -1,0 +1,49 @@
+"""What differs between two runs, key by key. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# What differs between any two runs and explains nothing.
+_OWN = frozenset({"format", "gang_id", "slurm_job_id", "submitted_s", "host"})
+_OWN_VARIABLES = frozenset({"environment.SHLVL", "environment._", "environment.OLDPWD", "environment.WINDOWID"})
+_OF_OUTCOME = (
+    "phase", "exit_code", "reason", "generation", "step", "training", "goodput", "ranks_by_node", "durable_path",
+)  # fmt: skip
+ABSENT = "(absent)"
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The keys of two records that differ, with both values. The changes of the repository are compared apart."""
+    first, second = _flat(one), _flat(other)
+    for key in sorted(first.keys() | second.keys()):
+        if key in _OWN or key in _OWN_VARIABLES or key == "repository.diff":
+            continue
+        values = first.get(key, ABSENT), second.get(key, ABSENT)
+        if values[0] != values[1]:
+            yield key, *values
+
+
+def outcome_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The same of how the runs went."""
+    yield from differences({key: one[key] for key in _OF_OUTCOME if key in one},
+                           {key: other[key] for key in _OF_OUTCOME if key in other})  # fmt: skip
+
+
+def changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """The lines that differ between the uncommitted changes of both, as a diff of diffs."""
+    first, second = (str(record.get("repository", {}).get("diff", "")).splitlines() for record in (one, other))
+    yield from difflib.unified_diff(first, second, "uncommitted changes of the first", "of the second", lineterm="")
+
+
+def _flat(table: Mapping[str, Any], parent: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{parent}{key}.")
+        else:
+            found[f"{parent}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return found

@@ -1,0 +1,263 @@
+"""`muster runs`: what is kept of a run, what is left out, and what differs between two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.daemon.agent.batch import run_summary
+from muster.daemon.agent.batch.run_summary import Summarised
+from muster.launcher.errors import SiteFault
+from muster.launcher.main import parser
+from muster.launcher.runs import record, secrets
+from muster.launcher.runs.difference import changes, differences
+from muster.launcher.runs.kept import RunRecord
+from muster.launcher.runs.origins import MOST_DIFF_CHARS, origins, script_folder
+from muster.launcher.runs.store import FILE, RunStore
+from muster.launcher.spec import spec
+from muster.launcher.submission.job_message import job_message
+from muster.launcher.submission.script import Submission
+from muster.v1.api_pb2 import GangView
+
+JOB = """
+name = "tiny"
+nodes = 2
+command = ["{python}", "train.py", "--api-key", "abc", "--lr=1"]
+run_dir = "{folder}/run"
+work_dir = "{folder}"
+[env]
+WANDB_API_KEY = "xyz"
+LR = "0.1"
+[record]
+data = "c4"
+seed = 17
+{more}
+"""
+
+
+def submission(folder: Path, more: str = "", gang: str = "g1") -> Submission:
+    (folder / "run").mkdir(exist_ok=True)
+    job = spec.parse(JOB.format(python=sys.executable, folder=folder, more=more), "job.toml")
+    return Submission(job, job_message(job, ()), gang, "")
+
+
+async def submit(folder: Path, store: Path, number: int = 1, more: str = "", **variables: str) -> None:
+    environ = {"MUSTER_RUNS": str(store), "PATH": os.environ["PATH"], **variables}
+    async with RunRecord(submission(folder, more, f"g{number}"), environ) as kept:
+        kept.keep(number)
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print(1)\n")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+async def muster_runs(store: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    options = parser().parse_args(["runs", "--store", str(store), *words])
+    assert await options.row.run(options) == 0
+    return capsys.readouterr().out
+
+
+async def test_a_run_is_kept_with_its_code_and_without_its_secrets(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "train.py").write_text("print(2)\n")
+    await submit(repository, tmp_path / "runs", HF_TOKEN="t0p", DATABASE="https://me:pw@host/x", HOME="/h")
+    shown = await muster_runs(tmp_path / "runs", capsys, "show", "tiny", "--json")
+    found = json.loads(shown)
+    for secret in ("t0p", "me:pw", "xyz", "abc"):
+        assert secret not in shown
+    assert found["environment"] == {
+        "DATABASE": secrets.LEFT_OUT, "HF_TOKEN": secrets.LEFT_OUT, "HOME": "/h",
+        "MUSTER_RUNS": str(tmp_path / "runs"), "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    assert found["spec"]["env"] == {"LR": "0.1", "WANDB_API_KEY": secrets.LEFT_OUT}
+    assert found["spec"]["command"][1:] == ["train.py", "--api-key", secrets.LEFT_OUT, "--lr=1"]
+    assert (found["data"], found["seed"]) == ("c4", "17")
+    assert len(found["repository"]["commit"]) == 40
+    assert "+print(2)" in found["repository"]["diff"]
+    assert found["interpreter"]["packages"]["pytest"] == pytest.__version__
+    assert found["outcome"] == {}
+
+
+async def test_the_records_are_nobody_elses(repository: Path, tmp_path: Path) -> None:
+    await submit(repository, tmp_path / "runs")
+    new = tmp_path / "runs" / record.NEW
+    assert [path.stat().st_mode & 0o777 for path in (new, *new.iterdir())] == [0o700, 0o600]
+    RunStore(tmp_path / "runs").runs()
+    assert (tmp_path / "runs" / FILE).stat().st_mode & 0o777 == 0o600
+    assert list(new.iterdir()) == []
+
+
+async def test_two_runs_differ_in_what_was_changed(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await submit(repository, tmp_path / "runs", 1, LR="1")
+    (repository / "train.py").write_text("print(2)\n")
+    await submit(repository, tmp_path / "runs", 2, 'note = "again"', LR="2")
+    lines = (await muster_runs(tmp_path / "runs", capsys, "diff", "1", "2")).splitlines()
+    assert lines[:3] == ["key\tjob 1\tjob 2", "environment.LR\t1\t2", "note\t\tagain"]
+    assert "++print(2)" in lines
+
+
+async def test_runs_are_listed_the_newest_first(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        await submit(repository, tmp_path / "runs", number)
+    lines = (await muster_runs(tmp_path / "runs", capsys)).splitlines()
+    assert [line.split("\t")[:2] for line in lines] == [["job", "name"], ["2", "tiny"], ["1", "tiny"]]
+    assert await muster_runs(tmp_path / "runs", capsys, "list", "--name", "other") == ""
+
+
+async def test_how_a_run_went_is_read_beside_its_logs(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The batch process of the job keeps it, for a job that was requeued, too."""
+    await submit(repository, tmp_path / "runs")
+    view = GangView(gang_id="g1", phase="RUNNING", generation=2, step=40)
+    view.ranks.add(rank=0, node="n1")
+    view.recoveries.add(generation=2, action="restart in place", cause="rank 0 exited")
+
+    class Coordinator:
+        async def view(self, unlaunched: Any = ()) -> Any:
+            return view
+
+    seen = Summarised(Coordinator(), f"{repository}/run", "g1")
+    await seen.view()
+    view.phase, view.final, view.step = "DONE", True, 50
+    assert await seen.view() is view
+    shown = await muster_runs(tmp_path / "runs", capsys, "show", "1")
+    assert "phase\tDONE, step 50, generation 2" in shown
+    assert "ranks\tn1: 0" in shown
+    assert "recovery\tgeneration 2: restart in place: rank 0 exited" in shown
+
+
+async def test_storage_that_takes_no_summary_ends_no_job(tmp_path: Path) -> None:
+    class Coordinator:
+        async def view(self, unlaunched: Any = ()) -> Any:
+            return GangView(gang_id="g1", phase="DONE", final=True)
+
+    assert (await Summarised(Coordinator(), str(tmp_path / "none"), "g1").view()).final
+    assert run_summary.read(str(tmp_path / "none"), "g1") == {}
+
+
+async def test_a_store_that_can_not_be_written_is_said_and_the_job_is_queued(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    await submit(repository, tmp_path / "file" / "runs")
+    assert "no record of this run is kept" in capsys.readouterr().err
+
+
+async def test_no_record_is_kept_of_a_job_that_wants_none_or_was_refused(repository: Path, tmp_path: Path) -> None:
+    await submit(repository, tmp_path / "runs", more="keep = false")
+    async with RunRecord(submission(repository), {"MUSTER_RUNS": str(tmp_path / "runs")}):
+        pass
+    assert not (tmp_path / "runs").exists()
+
+
+async def test_a_record_that_is_damaged_is_named_and_the_others_are_shown(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await submit(repository, tmp_path / "runs")
+    (tmp_path / "runs" / record.NEW / "bad.json").write_text("{")
+    assert "\ttiny\t" in await muster_runs(tmp_path / "runs", capsys)
+    assert "bad.json" in RunStoreNotes(tmp_path / "runs")
+
+
+def RunStoreNotes(folder: Path) -> dict[str, str]:
+    store = RunStore(folder)
+    store.runs()
+    return store.left_out
+
+
+def test_a_store_that_is_damaged_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("no database" * 100)
+    with pytest.raises(SiteFault, match="can't be read or written: file is not a database"):
+        RunStore(tmp_path).runs()
+
+
+async def test_without_a_repository_that_is_said(tmp_path: Path) -> None:
+    found = await origins(["sh", "x.sh"], str(tmp_path), os.environ)
+    assert found["repository"] == {"unknown": f"{tmp_path} is in no repository with a commit"}
+    assert found["interpreter"] == {"unknown": "the command starts with no Python that this host has"}
+
+
+async def test_a_large_diff_is_cut(repository: Path) -> None:
+    (repository / "train.py").write_text("x = 1\n" * MOST_DIFF_CHARS)
+    found = (await origins(["python3", "train.py"], str(repository), os.environ))["repository"]
+    assert len(found["diff"]) == MOST_DIFF_CHARS
+    assert found["diff_cut"]
+
+
+async def test_a_program_that_hangs_is_given_up(tmp_path: Path, repository: Path) -> None:
+    slow = tmp_path / "python3"
+    slow.write_text("#!/bin/sh\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    found = await origins([str(slow), "train.py"], str(repository), os.environ)
+    assert "no answer within" in found["interpreter"]["unknown"]
+    assert found["repository"]["commit"]
+
+
+def test_the_folder_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "t.py").touch()
+    assert script_folder(["python3", "-u", "a/t.py"], str(tmp_path)) == tmp_path / "a"
+    assert script_folder(["python3", "-m", "train"], str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("WANDB_API_KEY", "x", True),
+        ("MYTOKEN", "x", True),
+        ("password", "x", True),
+        ("MONKEY", "banana", False),
+        ("KEYBOARD", "us", False),
+        ("PATH", "/usr/bin", False),
+        ("AUTHOR", "me", False),
+        ("PROXY", "http://u:p@proxy:3128", True),
+        ("X", "hf_abcdefghijklmnopqrst", True),
+        ("X", "AKIAABCDEFGHIJKLMNOP", True),
+        ("SLURM_JOB_ID", "4711", False),
+    ],
+)
+def test_what_looks_like_a_secret(name: str, value: str, secret: bool) -> None:
+    assert secrets.is_secret(name, value) is secret
+
+
+def test_a_variable_that_the_user_names_is_left_out() -> None:
+    assert secrets.environment({"PLAIN": "x"}, ("PLAIN",)) == {"PLAIN": secrets.LEFT_OUT}
+
+
+def test_a_command_keeps_what_is_no_secret() -> None:
+    words = ["train.py", "--token=abc", "--password", "--lr", "0.1", "s3://u:p@h/x"]
+    assert secrets.command(words) == [
+        "train.py", f"--token={secrets.LEFT_OUT}", "--password", "--lr", "0.1", secrets.LEFT_OUT,
+    ]  # fmt: skip
+
+
+def test_equal_records_have_no_difference() -> None:
+    one = {"gang_id": "a", "spec": {"nodes": 2}, "repository": {"diff": "x"}}
+    other = {"gang_id": "b", "spec": {"nodes": 2}, "repository": {"diff": "x"}}
+    assert list(differences(one, other)) == []
+    assert list(changes(one, other)) == []
