@@ -47,9 +47,9 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     ),
     "trust-a-newcomer": PlantedBug(
         "A node that carries all ranks is lost on the word of a member of which it has not heard: its ranks run on.",
-        function="fences_itself",
-        code="not A.newcomer",
-        bug="True",
+        function="has_heard_of_none",
+        code="A.newcomer",
+        bug="False",
     ),
     "name-a-node-of-the-majority": PlantedBug(
         "A node whose replicas agree with most others is named for corrupted data.",

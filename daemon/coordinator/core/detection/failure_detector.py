@@ -237,7 +237,7 @@ def _witnessed(gang_turn: GangTurn, node: str, probe: Probe) -> bool:
     CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut. No word
     is enough if the silent node does not end its ranks by itself.
     """
-    if not fencing.fences_itself(gang_turn, node):
+    if fencing.has_heard_of_none(gang_turn, node):
         return False
     others = len(gang_turn.index.present) - 1
     asked = len(gang_turn.index.present.intersection(probe.witnesses))  # a removed member is no witness
@@ -263,7 +263,7 @@ def _node_answered(gang_turn: GangTurn, member: Member) -> None:
     """The node answered a witness: drop the suspicion. If the agent stays out of the coordinator's reach for
     OUT_OF_TOUCH_S while its gang waits for it, the member is removed: another member that it knows tells it."""
     away_s = gang_turn.now - _out_of_touch_since(gang_turn, member)
-    is_told = fencing.fences_itself(gang_turn, member.node) or gang_turn.index.present <= {member.node}
+    is_told = not fencing.has_heard_of_none(gang_turn, member.node)
     if is_told and away_s >= OUT_OF_TOUCH_S and _gang_needs_member(gang_turn, member, away_s):
         reason = f"{member.node} answers others, but the coordinator has not reached it for {away_s:.0f} s"
         fencing.remove_member(gang_turn, member, reason, alive=False)

@@ -128,16 +128,16 @@ def note_known_newcomers(gang_turn: GangTurn) -> None:
             gang_turn.turn.record(facts.NewcomerKnown(gang.id, node))
 
 
-def fences_itself(gang_turn: GangTurn, node: str) -> bool:
-    """Whether the agent on `node` kills its ranks if nobody answers it.
+def has_heard_of_none(gang_turn: GangTurn, node: str) -> bool:
+    """Whether `node` carries all ranks, and has not heard of any other member: all of them are newcomers.
 
-    It does if it knows another member, because it alone is no majority then. If several nodes carry ranks, each knows
-    the others. A node that carries all ranks is a majority of its gang for as long as it has heard of nobody else.
+    Its agent does not kill its ranks if none of these answers it, because it alone is a majority of the gang that it
+    knows. If several nodes carry ranks, each knows the others.
     """
-    roster = gang_turn.gang.roster
-    if len(roster.seats) != 1 or roster.seats[0].node != node:
-        return True
-    return any(not roster.members[other].newcomer for other in gang_turn.index.present - {node})
+    roster, others = gang_turn.gang.roster, gang_turn.index.present - {node}
+    if len(roster.seats) != 1 or roster.seats[0].node != node or not others:
+        return False
+    return all(roster.members[other].newcomer for other in others)
 
 
 def ranks_ended_at(gang_turn: GangTurn) -> float:
