@@ -30,9 +30,10 @@ async def _run(options: argparse.Namespace) -> int:
     try:
         from muster.launcher.report import show  # only here: other commands need no pictures
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
             raise
-        raise SiteFault(f"muster report needs {error.name}", "install it: pip install 'muster[report]'") from None
+        raise SiteFault(f"muster report needs {missing}", "install it: pip install 'muster[report]'") from None
     return await show.run(options)
 
 

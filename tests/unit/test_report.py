@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -19,6 +22,7 @@ from hypothesis import strategies as st
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
 from muster.daemon.host import metric_series
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
@@ -31,7 +35,7 @@ from muster.launcher.report.picture import COLOURS
 from muster.launcher.report.report_data import Fault, Leaf, PlacedNode, PlainRequeue, ReportData
 from muster.launcher.report.show import Source, report_data
 from muster.launcher.report.story import Story, told
-from muster.launcher.report.testing.made_up_job import ENDS, GANG, STEP_S, MadeUpJob
+from muster.launcher.report.testing.made_up_job import ENDS, GANG, JOB, STEP_S, MadeUpJob
 from muster.simulator.scenario import Scenario
 
 GOLDEN = Path(__file__).parent / "golden" / "journals"
@@ -405,3 +409,44 @@ def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal.db").write_text("no database" * 100)
     with pytest.raises(UnreadableJournal, match=r"journal\.db can't be read"):
         read_gang(tmp_path, "g1")
+
+
+def test_what_a_killed_coordinator_had_only_in_its_log_is_read(tmp_path: Path) -> None:
+    job, killed = MadeUpJob(nodes=2, strikes=()), tmp_path / "killed"
+    with closing(Journal(tmp_path / "state")) as running:
+        for record in job.records():
+            running.append([facts.decode(record.name, record.json)], record.at, "")
+        shutil.copytree(tmp_path / "state", killed)
+    assert (killed / "journal.db-wal").stat().st_size > 0
+    assert [one.json for one in read_gang(killed, job=JOB)] == [one.json for one in job.records()]
+
+
+def test_of_a_folder_that_two_machines_share_the_newest_journal_is_read(tmp_path: Path) -> None:
+    for term, name in ((1, "old"), (2, "new")):
+        with closing(Journal(tmp_path / name)) as journal:
+            first = MadeUpJob(name=name).records()[0]
+            journal.append([facts.decode(first.name, first.json)], 1.0, "")
+        journal.path.rename(tmp_path / f"journal-{term:08d}.db")
+    (found,) = read_gang(tmp_path, GANG)
+    assert '"name":"new"' in found.json
+
+
+# -- what it takes --
+
+MISSING = (
+    "import sys; sys.modules['matplotlib'] = None; from muster.launcher.main import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def test_a_login_node_without_the_extra_is_told_which_one(tmp_path: Path) -> None:
+    journal(tmp_path, 10)
+    command = [sys.executable, "-c", MISSING, "report", "--journal", str(tmp_path), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "muster report needs matplotlib\n  install it: pip install 'muster[report]'" in done.stderr
+
+
+def test_the_command_line_imports_no_pictures() -> None:
+    code = "import sys, muster.launcher.commands.report; print(*{'matplotlib', 'numpy', 'pydantic'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "\n"
