@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.chromium import chromium, watched
 
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SMALL_MODEL, Training, TrainingSpec
@@ -76,6 +77,7 @@ def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cl
         assert digests(training, 3) == digests(beside, 3)
         hooks_were_told(training, dead)
         the_run_is_on_record(training)
+        a_report_tells_of_it(training, dead)
 
 
 def the_run_is_on_record(training: Training) -> None:
@@ -86,6 +88,28 @@ def the_run_is_on_record(training: Training) -> None:
     assert run["interpreter"]["packages"]["torch"]
     assert (run["outcome"]["phase"], run["outcome"]["generation"]) == ("DONE", str(training.generation))
     assert len(run["outcome"]["recoveries"]) == training.generation - 1
+
+
+def a_report_tells_of_it(training: Training, dead: str) -> None:
+    """The job's user has the whole story on one page, and so has who reads the journal instead of asking."""
+    cluster, job = training.cluster, str(training.job)
+    cluster.exec(LOGIN, "muster", "report", "-o", f"/shared/jobs/{training.spec.name}/report.html", job, user="alice")
+    with chromium() as browser:
+        page = browser.new_page()
+        said = watched(page)
+        page.goto((training.folder / "report.html").as_uri())
+        assert {"Recoveries", "Goodput", "Training"} <= {*page.locator("h2").all_inner_texts()}
+        rows = page.locator("#summary tbody tr").all_inner_texts()
+        assert "restart in place" in rows[0]
+        assert any("swap" in row and dead in row for row in rows), rows
+        goodput = page.locator("#summary dd").last.inner_text()
+        assert 0 < float(goodput.removesuffix(" %")) < 100
+        assert page.locator("#training svg, #ranks svg").count() >= 3, page.locator("#notes").all_inner_texts()
+        assert said == []
+    cluster.sh(CONTROLLER, f"muster report --journal /var/lib/muster -o /tmp/report.html {job}")
+    told = cluster.sh(CONTROLLER, "cat /tmp/report.html")
+    assert "restart in place" in told
+    assert dead in told
 
 
 def hooks_were_told(training: Training, dead: str) -> None:
