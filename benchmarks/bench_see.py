@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 
+from benchmarks.accounts import goodput
 from benchmarks.logged_steps import log_overhead
 from benchmarks.reports import report
 from benchmarks.scrapes import metrics_render
@@ -19,7 +20,7 @@ from benchmarks.watched_site import status, watchers
 
 Figures = dict[str, float]
 
-MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead, status, watchers, report)
+MEASUREMENTS: tuple[Callable[[], Figures], ...] = (metrics_render, log_overhead, status, watchers, report, goodput)
 REPORTED_FIGURES = (
     "metrics_render_ms",
     "log_overhead_percent",
@@ -27,6 +28,7 @@ REPORTED_FIGURES = (
     "watchers_cpu_percent",
     "report_s",
     "report_mb",
+    "goodput_s",
 )
 """The figures of the last line."""
 

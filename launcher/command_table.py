@@ -30,6 +30,7 @@ COMMANDS = (
     Entry("top", "show a job, or all jobs and nodes, live"),
     Entry("diagnose", "find slow links, misplaced groups and what else slows a job"),
     Entry("report", "write what a job did and what failed as one HTML file"),
+    Entry("goodput", "show to what the time of the GPUs went, over all jobs"),
     Entry("events", "show the events of a job and their reasons"),
     Entry("logs", "show the output of a job's ranks"),
     Entry("runs", "show what was run, from which code, and how it went"),

@@ -25,8 +25,9 @@ from muster.v1.api_pb2_grpc import MusterStub
 from muster.v1.common_pb2 import JobSpec
 
 if TYPE_CHECKING:  # one command needs them
-    from muster.v1 import diagnosis_pb2
+    from muster.v1 import diagnosis_pb2, goodput_pb2
     from muster.v1.diagnosis_pb2_grpc import DiagnosisAsyncStub
+    from muster.v1.goodput_pb2_grpc import GoodputAsyncStub
 
 CALL_TIMEOUT_S = 20.0
 """Seconds for one answer. A healthy coordinator needs milliseconds. One whose disk is slow does nothing else while it
@@ -225,6 +226,21 @@ class CoordinatorClient:
         from muster.v1.diagnosis_pb2_grpc import DiagnosisStub
 
         return DiagnosisStub(self._channels[-1])
+
+    async def account(self, since_s: float, by: str) -> AsyncIterator[goodput_pb2.GoodputPage]:
+        """To what the time of the nodes has gone since then, in pages. `by`: "job", "account", "cause", "node", "leaf".
+
+        Raises:
+            LauncherError: the coordinator cannot be reached or refuses.
+        """
+        from muster.v1 import goodput_pb2
+        from muster.v1.goodput_pb2_grpc import GoodputStub
+
+        group = goodput_pb2.GoodputGroup.Value(f"GOODPUT_GROUP_{by.upper()}")
+        stub: GoodputAsyncStub = GoodputStub(self._channels[-1])
+        request = goodput_pb2.GoodputRequest(since_s=since_s, by=group)
+        async for page in self._stream(stub.Account(request, timeout=CALL_TIMEOUT_S)):
+            yield page
 
     async def watch(self, ref: pb.GangRef) -> AsyncIterator[pb.GangView]:
         """Yields the gang after every change, until the gang is final."""

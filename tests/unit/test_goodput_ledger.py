@@ -171,6 +171,20 @@ def test_a_job_in_the_queue_holds_nothing() -> None:
     assert set(sums(ledger.unsettled(world.now + 50.0))) <= {Category.QUEUE}
 
 
+def test_a_requeue_that_is_settled_late_takes_no_node_of_the_next_run() -> None:
+    job = Job()
+    for at, fact in (
+        (120, facts.SlurmCallOwed("g", 7, "requeue", 1, "", "muster: why")),
+        (120, facts.PhaseChanged("g", Phase.REQUEUED, "why")),
+        (150, facts.JobRestarted("g", 1, 1)),
+        (150, facts.JobChanged("g", ("a", "b", "c"))),
+        (150, facts.PhaseChanged("g", Phase.GATHERING, "")),
+        (160, facts.SlurmCallSettled("g", 7, "")),
+    ):
+        job.ledger.note(fact, at)
+    assert sums([*job.ledger.take(), *job.ledger.unsettled(170)])[Category.START] == 3 * (150 - 100) + 3 * 20
+
+
 def test_a_requeued_job_waits_without_nodes_and_its_start_is_charged_with_the_fault() -> None:
     world = Scenario(nodes=2, spares=0, idle_nodes=1)
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 3)

@@ -90,7 +90,7 @@ class AccountStore:
     """The store in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._database = SideDatabase(folder / FILE, _make_tables)
+        self._database = SideDatabase(folder / FILE, make_tables)
 
     def note(
         self, job: Job, leaves: dict[str, str], intervals: Sequence[Interval], waits: Sequence[Wait], *, anew: bool
@@ -105,7 +105,7 @@ class AccountStore:
                 for table in ("spans", "waits"):
                     database.execute(f"DELETE FROM {table} WHERE gang = ?", (job.gang,))
             database.table("jobs").upsert(asdict(job), pk="gang")
-            database.table("spans").insert_all(_span(job.gang, one, leaves) for one in intervals if one.node_s > 0)
+            database.table("spans").insert_all(span_row(job.gang, one, leaves) for one in intervals if one.node_s > 0)
             database.table("waits").insert_all({"gang": job.gang, **asdict(one)} for one in waits)
             if job.complete and intervals:
                 database.execute("DELETE FROM spans WHERE until < ?", (intervals[-1].until - KEPT_S,))
@@ -174,7 +174,8 @@ def _filled(query: str, key: str) -> str:
     return query.format(key=key, part=_CLIPPED, window=_OF_WINDOW)
 
 
-def _span(gang: str, one: Interval, leaves: dict[str, str]) -> dict[str, object]:
+def span_row(gang: str, one: Interval, leaves: dict[str, str]) -> dict[str, object]:
+    """An interval of a gang as the table of spans has it."""
     fault = one.fault
     node = fault.node if fault is not None else ""
     return {
@@ -191,7 +192,8 @@ def _span(gang: str, one: Interval, leaves: dict[str, str]) -> dict[str, object]
     }
 
 
-def _make_tables(database: Database) -> None:
+def make_tables(database: Database) -> None:
+    """Makes the tables that are missing."""
     columns = asdict(Job("", 0, "", 0, "", 0))
     database.table("jobs").create({name: type(value) for name, value in columns.items()}, pk="gang", if_not_exists=True)
     kinds = {"gang": str, "generation": int, "category": str, "cause": str, "node": str, "leaf": str}

@@ -152,7 +152,7 @@ class Ledger:
             case facts.JobRestarted():
                 self._settle(0)
                 self._held.begin_run(fact.job)
-                self._stage = Category.QUEUE
+                self._stage, self._requeue = Category.QUEUE, None  # a call may be settled after the new run has begun
             case facts.GangEnded():
                 self._settle(_reached(fact.progress), done=fact.phase is Phase.DONE)
                 self._faults.taken()

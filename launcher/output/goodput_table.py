@@ -1,0 +1,148 @@
+"""The account of goodput over all jobs: as a table, as CSV, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.table import table
+from muster.v1 import goodput_pb2 as pb
+from muster.wording import counted
+
+HOUR_S = 3600.0
+USEFUL, QUEUE = "useful", "queue"
+_NO_KEY = {"cause": "(no fault)", "node": "(no node)", "leaf": "(no leaf)", "account": "(no account)"}
+_PARTS_NAMED = 3
+"""The largest lost parts, which the table names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One row in GPU hours. `lost`: by category, the largest first. `money`: of what was lost; 0: there is no price."""
+
+    key: str
+    allocated: float
+    useful: float
+    queue: float
+    lost: dict[str, float]
+    faults: int
+    saved: float
+    money: float
+
+    @property
+    def goodput(self) -> float | None:
+        """The useful share of the allocated time; None: nothing was allocated."""
+        return self.useful / self.allocated if self.allocated else None
+
+
+def groups(rows: Sequence[pb.GoodputRow], price: float) -> list[Group]:
+    """The rows, in their order. `price`: of one GPU hour."""
+    return [_group(row, price) for row in rows]
+
+
+def total(found: Sequence[Group]) -> Group:
+    """All rows together."""
+    lost: dict[str, float] = {}
+    for one in found:
+        for category, hours in one.lost.items():
+            lost[category] = lost.get(category, 0.0) + hours
+    return Group(
+        "total",
+        sum(one.allocated for one in found),
+        sum(one.useful for one in found),
+        sum(one.queue for one in found),
+        _largest_first(lost),
+        sum(one.faults for one in found),
+        sum(one.saved for one in found),
+        sum(one.money for one in found),
+    )
+
+
+def _group(row: pb.GoodputRow, price: float) -> Group:
+    hours = {part.category: part.gpu_s / HOUR_S for part in row.parts}
+    useful, queue = hours.pop(USEFUL, 0.0), hours.pop(QUEUE, 0.0)
+    lost = _largest_first(hours)
+    lost_hours = sum(lost.values())
+    return Group(
+        row.key, useful + lost_hours, useful, queue, lost, row.faults, row.saved_gpu_s / HOUR_S, lost_hours * price
+    )
+
+
+def _largest_first(lost: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(lost.items(), key=lambda item: -item[1]))
+
+
+def goodput_lines(found: Sequence[Group], by: str, price: float, screen: Screen) -> Iterator[str]:
+    """A table in GPU hours, and what all rows have used together."""
+    rows = [(*_cells(one, _NO_KEY.get(by, "") if not one.key else one.key, price),) for one in found]
+    whole = total(found)
+    titles = (by, "lost h", *(("money",) if price else ()), "useful h", "goodput", "faults", "where it went")
+    yield from table(screen, titles, [*rows, (*_cells(whole, "total", price),)])
+    yield from screen.sentence(_summary(whole, price))
+
+
+def _cells(one: Group, key: str, price: float) -> Iterator[str]:
+    yield key
+    yield f"{sum(one.lost.values()):,.1f}"
+    if price:
+        yield f"{one.money:,.0f}"
+    yield f"{one.useful:,.1f}"
+    yield "" if one.goodput is None else f"{one.goodput:.1%}"
+    yield str(one.faults or "")
+    yield ", ".join(f"{category} {hours:,.1f}" for category, hours in [*one.lost.items()][:_PARTS_NAMED])
+
+
+def _summary(whole: Group, price: float) -> str:
+    """The totals in words. Hours are those of GPUs."""
+    if not whole.allocated:
+        return "no GPU was allocated in this time"
+    lost = whole.allocated - whole.useful
+    words = f"{whole.goodput:.1%} of {whole.allocated:,.1f} GPU hours trained; {lost:,.1f} were lost"
+    words += f" ({whole.money:,.0f} at {price:g} an hour)" if price else ""
+    words += f", to {counted(whole.faults, 'fault')} and to what every job needs"
+    if spare := whole.lost.get("spare", 0.0):
+        words += f". Spares idled for {spare:,.1f}"
+        words += f" and have saved {whole.saved:,.1f}, beside a requeue for each fault" if whole.saved else ""
+    return f"{words}. Jobs waited in the queue for {whole.queue:,.1f}"
+
+
+def as_csv(found: Sequence[Group], by: str) -> str:
+    """A line for each group and category, in GPU hours: what a spreadsheet or a plot wants."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((by, "category", "gpu_hours"))
+    for one in found:
+        for category, hours in ((USEFUL, one.useful), (QUEUE, one.queue), *one.lost.items()):
+            writer.writerow((one.key, category, f"{hours:.6f}"))
+    return text.getvalue()
+
+
+def as_json(found: Sequence[Group], by: str, since_s: float, until_s: float) -> str:
+    """One object, in GPU hours."""
+    whole = total(found)
+    answer = {
+        "by": by,
+        "since_s": since_s,
+        "until_s": until_s,
+        "total": _fields(whole),
+        "groups": [{"key": one.key, **_fields(one)} for one in found],
+    }
+    return json.dumps(answer)
+
+
+def _fields(one: Group) -> dict[str, Any]:
+    return {
+        "allocated_gpu_hours": one.allocated,
+        "useful_gpu_hours": one.useful,
+        "goodput": one.goodput,
+        "lost_gpu_hours": one.lost,
+        "lost_money": one.money,
+        "queue_gpu_hours": one.queue,
+        "faults": one.faults,
+        "saved_gpu_hours": one.saved,
+    }
