@@ -34,6 +34,7 @@ from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
+from muster.daemon.agent.training.log_limit import LogLimit
 from muster.daemon.agent.training.training_record import TrainingRecord
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.server_limits import agent_limits
@@ -109,6 +110,7 @@ class Agent:
             # count that with the collectives.
             ordered_collectives=_is_pure_data_parallel(spec),
         )
+        self._log_limit = LogLimit(spec.run_dir, identity.gang, spec.log_limit_bytes, self._generation_of_rank_0)
         self._training = TrainingRecord(
             job.run_dir,
             job.gang,
@@ -162,6 +164,7 @@ class Agent:
         if settings.hardware_socket:
             self._lifetime.start(rank_metrics.keep_reporting(settings.hardware_socket, self._rank_report))
         self._lifetime.start(self._training.run())
+        self._lifetime.start(self._log_limit.run())
         keep_memory = False
         try:
             ending = await self._lifetime.ended
@@ -283,6 +286,11 @@ class Agent:
     async def _write_stacks(self, generation: int) -> None:
         await self._stacks.write(generation, self._supervisor.pids(generation))
         self._stream.schedule_status()
+
+    def _generation_of_rank_0(self) -> int:
+        """The generation of which rank 0 runs here; 0: of none."""
+        ranks = self._supervisor.ranks()
+        return max((rank.generation for rank in ranks if rank.rank == 0 and rank.alive), default=0)
 
     def _on_ranks_changed(self) -> None:
         self._ranks.converge()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ from muster.daemon.host.held_folder import HeldFolder
 TAIL_BYTES = 4096
 _MIN_FREE_BYTES = 1 << 20
 _LOGS = "logs"
+_GENERATION, _LOG = re.compile(r"g(\d+)"), re.compile(r"rank\d+\.log")
 _SHARED_MODE = 0o777
 """Of the folder of all logs. The user's umask takes away from it."""
 
@@ -95,6 +97,45 @@ def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     if size > TAIL_BYTES:
         data = data.partition(b"\n")[2] or data
     return data.decode(errors="replace").strip()
+
+
+def note_failed(run_dir: str, gang: str, generation: int, rank: int) -> None:
+    """Note beside the log of a rank that the rank has failed: `remove_old` keeps that log."""
+    file = log_path(run_dir, gang, generation, rank).with_suffix(".failed")
+    try:
+        with hold_log_folder(run_dir, gang, file.parent.name) as folder:
+            os.close(folder.append(file.name))
+    except OSError:
+        pass  # then its log counts as any other one
+
+
+def remove_old(run_dir: str, gang: str, running: int, most_bytes: int) -> tuple[int, int]:
+    """Remove logs of old generations, the oldest first, until the gang's logs take no more than `most_bytes`. The two
+    newest generations up to `running` are kept, and so are ranks that have failed, and stacks.
+
+    Returns the bytes that are left, and how many logs were removed.
+
+    Raises:
+        OSError: the folders can't be read or written.
+    """
+    removed, left, found = 0, 0, []
+    with HeldFolder.open_to_pass(run_dir) as run_folder, run_folder.folder(_LOGS) as logs, logs.own_folder(gang) as own:
+        numbers = sorted(int(match[1]) for name in own.names() if (match := _GENERATION.fullmatch(name)))
+        for number in numbers:
+            with own.own_folder(f"g{number}") as folder:
+                sizes = {name: status.st_size for name, status in folder.statuses()}
+            left += sum(sizes.values())
+            failed = {name.removesuffix(".failed") for name in sizes if name.endswith(".failed")}
+            old = {name: size for name, size in sizes.items() if _LOG.fullmatch(name) and name[:-4] not in failed}
+            found += [(number, old)] if number < running - 1 else []
+        for number, old in found:
+            if left <= most_bytes:
+                break
+            with own.own_folder(f"g{number}") as folder:
+                for name, size in old.items():
+                    folder.remove(name)
+                    left, removed = left - size, removed + 1
+    return left, removed
 
 
 def open_to_read(file: Path) -> BinaryIO:

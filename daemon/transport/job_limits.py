@@ -22,6 +22,8 @@ MAX_NAME_CHARS = 256
 """Characters of a name that the caller chose, and of an address."""
 MAX_PATH_CHARS = 4_096
 """Characters of a folder's path."""
+MAX_LOG_GB = 1e6
+"""Of the logs of a job's ranks: more than any storage has."""
 MAX_VARIABLES = 10_000
 """Variables of a job's environment. A hundred thousand would take half a second of the coordinator (measured)."""
 MAX_SPEC_CHARS = 1024 * 1024

@@ -226,6 +226,8 @@ class Job(Table):
     """Seconds for which all ranks may be idle, for scripts without the library. 0: without an end."""
     pool_nodes: ExtraNodes = 2
     """How many nodes of the site's shared pool may join at once if no spare is left."""
+    log_limit_gb: Annotated[float, Field(ge=0, le=job_limits.MAX_LOG_GB)] = 50.0
+    """GB that the logs of the ranks may take before those of old generations are removed. 0: no limit."""
     readers: Annotated[tuple[str, ...], Field(max_length=names.MOST_READERS)] = ()
     """Who else may read the job: login names, and Unix groups as "group:NAME". They can change nothing."""
     preflight: Annotated[bool, Field(strict=True)] = False
@@ -445,6 +447,7 @@ class Job(Table):
             hang_after_idle_s=self.hang_after_idle,
             preflight=self.preflight,
             readers=self.readers,
+            log_limit_bytes=int(self.log_limit_gb * 1e9),
         )
 
 

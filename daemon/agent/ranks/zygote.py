@@ -163,9 +163,11 @@ class ZygoteServer:
                 child.ended = True
                 # A process that got SIGKILL has written no error, and a fence must not wait for shared storage.
                 words = child.log is not None and code not in (0, -signal.SIGKILL)
-                self._send(
-                    "exit", key, code=code, tail=rank_log_files.log_tail(*child.log) if words and child.log else ""
-                )
+                tail = ""
+                if words and child.log:
+                    tail = rank_log_files.log_tail(*child.log)
+                    rank_log_files.note_failed(*child.log)
+                self._send("exit", key, code=code, tail=tail)
         self._kill_leftovers()
 
     def _kill_leftovers(self) -> None:

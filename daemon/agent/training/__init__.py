@@ -1,4 +1,5 @@
-"""How the training goes on this node: what its ranks say, put together for the status and for the node's series.
+"""How the training goes on this node: what its ranks say, put together for the status and for the node's series; and
+how much room the logs of the ranks take.
 
 The agent imports it.
 
