@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.cluster.chromium import chromium, watched
 
+from muster.daemon.host.metric_series import read_job
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
@@ -320,11 +321,32 @@ def test_ranks_restart_in_place_after_one_kept_the_gil_and_after_a_bit_flipped(h
         assert all("train.py" in training.stacks(hung, rank) for rank in (0, 2))
         shown = healthy.exec("login", "muster", "logs", "--stacks", "--rank", "0", str(training.job), user="alice")
         assert shown.stdout == training.stacks(hung, 0).replace("\n\n", "\n")
+        what_ranks_say_is_shown_and_kept(training)
         a_flipped_bit_names_its_node(training, seats[2])
         assert [training.node_of(rank) for rank in range(3)] == seats
         run_to_the_end(training)
         assert len(digests(training, 3)) == 1
     assert all("DRAIN" not in slurm_node(healthy, node) for node in seats)
+
+
+def what_ranks_say_is_shown_and_kept(training: Training) -> None:
+    """Loss and tokens of all ranks, through pages, agents and coordinator; the pace; the series of both generations."""
+
+    def metrics() -> dict[str, dict[str, Any]]:
+        shown = training.cluster.exec("login", "muster", "status", "--json", str(training.job), user="alice").stdout
+        training_view = json.loads(shown).get("training", {})
+        return {metric["name"]: metric for metric in training_view.get("metrics", []) if training_view["steps_per_s"]}
+
+    found = wait_until(lambda: metrics() if metrics().get("loss", {}).get("ranks") == 3 else None, 60, "3 losses")
+    loss = found["loss"]
+    assert 0 < loss["least"] <= loss["median"] <= loss["greatest"] < 20
+    assert found["tokens"]["median"] > 1
+    run_dir, gang = str(training.folder), training.view["gang_id"]
+    series = wait_until(lambda: read_job(run_dir, gang) if len(read_job(run_dir, gang).nodes) == 3 else None, 90, "it")
+    assert series.ranks == [0, 1, 2]
+    assert series.left_out == {}
+    assert all(point.step_s > 0 for point in list(series.rank(1).values())[1:])
+    assert all(0 < point.median < 20 for point in series.number("loss").values())
 
 
 def a_flipped_bit_names_its_node(training: Training, node: str) -> None:

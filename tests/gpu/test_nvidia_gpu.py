@@ -22,7 +22,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from muster.checkpoint.format import number_page  # noqa: E402
 from muster.checkpoint.training.copies.pinned_memory import PinnedMemory  # noqa: E402
+from muster.checkpoint.training.rank_signals.reported_numbers import ReportedNumbers  # noqa: E402
 from muster.daemon.coordinator.policy.policy import Policy  # noqa: E402
 from muster.daemon.node.kernel.kernel_errors import KernelErrors  # noqa: E402
 from muster.daemon.node.kernel.kernel_log import open_kernel_log  # noqa: E402
@@ -167,6 +169,31 @@ def test_memory_that_can_not_be_pinned_is_used_as_it_is(caplog: pytest.LogCaptur
     assert int(torch.ones(3, device="cuda").sum()) == 3  # the driver's refusal is no error of the next kernel
     first.close()
     second.close()
+
+
+def test_a_loss_on_a_gpu_is_said_later_and_waits_for_nothing() -> None:
+    """While the GPU is busy, the call returns, and the page says the numbers of the host. Then it says the loss."""
+    pages: list[int] = []
+    moment = iter(range(0, 1000, 10))
+    numbers = ReportedNumbers(lambda page: pages.append(os.dup(page)) or True, lambda: float(next(moment)))
+    loss = torch.full((), 2.5, device="cuda", requires_grad=True) * 1
+    numbers.note(0, {"accuracy": loss})  # pinned memory is made
+    torch.cuda.synchronize()
+    numbers.note(None, {})
+    torch.cuda._sleep(4_000_000_000)  # cycles: seconds
+    numbers.note(1, {"loss": loss, "lr": 0.1})
+    assert not torch.cuda.current_stream().query(), "the GPU was waited for"
+    assert said_in(pages[0]) == {"accuracy": (0, 2.5), "lr": (1, 0.1)}
+    torch.cuda.synchronize()
+    numbers.note(2, {})
+    assert said_in(pages[0]) == {"accuracy": (0, 2.5), "lr": (1, 0.1), "loss": (1, 2.5)}
+
+
+def said_in(page: int) -> dict[str, tuple[int, float]]:
+    """The numbers that a page has."""
+    found = number_page.read(page, 0)
+    assert found is not None
+    return dict(found[1].numbers)
 
 
 def digests(folder: Path, name: str, world: int) -> set[str]:

@@ -123,14 +123,14 @@ def _copied(step: int, values: Mapping[str, Any]) -> Pending | None:
     torch = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
         return None
+    parts = {name: _local(value.detach()) for name, value in values.items()}
     copies = {}
-    for name, value in values.items():
-        local = _local(value.detach())
-        if local.numel() == 1:
-            copies[name] = torch.empty_like(local, device="cpu", pin_memory=True)
-            copies[name].copy_(local, non_blocking=True)
+    for name, part in parts.items():
+        if part.numel() == 1:
+            copies[name] = torch.empty_like(part, device="cpu", pin_memory=True)
+            copies[name].copy_(part, non_blocking=True)
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(next(iter(parts.values())).device))
     return step, copies, event
 
 
