@@ -28,7 +28,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self.events = EventCounters(self._registry, engine.core.state, engine.clock.now, policy.codes)
+        self.events = EventCounters(self._registry, engine.core.state, engine.clock.now, policy)
         engine.on_facts.append(self.events.note_facts)
         self._fleet_goodput = FleetGoodput(engine, accounts)
         collector = StateCollector(engine, roster, login_names, accounts.view, self._fleet_goodput)

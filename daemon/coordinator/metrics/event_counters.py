@@ -7,7 +7,7 @@ the start, at 0: the first recovery is an increase, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -18,6 +18,7 @@ from muster.daemon.coordinator.core.state.generations import Recovery
 from muster.daemon.coordinator.core.state.state_tables import FINAL
 from muster.daemon.coordinator.goodput.faults import FaultFinder
 from muster.daemon.coordinator.goodput.intervals import Fault, FaultKind
+from muster.daemon.coordinator.policy.policy import Policy
 
 ACTIONS = (
     "restart in place", "swap", "planned swap", "fewer replicas", "more replicas", "pool node gives way", "requeue",
@@ -35,7 +36,7 @@ class EventCounters:
     Args:
         state: of the coordinator, after the facts that are noted.
         now: the coordinator's clock in seconds.
-        codes: returns the codes of a kind of signal that the policy names; it raises KeyError for unknown kinds.
+        policy: names the signals that have series of their own.
     """
 
     def __init__(
@@ -43,9 +44,9 @@ class EventCounters:
         registry: CollectorRegistry,
         state: DurableState,
         now: Callable[[], float],
-        codes: Callable[[str], Collection[int]],
+        policy: Policy,
     ) -> None:
-        self._state, self._now, self._codes = state, now, codes
+        self._state, self._now, self._policy = state, now, policy
         self._faults: dict[str, FaultFinder] = {}
         """Gang → what its recoveries are charged with."""
         self._restored_at: dict[str, float] = {}
@@ -68,6 +69,9 @@ class EventCounters:
         for cause in _CAUSES:
             for action in ACTIONS:
                 self._recoveries.labels(cause, action)
+        for kind in policy.kinds:
+            for code in policy.codes(kind) or (0,):
+                self._signals.labels(kind, str(code), policy.decide(kind, code).action)
         for phase in PHASES:
             self._recovery_s.labels(phase)
         for end in FINAL:
@@ -75,10 +79,11 @@ class EventCounters:
 
     def note_signal(self, kind: str, code: int, action: str) -> None:
         """A node has reported a signal, and the policy has answered with `action`."""
-        try:
-            shown = str(code) if code in self._codes(kind) or not self._codes(kind) else _OTHER
-        except KeyError:
+        if kind not in self._policy.kinds:
             kind, shown = _OTHER, _OTHER
+        else:
+            codes = self._policy.codes(kind)
+            shown = str(code) if code in codes or not codes else _OTHER
         self._signals.labels(kind, shown, action).inc()
 
     def note_facts(self, decided: Sequence[facts.Fact]) -> None:
