@@ -17,7 +17,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Measured, Wait
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
-from muster.v1 import api_pb2, api_pb2_grpc, goodput_pb2, goodput_pb2_grpc
+from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, goodput_pb2, goodput_pb2_grpc
 
 REF = api_pb2.GangRef(slurm_job_id=1)
 LOST = Fault(FaultKind.NODE, "n7", "n7 is lost", 1050.0)
@@ -80,6 +80,19 @@ async def test_the_account_of_a_recovery_outlives_the_coordinator_and_the_store(
         after = await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE)
         for category in ("detect", "fence", "place"):
             assert after["crash"].get(category) == before["crash"].get(category)
+
+
+async def test_what_agents_measure_of_a_generation_is_no_useful_time(world: ScriptedWorld) -> None:
+    for node in ("n1", "n2"):
+        agent = world.agents[node]
+        times = agent_pb2.BlockTimes(first_block=1, compute_us=[900_000] * 3, wait_us=[100_000] * 3)
+        times.fetch_us.extend([300_000] * 3)
+        agent.status.ranks[0].block_times.CopyFrom(times)
+        await agent.step(60)
+    await world.agents["n1"].end_ranks(1)
+    await world.wait_for_duty("RUN 2", ["n1", "n2"])
+    parts = (await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE))[""]
+    assert parts["data"] / (parts["data"] + parts["useful"]) == pytest.approx(0.3)
 
 
 async def test_a_wrong_window_or_group_is_refused(world: ScriptedWorld) -> None:
