@@ -19,6 +19,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def thread_cpu() -> float:
+    """Seconds of a processor that this thread has taken. A busy machine makes them no longer."""
+    return time.thread_time()
+
+
 def boottime() -> float:
     """As `monotonic`, but continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -131,7 +131,7 @@ def recoveries(view: GangView, moment: Moment) -> Listing[RecoveryView]:
             job_lines.short(one.nodes_out),
             job_lines.short(one.nodes_in),
             *(duration(spent[phase]) if phase in spent else "" for phase in PHASES),
-            _all_phases(one),
+            _all_phases(view, one),
             str(again) if again > 0 else "",
             one.action,
             one.cause,
@@ -141,9 +141,12 @@ def recoveries(view: GangView, moment: Moment) -> Listing[RecoveryView]:
     return Listing(titles, newest_first, lambda one: str(one.generation), row, _recovery_words, "no recovery so far")
 
 
-def _all_phases(one: RecoveryView) -> str:
+def _all_phases(view: GangView, one: RecoveryView) -> str:
+    """How long a recovery took. Of a job that tells no steps, nobody knows the first one after it."""
     spent = dict(job_lines.phase_seconds(one))
-    return duration(sum(spent.values())) if PHASES[-1] in spent else "under way"
+    if PHASES[-1] in spent:
+        return duration(sum(spent.values()))
+    return "" if view.final or view.phase == "RUNNING" or one != view.recoveries[-1] else "under way"
 
 
 def _recovery_words(one: RecoveryView) -> str:
@@ -158,7 +161,7 @@ def newest_recovery(view: GangView, moment: Moment) -> str:
     if not view.recoveries:
         return ""
     one = view.recoveries[-1]
-    return f"{clock_words(one.suspected_s or one.detected_s, moment)[:5]} {_all_phases(one)}"
+    return f"{clock_words(one.suspected_s or one.detected_s, moment)[:5]} {_all_phases(view, one)}".rstrip()
 
 
 def events(records: Sequence[EventRecord], moment: Moment) -> Listing[EventRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
@@ -114,6 +114,15 @@ def test_a_job_that_has_ended_says_why_and_is_not_stale() -> None:
     assert first.endswith("the job has ended")
     assert "rank 9 on node0007 exited with 1" in "\n".join(rest)
     assert "stopped" not in "\n".join(rest)
+
+
+def test_a_recovery_is_under_way_until_its_first_step() -> None:
+    view = gang(3)
+    view.phase = "RECOVERING"
+    view.recoveries[-1].first_step_s = view.recoveries[-1].started_s = 0.0
+    newest, before = shown(known_of(view), job_place(view, RECOVERIES))[2:4]
+    assert ("under way" in newest, "under way" in before) == (True, False)
+    assert "4.5 s" in before
 
 
 def test_the_troubled_ranks_come_first() -> None:
@@ -316,7 +325,37 @@ def test_the_page_for_users_has_the_keys() -> None:
         assert f"| {keys} | {words} |" in page
 
 
+RECORDING = Path(__file__).parent / "recordings" / "rank_killed_node_lost.jsonl"
+"""Of `muster top --record`: a run of `muster run --local` with a spare, of which a rank and then a node are killed."""
 PICTURES = ROOT / "docs" / "operations" / "pictures"
+
+
+def recorded(until: Callable[[GangView], bool]) -> tuple[Known, float]:
+    """What is known once the job is so, and when that is."""
+    known = Known()
+    with RECORDING.open() as lines:
+        for message in read_recording(lines, RECORDING.name):
+            known.receive(message)
+            if isinstance(message.content, GangView) and until(message.content):
+                return known, message.at_s
+    raise AssertionError(f"the job of {RECORDING.name} is never so")
+
+
+def of_recorded_job(page: str, width: int, height: int, until: Callable[[GangView], bool]) -> str:
+    known, at_s = recorded(until)
+    return drawn(known, Place(page, *known.jobs), at_s, width, height)
+
+
+def test_a_recorded_run_shows_what_failed_and_what_was_done_about_it() -> None:
+    known, at_s = recorded(lambda view: view.final)
+    where = Place(RECOVERIES, *known.jobs)
+    lines = shown(known, where, at_s, 120, 40)
+    assert lines[2].startswith("> 3    21:31:57  n2   n3  127 ms  16.8 ms  0 s    swap  ")
+    assert lines[3].startswith("  2    21:31:27           0 s     14.4 ms  0 s    restart in place  ")
+    assert "n2 is lost: agent and daemon silent" in "\n".join(lines[-5:])
+    text = "\n".join(shown(known, replace(where, page=EVENTS, cursor=""), at_s, 120, 40))
+    assert "generation 2 is fenced" in text
+    assert "node n2 is LOST" in text
 
 
 def busy_site(count: int, leaf: int) -> Known:
@@ -343,6 +382,9 @@ def drawn(known: Known, where: Place, now: float, width: int, height: int) -> st
 
 
 PICTURE_OF = {
+    "top-job": lambda: of_recorded_job(OVERVIEW, 80, 24, lambda view: view.generation == 3 and view.step > 50),
+    "top-job-wide": lambda: of_recorded_job(OVERVIEW, 120, 40, lambda view: view.generation == 3 and view.step > 50),
+    "top-recoveries": lambda: of_recorded_job(RECOVERIES, 80, 24, lambda view: view.generation == 3 and view.step > 50),
     "top-jobs": lambda: drawn(busy_site(512, 16), Place(JOBS), NOW + 2, 80, 24),
     "top-map": lambda: drawn(busy_site(512, 16), Place(MAP, cursor="n97"), NOW + 2, 80, 24),
     "top-leaves": lambda: drawn(busy_site(12_500, 32), Place(MAP, cursor="leaf7"), NOW + 2, 120, 40),

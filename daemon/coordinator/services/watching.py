@@ -92,16 +92,16 @@ class SharedView:
         self._turn = asyncio.Lock()
         self._newest, self._without_ages, self._serial = pb.GangView(), b"", 0
         self.watchers, self.spent_s = 0, 0.0
-        """`spent_s`: what the newest view has cost, and what it costs to send it to all who watch."""
+        """`spent_s`: CPU seconds that the newest view has cost, and what it costs to send it to all who watch."""
 
     def fresh(self, make: MakeView) -> tuple[int, pb.GangView]:
         """A view as it is now, and its number."""
-        began = clock.monotonic()
+        began = clock.thread_cpu()
         one = make()
         if (now := _without_ages(one)) != self._without_ages:
             self._newest, self._without_ages, self._serial = one, now, self._serial + 1
         sent_s = SEND_S + SEND_S_PER_BYTE * len(now)
-        self.spent_s = clock.monotonic() - began + sent_s * self.watchers
+        self.spent_s = clock.thread_cpu() - began + sent_s * self.watchers
         return self._serial, one
 
     async def after(self, serial: int, make: MakeView, is_open: Callable[[], bool]) -> tuple[int, pb.GangView]:
