@@ -15,12 +15,20 @@ from muster.slurm.image import nvml_stand_in
 
 grpc.aio.init_grpc_aio()
 
+# Commits of a journal wait for a disk, and no unit test needs a real one. A container may have little shared memory.
+MEMORY = "/dev/shm"
+if os.path.isdir(MEMORY):
+    found = os.statvfs(MEMORY)
+    if found.f_bavail * found.f_frsize > 4 << 30 and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
 # Node checks measure for as long as they would on a node: with one thread, not with one on each core.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # An example takes as long as this machine is busy. Inputs that make a parser slow are the fuzzers' (`make fuzz`). Each
-# run has other examples, so half of hypothesis's own number is enough for a run.
-settings.register_profile("muster", deadline=None, max_examples=50)
+# run has other examples, so a quarter of hypothesis's own number is enough for a run. `make test-long` has more.
+settings.register_profile("muster", deadline=None, max_examples=25)
+settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("muster")
 
 

@@ -1,9 +1,13 @@
-"""The command muster-coordinator, as a process of its own."""
+"""The command muster-coordinator, as a process of its own.
+
+Which error ends it is also shown without a process, which would import all of the coordinator.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import socket
@@ -12,12 +16,18 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.coordinator.__main__ import _parser, _run
+from muster.daemon.coordinator.journal.journal import JournalError
+from muster.daemon.coordinator.leadership.lease import LeaseError
+from muster.daemon.coordinator.policy.policy import PolicyError
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.host import private_file
 from muster.daemon.testing.scripted_agent import ScriptedAgent
 from muster.daemon.testing.scripted_world import DEADLINE_S, spec
 from muster.daemon.transport.authority import Authority, bytes_of_public_key, make_key, pem_of_key
 from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.site_config import SiteError
+from muster.daemon.transport.tls import TlsError
 from muster.slurm.client.states import JobState
 
 
@@ -28,6 +38,13 @@ async def _start(*flags: object, **environment: object) -> asyncio.subprocess.Pr
         env={"PATH": os.environ["PATH"], **{key: str(value) for key, value in environment.items()}},
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+
+
+async def _check_error(kind: type[Exception], words: str, *flags: object) -> None:
+    """The command with `flags` ends with this error."""
+    with pytest.raises(kind, match=re.escape(words)):
+        async with asyncio.timeout(DEADLINE_S):
+            await _run(_parser().parse_args(["--slurm", "fake", *map(str, flags)]))
 
 
 def _shared_flags(folder: Path) -> tuple[object, ...]:
@@ -68,26 +85,25 @@ async def test_a_local_gang_runs_and_sigterm_ends_the_coordinator(tmp_path: Path
         await agent.die()
 
 
+async def test_a_wrong_setting_is_an_error_in_one_line(tmp_path: Path) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--auth", "secret:/nonexistent", "--state-dir", tmp_path / "state")
+    await _check_error_exit(78, "muster-coordinator: the secret file can't be read", *flags)
+
+
 @pytest.mark.parametrize(
-    ("flags", "status", "words"),
+    ("flags", "kind", "words"),
     [
-        (["--auth", "secret:/nonexistent"], 78, "the secret file can't be read"),
-        (["--state-dir", "/proc/muster"], 74, "not safe to go on: can't open the journal /proc/muster/journal.db"),
-        (["--policy", "/nonexistent.toml"], 78, "/nonexistent.toml"),
+        (["--state-dir", "/proc/muster"], JournalError, "can't open the journal /proc/muster/journal.db"),
+        (["--policy", "/nonexistent.toml"], PolicyError, "/nonexistent.toml"),
     ],
 )
-async def test_a_wrong_setting_is_an_error_in_one_line(
-    tmp_path: Path, flags: list[str], status: int, words: str
-) -> None:
+async def test_a_wrong_setting_is_an_error(tmp_path: Path, flags: list[str], kind: type[Exception], words: str) -> None:
     SecretCredentials.create(tmp_path / "secret")
     given = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
-    process = await _start(*given, *flags)
-    await _wait_for_line(process, words)
-    async with asyncio.timeout(DEADLINE_S):
-        assert await process.wait() == status
+    await _check_error(kind, words, *given, *flags)
 
 
-async def test_a_damaged_issuing_authority_is_an_error_in_one_line(tmp_path: Path) -> None:
+async def test_a_damaged_issuing_authority_is_an_error(tmp_path: Path) -> None:
     SecretCredentials.create(tmp_path / "secret")
     issuing, key = Authority.create("site"), make_key()
     (tmp_path / "c.pem").write_bytes(issuing.issue(bytes_of_public_key(key), ["mgmt1"]))
@@ -99,13 +115,8 @@ async def test_a_damaged_issuing_authority_is_an_error_in_one_line(tmp_path: Pat
     (tmp_path / "state").mkdir()
     damaged = tmp_path / "state" / "issuing-authority.pem"
     damaged.write_text("half a file")
-    process = await _start(
-        "--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--config", config,
-        "--state-dir", tmp_path / "state",
-    )  # fmt: skip
-    _, told = await process.communicate()
-    lines = told.decode().splitlines()
-    assert (process.returncode, lines[-1]) == (78, f"muster-coordinator: {damaged} holds no certificate (PEM)")
+    flags = ("--auth", f"secret:{tmp_path / 'secret'}", "--config", config, "--state-dir", tmp_path / "state")
+    await _check_error(TlsError, f"{damaged} holds no certificate (PEM)", "--listen", "127.0.0.1:0", *flags)
 
 
 async def test_on_a_full_disk_the_coordinator_ends_with_the_reason(tmp_path: Path) -> None:
@@ -162,19 +173,22 @@ async def _check_error_exit(status: int, words: str, *flags: object, **environme
         assert await process.wait() == status
 
 
-async def test_a_shared_folder_needs_the_flag_and_a_local_one_refuses_it(tmp_path: Path) -> None:
+async def test_a_shared_folder_needs_the_flag_and_a_local_one_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = _shared_flags(tmp_path)
-    await _check_error_exit(78, "is this machine's own: give --state-dir", *flags, STATE_DIRECTORY=tmp_path / "state")
+    with monkeypatch.context() as systemd:
+        systemd.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+        await _check_error(SiteError, "is this machine's own: give --state-dir", *flags)
     (tmp_path / "state" / "lease").touch()
     words = f"{tmp_path / 'state'} is shared with a coordinator on another machine, which may be acting: give --shared"
-    await _check_error_exit(78, words, *flags[:-1])
+    await _check_error(SiteError, words, *flags[:-1])
 
 
 async def test_a_missing_shared_folder_is_not_created(tmp_path: Path) -> None:
     flags, missing = _shared_flags(tmp_path), tmp_path / "not mounted" / "muster"
-    await _check_error_exit(
-        74, f"{missing}: No such file or directory. Is the share mounted?", *flags, "--state-dir", missing
-    )
+    words = f"{missing}: No such file or directory. Is the share mounted?"
+    await _check_error(LeaseError, words, *flags, "--state-dir", missing)
     assert not missing.parent.exists()
 
 

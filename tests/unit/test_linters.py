@@ -265,12 +265,3 @@ def test_a_door_is_seen_under_any_name(source: str, name: str) -> None:
 @pytest.mark.parametrize("source", ["import time\ntime.monotonic()", "now = object()\nnow.time", "# subprocess"])
 def test_what_is_no_door_is_not_seen(source: str) -> None:
     assert not names_used(source) & {name for boundary in BOUNDARIES.values() for name in boundary.names}
-
-
-def test_one_file_has_one_name() -> None:
-    """Packages are imported as muster.launcher and so on: the bare names would give every module twice."""
-    names = dict(_names_of_files())
-    for path in _files("tests", "examples", "benchmarks"):
-        names[str(path.relative_to(ROOT))] = {full for _, full in _imports_of(path)}
-    bare = {path: found for path, used in names.items() if (found := {n for n in used if n.split(".")[0] in PACKAGES})}
-    assert bare == {}
