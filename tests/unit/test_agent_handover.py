@@ -234,7 +234,14 @@ RANK = """
 
 
 @pytest.fixture
-async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
+async def kept_memory(tmp_path: Path) -> AsyncIterator[KeptMemoryStore]:
+    """That of a musterd which outlives all agents: without it, each would try for seconds to deposit its memory."""
+    async with musterd(tmp_path / "memory.sock") as found:
+        yield found
+
+
+@pytest.fixture
+async def gang(tmp_path: Path, kept_memory: KeptMemoryStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
     monkeypatch.setenv("SLURM_JOB_ID", str(JOB))
     async with scripted_gang(tmp_path) as found:
         found.memory = str(tmp_path / "memory.sock")
@@ -266,51 +273,51 @@ async def train(gang: Gang, generation: int) -> list[str]:
 async def test_an_agent_deposits_its_memory_if_the_job_is_requeued(
     gang: Gang, requeued: bool, origin: list[str]
 ) -> None:
-    async with musterd(Path(gang.memory)):
-        await start_run(gang)
-        assert await train(gang, 1) == ["0", "afresh"]
-        gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=requeued))
-        assert await gang.exit_code("n0") == 0
-        await start_run(gang)
-        assert await train(gang, 2) == origin
+    await start_run(gang)
+    assert await train(gang, 1) == ["0", "afresh"]
+    gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=requeued))
+    assert await gang.exit_code("n0") == 0
+    await start_run(gang)
+    assert await train(gang, 2) == origin
 
 
 async def test_an_agent_that_ends_without_an_order_deposits_its_memory(gang: Gang) -> None:
-    async with musterd(Path(gang.memory)):
-        await start_run(gang)
-        await train(gang, 1)
-        gang.agents["n0"].terminate()
-        assert await gang.exit_code("n0") == 128 + signal.SIGTERM
-        await start_run(gang)
-        assert await train(gang, 2) == ["7", "mine"]
+    await start_run(gang)
+    await train(gang, 1)
+    gang.agents["n0"].terminate()
+    assert await gang.exit_code("n0") == 128 + signal.SIGTERM
+    await start_run(gang)
+    assert await train(gang, 2) == ["7", "mine"]
 
 
 @pytest.mark.parametrize("requeued", [True, False])
-async def test_the_memory_of_a_planned_stop_is_deposited_before_the_flush(gang: Gang, requeued: bool) -> None:
-    async with musterd(Path(gang.memory)) as kept_memory:
-        await start_run(gang)
-        await train(gang, 1)
-        stop = gang.run_order(1)
-        stop.stop = "the time limit is near"
-        gang.coordinator.order(stop)
-        await gang.until(lambda: kept_memory.kept() == [("g", 1)])  # Slurm may send SIGKILL at any moment
-        gang.coordinator.order(Order(duty=DUTY_EXIT, reason="the time limit", requeued=requeued))
-        assert await gang.exit_code("n0") == 0
-        assert kept_memory.kept() == ([("g", 1)] if requeued else [])
+async def test_the_memory_of_a_planned_stop_is_deposited_before_the_flush(
+    gang: Gang, kept_memory: KeptMemoryStore, requeued: bool
+) -> None:
+    await start_run(gang)
+    await train(gang, 1)
+    stop = gang.run_order(1)
+    stop.stop = "the time limit is near"
+    gang.coordinator.order(stop)
+    await gang.until(lambda: kept_memory.kept() == [("g", 1)])  # Slurm may send SIGKILL at any moment
+    gang.coordinator.order(Order(duty=DUTY_EXIT, reason="the time limit", requeued=requeued))
+    assert await gang.exit_code("n0") == 0
+    assert kept_memory.kept() == ([("g", 1)] if requeued else [])
 
 
-async def test_a_planned_swap_stops_the_ranks_of_one_generation_and_the_next_goes_on(gang: Gang) -> None:
-    async with musterd(Path(gang.memory)) as kept_memory:
-        await start_run(gang)
-        await train(gang, 1)
-        leave = gang.run_order(1)
-        leave.planned_swap = "Xid 64"
-        gang.coordinator.order(leave)
-        exited = [(RANK_PHASE_EXITED, 0)]
-        await gang.until(lambda: [(rank.phase, rank.exit_code) for rank in gang.status("n0").ranks] == exited)
-        assert await train(gang, 2) == ["7", "mine"]
-        assert [rank.phase for rank in gang.status("n0").ranks] != [RANK_PHASE_EXITED]
-        assert kept_memory.kept() == []
+async def test_a_planned_swap_stops_the_ranks_of_one_generation_and_the_next_goes_on(
+    gang: Gang, kept_memory: KeptMemoryStore
+) -> None:
+    await start_run(gang)
+    await train(gang, 1)
+    leave = gang.run_order(1)
+    leave.planned_swap = "Xid 64"
+    gang.coordinator.order(leave)
+    exited = [(RANK_PHASE_EXITED, 0)]
+    await gang.until(lambda: [(rank.phase, rank.exit_code) for rank in gang.status("n0").ranks] == exited)
+    assert await train(gang, 2) == ["7", "mine"]
+    assert [rank.phase for rank in gang.status("n0").ranks] != [RANK_PHASE_EXITED]
+    assert kept_memory.kept() == []
 
 
 def test_if_not_all_shards_fit_the_newest_version_is_complete() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import random
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ METADATA = pickle.dumps(
 """What stands for the durable metadata: item 0, which rank 0 publishes, and an object of each rank."""
 
 
+@cache
 def tensors(rank: int) -> bytes:
     """What a rank holds; no two pieces are equal."""
     return random.Random(rank).randbytes(SHARED)

@@ -256,14 +256,15 @@ def test_ranks_of_a_slow_node_are_named_in_noise() -> None:
     assert VirtualGang(8, 4, 0.3, slow_ranks=(4, 5, 6, 7), slow_from=120).steps_until_named(1, 300) <= 300
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("pause_steps", [0, 200])
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(2, 1), (4, 1), (8, 4)])
 @pytest.mark.parametrize("spread", [0.03, 0.1, 0.3, 0.6])
 def test_tails_drift_and_nodes_that_are_slow_in_turn_name_nobody(
-    pause_steps: float, ranks: int, ranks_per_node: int, spread: float
+    seed: int, pause_steps: float, ranks: int, ranks_per_node: int, spread: float
 ) -> None:
     gang = VirtualGang(ranks, ranks_per_node, spread, troubled=True, pause_steps=pause_steps)
-    assert [gang.false_names(seed, 4000) for seed in range(2)] == [0, 0]
+    assert gang.false_names(seed, 4000) == 0
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

@@ -168,7 +168,7 @@ def test_too_few_nodes_and_unknown_nodes_are_refused() -> None:
         place(fully_connected(4), (), ["x"], 1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6))
 def test_a_map_is_whole_and_always_the_same(seed: int) -> None:
     problem = random_problem(random.Random(seed))
