@@ -5,6 +5,7 @@ its server open. Later the garbage collector, in any other test, would wait for 
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 import grpc.aio
@@ -20,7 +21,8 @@ MEMORY = "/dev/shm"
 if os.path.isdir(MEMORY):
     found = os.statvfs(MEMORY)
     if found.f_bavail * found.f_frsize > 4 << 30 and not found.f_flag & os.ST_NOEXEC:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+        os.environ.setdefault("TMPDIR", MEMORY)
+        tempfile.tempdir = None  # so that it is looked up again
 
 # Node checks measure for as long as they would on a node: with one thread, not with one on each core.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
