@@ -17,6 +17,8 @@ from muster.wording import counted
 HOUR_S = 3600.0
 USEFUL, QUEUE = "useful", "queue"
 _NO_KEY = {"cause": "(no fault)", "node": "(no node)", "leaf": "(no leaf)", "account": "(no account)"}
+_CHARGED = ("cause", "node", "leaf")
+"""Groupings by what losses are charged with: nobody's useful time is in their rows."""
 _PARTS_NAMED = 3
 """The largest lost parts, which the table names."""
 
@@ -79,20 +81,22 @@ def _largest_first(lost: dict[str, float]) -> dict[str, float]:
 
 def goodput_lines(found: Sequence[Group], by: str, price: float, screen: Screen) -> Iterator[str]:
     """A table in GPU hours, and what all rows have used together."""
-    rows = [(*_cells(one, _NO_KEY.get(by, "") if not one.key else one.key, price),) for one in found]
+    rows = [tuple(_cells(one, one.key or _NO_KEY.get(by, ""), price, by in _CHARGED)) for one in found]
     whole = total(found)
     titles = (by, "lost h", *(("money",) if price else ()), "useful h", "goodput", "faults", "where it went")
-    yield from table(screen, titles, [*rows, (*_cells(whole, "total", price),)])
+    yield from table(screen, titles, [*rows, tuple(_cells(whole, "total", price))])
     yield from screen.sentence(_summary(whole, price))
 
 
-def _cells(one: Group, key: str, price: float) -> Iterator[str]:
+def _cells(one: Group, key: str, price: float, charged: bool = False) -> Iterator[str]:
+    """`charged`: the row has only what is charged with something, unless it is that without a key."""
+    only_lost = charged and bool(one.key)
     yield key
     yield f"{sum(one.lost.values()):,.1f}"
     if price:
         yield f"{one.money:,.0f}"
-    yield f"{one.useful:,.1f}"
-    yield "" if one.goodput is None else f"{one.goodput:.1%}"
+    yield "" if only_lost else f"{one.useful:,.1f}"
+    yield "" if only_lost or one.goodput is None else f"{one.goodput:.1%}"
     yield str(one.faults or "")
     yield ", ".join(f"{category} {hours:,.1f}" for category, hours in [*one.lost.items()][:_PARTS_NAMED])
 
