@@ -107,7 +107,7 @@ def test_status_shows_it_while_it_is_slow() -> None:
 
 
 def _words(shown: api_pb2.GangView) -> list[str]:
-    return [words for _, words in tables._conditions(shown)]
+    return [words for _, words in tables.conditions(shown)]
 
 
 def test_few_stragglers_of_a_generation_are_recorded() -> None:
