@@ -65,6 +65,7 @@ def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cl
         dead = training.node_of(1)
         healthy.crash(dead)
         training.wait_left(dead)
+        screens_name_the_dead_node(training, dead)
         training.wait_step(90)
         assert training.node_of(0) == "n0"
         healthy.power_off("n0")
@@ -111,6 +112,17 @@ def a_report_tells_of_it(training: Training, dead: str) -> None:
     told = cluster.sh(CONTROLLER, "cat /tmp/report.html")
     assert "restart in place" in told
     assert dead in told
+
+
+def screens_name_the_dead_node(training: Training, dead: str) -> None:
+    """On a terminal, the status of the job and the history of the node say what has happened."""
+
+    def shown(words: str) -> str:  # on a busy machine a command may find no coordinator within its time
+        line = f"script -qec 'stty cols 80 rows 24; {words}' /dev/null || true"
+        return training.cluster.sh(LOGIN, line, user=training.spec.user)
+
+    wait_until(lambda: f"{dead} LOST" in shown(f"muster status {training.job}"), 60, "status names the dead node")
+    wait_until(lambda: f"node {dead} is LOST" in shown(f"muster nodes {dead}"), 60, "its history names the loss")
 
 
 def hooks_were_told(training: Training, dead: str) -> None:
