@@ -165,8 +165,8 @@ class ScriptedWorld:
         assert self.coordinator
         return self.coordinator.engine.core.state.gangs["g1"]
 
-    async def send_signal(self, node: str, code: int) -> None:
-        """Attach as the node's daemon and send an Xid. Returns once the coordinator has confirmed it."""
+    async def send_signal(self, node: str, code: int, kind: str = "xid") -> None:
+        """Attach as the node's daemon and send a signal. Returns once the coordinator has confirmed it."""
         await self.running_coordinator()
         async with open_channel(self.address, self.credentials) as channel:
             hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")
@@ -176,5 +176,5 @@ class ScriptedWorld:
             call = stub.Attach(metadata=metadata)
             await call.write(first)
             await call.read()  # a rejection arrives here: a write to an ended stream would fail with INTERNAL instead
-            await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind="xid", code=code, text="NVRM: Xid")))
+            await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind=kind, code=code, text="NVRM: Xid")))
             await call.read()

@@ -10,6 +10,7 @@ if [ $# -eq 0 ]; then
     need mmdebstrap mmdebstrap
     need ip iproute2
     need chromium chromium
+    need promtool prometheus
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
     if [ "${MUSTER_ENGINE:-podman}" = podman ] && { command -v podman >/dev/null 2>&1 || ! docker version >/dev/null 2>&1; }; then
         need podman podman
