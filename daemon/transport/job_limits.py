@@ -54,6 +54,10 @@ rebuilt."""
 MAX_NUMBERS = 32
 """Numbers that ranks of one node report of a step."""
 MAX_NUMBER_NAME_CHARS = 64
+MAX_TRAINING_BYTES = 16 * 1024
+"""Bytes of what one status says of the training: half as much again as all numbers have with the longest names."""
+MAX_ARITHMETIC = 1e30
+"""Operations or tokens of a step, and operations a second of a GPU."""
 MAX_POOL_ANSWERS = 10_000
 """Slurm's answers to one agent's pool requests."""
 MAX_TRANSFERS = 64

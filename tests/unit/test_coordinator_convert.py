@@ -39,6 +39,9 @@ def spec(**more: object) -> common_pb2.JobSpec:
         ("hang_after_s", math.inf, "hang_after_s = inf must be 0 to 604800"),
         ("hang_after_s", -5.0, "hang_after_s = -5 must be 0 to 604800"),
         ("hang_after_idle_s", math.nan, "hang_after_idle_s = nan must be 0 to 604800"),
+        ("flops_per_step", math.inf, "flops_per_step = inf must be 0 to 1e+30"),
+        ("tokens_per_step", math.nan, "tokens_per_step = nan must be 0 to 1e+30"),
+        ("peak_flops", -1.0, "peak_flops = -1 must be 0 to 1e+30"),
         ("ranks_per_node", 3_000_000, "ranks_per_node = 3000000 must be 0 to 1024"),
         ("nodes", 4_000_000_000, "nodes = 4000000000 must be 0 to 100000"),
         ("nodes", 50_000, "nodes * ranks_per_node = 400000: a job has 250000 ranks at most"),
@@ -164,6 +167,10 @@ def test_every_text_that_the_journal_gets_is_cut_and_plain(text: str) -> None:
         (agent_pb2.AgentStatus(shards=[agent_pb2.ShardStatus()] * 16_385), "shards has 16385 entries: 16384 at most"),
         (agent_pb2.AgentStatus(pool=[agent_pb2.PoolAnswer()] * 10_001), "pool has 10001 entries: 10000 at most"),
         (
+            agent_pb2.AgentStatus(training=agent_pb2.NodeTraining(numbers=[agent_pb2.NodeNumber(name="x" * 20_000)])),
+            "training has 20008 bytes: 16384 at most",
+        ),
+        (
             agent_pb2.AgentStatus(heard_ms={f"n{n}": 1 for n in range(100_001)}),
             "heard_ms has 100001 entries: 100000 at most",
         ),
@@ -172,7 +179,7 @@ def test_every_text_that_the_journal_gets_is_cut_and_plain(text: str) -> None:
             "answered_ms has 100001 entries: 100000 at most",
         ),
     ],
-    ids=["ranks", "shards", "pool", "heard", "answered"],
+    ids=["ranks", "shards", "pool", "training", "heard", "answered"],
 )
 def test_an_impossible_status_is_rejected_before_it_is_converted(status: agent_pb2.AgentStatus, words: str) -> None:
     with pytest.raises(conversion.InvalidMessage) as error:

@@ -125,6 +125,26 @@ def test_numbers_of_an_agent_that_are_impossible_are_left_out() -> None:
     assert (len(found.numbers), found.step_s) == (30, 0.0)
 
 
+def test_times_that_no_step_takes_make_no_view_impossible() -> None:
+    world = trained()
+    pace(world, 0.0)
+    world.gang.account.shown_spec = json.dumps({"peak_flops": 5e-324})
+    for step_s in (5e-324, 1e9, 1e308):
+        report(world, step_s=step_s, flops=1e30, last_step=10**9)
+        assert view_of(world).training.done_s == 0 or step_s < 1
+    sent = [agent_pb2.NodeTraining(step_s=step_s, flops=1e308) for step_s in (5e-324, 1e308, float("nan"), 0.5)]
+    found = [conversion.status(agent_pb2.AgentStatus(training=one), ()).training for one in sent]
+    assert [(one.step_s, one.flops) for one in found if one] == [(0, 1e30), (0, 1e30), (0, 1e30), (0.5, 1e30)]
+
+
+def test_the_largest_that_a_node_says_is_read() -> None:
+    number = agent_pb2.NodeNumber(name="\U0001f600" * 64, step=10**9, ranks=8, least=1.5, median=2, greatest=3)
+    sent = agent_pb2.NodeTraining(generation=9, numbers=[number] * 32, last_step=10**9, step_s=1.5, flops=1e15)
+    found = conversion.status(agent_pb2.AgentStatus(training=sent), ()).training
+    assert found is not None
+    assert len(found.numbers) == 32
+
+
 def test_the_journal_keeps_no_numbers() -> None:
     training = NodeTraining(1, (NodeNumber("loss", 1, 1, 1.5, 1.5, 1.5, 0, 0),))
     event = AgentReported("g", "n1", "i", AgentStatus(training=training))

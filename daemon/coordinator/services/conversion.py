@@ -44,6 +44,11 @@ _MAX_ENTRIES = {
     "corrupt_copies": job_limits.MAX_CORRUPT_COPIES,
 }
 
+_MOST_KEPT_BYTES = 1024
+"""Of what a node says of its training, to be kept: some 15 numbers. More would let a user fill the memory."""
+_SHORTEST_STEP_S = 1e-9
+"""Of a step. A shorter one is none."""
+
 
 class InvalidMessage(ValueError):
     """The sender's fault: a field has an impossible value. Says which field, and what would be right."""
@@ -91,7 +96,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         ),
         restore=_restore(message.restore, members) if message.HasField("restore") else None,
         flush_progress=_flush_progress(message.flush_progress) if message.HasField("flush_progress") else None,
-        training=_training(message.training.SerializeToString()) if message.HasField("training") else None,
+        training=_training(message.training) if message.HasField("training") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
@@ -280,19 +285,31 @@ def _flush_progress(message: agent_pb2.FlushProgress) -> events.FlushProgress:
     return events.FlushProgress(message.serial, message.written, message.total, version, message.holds_slots)
 
 
-@lru_cache(maxsize=16384)
-def _training(message: bytes) -> events.NodeTraining:
-    """How the training goes on a node. It changes each second at most, and comes with each status, several a second."""
+def _training(message: agent_pb2.NodeTraining) -> events.NodeTraining:
+    """How the training goes on a node. It changes each second at most, and comes with each status, several a second.
+
+    Raises:
+        InvalidMessage: it is larger than an agent can have it.
+    """
+    if (size := message.ByteSize()) > job_limits.MAX_TRAINING_BYTES:
+        raise InvalidMessage(f"training has {size} bytes: {job_limits.MAX_TRAINING_BYTES} at most")
+    return (_kept_training if size <= _MOST_KEPT_BYTES else _read_training)(message.SerializeToString())
+
+
+def _read_training(message: bytes) -> events.NodeTraining:
     found = agent_pb2.NodeTraining.FromString(message)
     numbers = [_number(number) for number in found.numbers[: job_limits.MAX_NUMBERS]]
     return events.NodeTraining(
         found.generation,
         tuple(number for number in numbers if number is not None),
         min(found.last_step, job_limits.MAX_STEPS),
-        _rate(found.step_s),
-        _rate(found.flops),
+        found.step_s if _SHORTEST_STEP_S <= found.step_s <= job_limits.MAX_SECONDS else 0.0,
+        min(_rate(found.flops), job_limits.MAX_ARITHMETIC),
         min(found.step, job_limits.MAX_STEPS),
     )
+
+
+_kept_training = lru_cache(maxsize=16384)(_read_training)
 
 
 def _number(message: agent_pb2.NodeNumber) -> events.NodeNumber | None:

@@ -61,6 +61,9 @@ _MAXIMA = {
     "context_parallel": job_limits.MAX_RANKS,
     "expert_parallel": job_limits.MAX_RANKS,
     "pipeline_parallel": job_limits.MAX_RANKS,
+    "flops_per_step": job_limits.MAX_ARITHMETIC,
+    "tokens_per_step": job_limits.MAX_ARITHMETIC,
+    "peak_flops": job_limits.MAX_ARITHMETIC,
 }
 
 _COMPARED = (

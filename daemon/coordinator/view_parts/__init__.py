@@ -3,5 +3,5 @@
 `services` puts them into its views.
 
 May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`, `daemon.coordinator.journal`,
-`daemon.host`.
+`daemon.host`, `daemon.transport`.
 """

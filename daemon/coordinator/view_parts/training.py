@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.view_parts.measured_steps import measured_steps
 from muster.daemon.host.metric_series import NumberPoint, merged_nodes
+from muster.daemon.transport.job_limits import MAX_SECONDS
 from muster.v1 import api_pb2
 
 _TOKENS = "tokens"
@@ -37,8 +38,9 @@ def add_training(view: api_pb2.GangView, gang: Gang, seen: ObservedGang, *, brie
     # What the script does between steps is in the pace, and not in the time of a step.
     if between_s := seen.pace.median_step_s or step_s:
         training.steps_per_s = 1 / between_s
-        if training.last_step > view.step:
-            training.done_s = _stepped_at(seen) + (training.last_step - view.step) * between_s
+        left_s = max(0, training.last_step - view.step) * between_s
+        if 0 < left_s <= MAX_SECONDS:  # a later moment has no date
+            training.done_s = _stepped_at(seen) + left_s
         _add_utilization(training, gang, reports, between_s)
 
 
@@ -48,7 +50,7 @@ def _add_utilization(view: api_pb2.TrainingView, gang: Gang, reports: list[NodeT
     ranks = len(gang.roster.seats) * spec.ranks_per_node
     flops = said.get("flops_per_step", 0.0) or sum(report.flops for report in reports)
     if ranks and (peak := said.get("peak_flops", 0.0)):
-        view.mfu = flops / (between_s * ranks * peak)
+        view.mfu = flops / (between_s * ranks) / peak  # the product of all three may be 0
     tokens = said.get("tokens_per_step", 0.0)
     if reported := next((metric.median for metric in view.metrics if metric.name == _TOKENS), 0.0):
         # The ranks of one replica of the model read the same batch.
