@@ -12,6 +12,7 @@ then the text: JSON of at most 4 kB. The checksum finds what a processor has wri
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import struct
@@ -25,6 +26,8 @@ _ODD = struct.Struct("=Q")
 MOST_NUMBERS = 32
 NAME_LETTERS = 64
 """The longest name of a number. Longer ones are cut."""
+_LAST_S = 1e12
+"""No clock has run for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +91,23 @@ def _parsed(text: bytes) -> RankNumbers | None:
     try:
         said = json.loads(text)
         numbers = {
-            str(name)[:NAME_LETTERS]: (_step(step), float(value))
+            _plain(name): (_step(step), float(value))
             for name, (step, value) in list(said["numbers"].items())[:MOST_NUMBERS]
         }
         at_s, flops = float(said["at_s"]), float(said["flops"])
+        if not (0 <= at_s <= _LAST_S and 0 <= flops < math.inf):
+            return None
         return RankNumbers(_step(said["step"]), at_s, _step(said["last_step"]), flops, numbers)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
+def _plain(name: str) -> str:
+    """A name that a message can hold: JSON can hold halves of letters."""
+    return name[:NAME_LETTERS].encode(errors="replace").decode()
+
+
 def _step(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value < 1 << 53:
+    if type(value) is not int or not 0 <= value < 1 << 53:
         raise ValueError
     return value

@@ -17,7 +17,6 @@ All functions on files block.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,10 @@ MOST_NAMES = 32
 """Names of numbers of one node."""
 NAME_LETTERS = 64
 """The longest name of a number. Longer ones are cut."""
+LARGEST = 1e290
+"""The largest value that is kept: the sums of larger ones, by which means are taken, would not be finite."""
+LAST_S = 1 << 36
+"""The last moment of a bin, in the year 4147."""
 FIRST_WIDTH_S = 4
 """Seconds of a bin at first: 512 bins last for half an hour."""
 _FORMAT = 1
@@ -46,6 +49,11 @@ _MOST_BYTES = 8 << 20
 def bins_of(ranks: int) -> int:
     """The most bins of each node of a job with so many ranks."""
     return max(FEWEST_BINS, min(MOST_BINS, _RANK_BINS // max(1, ranks)))
+
+
+def can_be_kept(value: float) -> bool:
+    """Whether a value is finite, and no larger than what is kept."""
+    return abs(value) <= LARGEST
 
 
 class RankPoint(NamedTuple):
@@ -101,10 +109,10 @@ class NodeSeries:
             self._widen(start)
 
     def add_number(self, at_s: float, name: str, point: NumberPoint) -> None:
-        """Add what ranks have reported up to `at_s`. A value that is not finite is not added."""
+        """Add what ranks have reported up to `at_s`. A value that is not finite, or too large, is not added."""
         name = name[:NAME_LETTERS]
         known = name in self.numbers or len(self.numbers) < MOST_NAMES
-        if known and all(map(math.isfinite, (point.least, point.median, point.greatest))):
+        if known and all(map(can_be_kept, (point.least, point.median, point.greatest))):
             start = self._start(at_s)
             _add(self.numbers.setdefault(name, {}), start, point, merged_in_time)
             self._widen(start)
@@ -293,7 +301,7 @@ def from_text(text: str | bytes) -> NodeSeries:
         if whole["format"] != _FORMAT:
             raise ValueError(f"its format is {whole['format']!r}, and this version reads {_FORMAT}")
         node, width_s = str(whole["node"]), int(whole["width_s"])
-        if width_s < 1:
+        if not 1 <= width_s <= LAST_S:
             raise ValueError("its bins have no width")
         keys = [(name, *name.partition(" ")[::2]) for name in whole]
         ranks = {int(key): dict(_points(whole[name], RankPoint)) for name, kind, key in keys if kind == "rank"}
@@ -320,9 +328,11 @@ def _points(columns: dict[str, list[Any]], point: Any) -> Iterator[tuple[int, An
     if not columns:
         return
     at_s, *values = (columns[name] for name in ("at_s", *point._fields))
-    numbers = all({int, float} >= set(map(type, column)) and math.isfinite(sum(column)) for column in values)
-    if not numbers or not {int} >= set(map(type, at_s)):
+    numbers = all({int, float} >= set(map(type, column)) for column in values) and {int} >= set(map(type, at_s))
+    if not numbers or not all(can_be_kept(end) for column in values if column for end in (min(column), max(column))):
         raise ValueError("not all of its values are finite numbers")
+    if at_s and not 0 <= min(at_s) <= max(at_s) <= LAST_S:
+        raise ValueError("not all of its times are moments of this age")
     yield from zip(at_s, map(point._make, zip(*values, strict=True)), strict=True)
 
 

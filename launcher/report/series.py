@@ -70,14 +70,14 @@ def read(run_dir: str, gang: str) -> Measured:
     for name, text in metric_series.texts(run_dir, gang, found.left_out):
         try:
             _add_node(found, from_json(text))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             found.left_out[name] = f"damaged: it is no series of a node: {type(error).__name__}"
     return found
 
 
 def _add_node(found: Measured, whole: Mapping[str, Any]) -> None:
     width_s = int(whole["width_s"])
-    if width_s < 1:
+    if not 1 <= width_s <= metric_series.LAST_S:
         raise ValueError("its bins have no width")
     read, ranks, numbers = _Reader(width_s), dict[int, _Part](), dict[str, _Part]()
     for name, columns in whole.items():
@@ -117,7 +117,8 @@ class _Reader:
         known = self._last.get(name)
         if known is None or known[0] != column:
             array = numpy.asarray(column, dtype=numpy.float64)
-            if not numpy.isfinite(array).all():
+            most = metric_series.LAST_S if name == "at_s" else metric_series.LARGEST
+            if not (numpy.abs(array) <= most).all():
                 raise ValueError("not all of its values are numbers")
             known = self._last[name] = column, array
         return known[1]

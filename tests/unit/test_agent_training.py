@@ -60,6 +60,18 @@ def test_a_value_that_is_not_finite_is_left_out() -> None:
     assert [(number.ranks, number.greatest) for number in status.numbers] == [(1, 2.0)]
 
 
+def test_a_value_whose_sums_would_be_infinite_is_left_out() -> None:
+    samples, series = NodeSamples(3), NodeSeries("n1")
+    for step in (10, 20):
+        status = samples.add(
+            [sample(rank, step, step, value) for rank, value in ((4, 1.7e308), (5, 1e290))], step, series
+        )
+        assert status is not None
+        assert [(number.ranks, number.median) for number in status.numbers] == [(1, 1e290)]
+    series.add_number(20, "loss", NumberPoint(20, 1, -1e308, 0.0, 1e308, 4, 5))
+    assert metric_series.from_text(metric_series.as_text(series)) == series
+
+
 def test_ranks_that_say_nothing_make_no_status() -> None:
     assert NodeSamples(3).add([RankSample(4, RankNumbers())], 1000.0, NodeSeries("n1")) is None
 

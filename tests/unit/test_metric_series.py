@@ -129,6 +129,17 @@ def test_a_job_without_a_step_has_no_series(tmp_path: Path) -> None:
         .replace('"step_s":[4]', '"step_s":[1e999]')
         .replace('"step_s": [4]', '"step_s": [1e999]'),
         '{"format": 1, "node": "n2", "width_s": NaN}',
+        *(
+            json.dumps(
+                {
+                    "format": 1,
+                    "node": "n2",
+                    "width_s": 4,
+                    "rank 0": {name: [4] for name in RankPoint._fields} | {"at_s": [4], name: [value]},
+                }
+            )
+            for name, value in (("step_s", 10**400), ("step_s", -1e300), ("at_s", 10**400), ("at_s", -4))
+        ),
         "[" * 100_000,
     ],
 )

@@ -189,6 +189,11 @@ GOOD = '"steps": [1], "step": [1], "step_s": [1], "compute_s": [1]'
         f'{{"width_s": 4, "rank 3": {{"at_s": [1, 2], {GOOD}}}}}',
         f'{{"width_s": 4, "rank 3000000": {{"at_s": [1], {GOOD}}}}}',
         f'{{"width_s": 0, "rank 3": {{"at_s": [1], {GOOD}}}}}',
+        f'{{"width_s": {10**400}, "rank 3": {{"at_s": [1], {GOOD}}}}}',
+        f'{{"width_s": 4, "rank 3": {{"at_s": [1e300], {GOOD}}}}}',
+        f'{{"width_s": 4, "rank 3": {{"at_s": [{10**400}], {GOOD}}}}}',
+        '{"width_s": 4, "number loss": {"at_s": [1], "step": [1], "values": [1], "least": [1], "median": [1e300], '
+        '"greatest": [1]}}',
         "[]",
         "",
     ],

@@ -107,6 +107,10 @@ def test_an_agent_that_is_gone_costs_nothing_but_its_pictures() -> None:
         b'{"step": -1, "at_s": 0, "last_step": 0, "flops": 0, "numbers": {}}',
         b'{"step": 1, "at_s": 0, "last_step": 0, "flops": 0, "numbers": {"loss": 1}}',
         b'{"step": 1, "at_s": 0, "last_step": 0, "flops": 0, "numbers": {"loss": [1, "x"]}}',
+        b'{"step": true, "at_s": 0, "last_step": 0, "flops": 0, "numbers": {}}',
+        b'{"step": 1, "at_s": NaN, "last_step": 0, "flops": 0, "numbers": {}}',
+        b'{"step": 1, "at_s": 1e308, "last_step": 0, "flops": 0, "numbers": {}}',
+        b'{"step": 1, "at_s": 0, "last_step": 0, "flops": Infinity, "numbers": {}}',
         b"[" * 4000,
     ],
 )
@@ -115,6 +119,13 @@ def test_nonsense_in_a_page_is_left(text: bytes) -> None:
     os.pwrite(page.descriptor, struct.pack("=QII", 2, len(text), zlib.crc32(text)) + text, 0)
     assert number_page.read(page.descriptor, 0) is None
     page.close_descriptor()
+
+
+def test_a_name_that_is_no_text_gets_question_marks(numbers: ReportedNumbers, link: Link) -> None:
+    numbers.note(1, {"\ud800loss": 1.0})
+    found = number_page.read(link.page, 0)
+    assert found is not None
+    assert found[1].numbers == {"?loss": (1, 1.0)}
 
 
 def test_a_page_that_is_being_written_or_was_made_smaller_is_left(numbers: ReportedNumbers, link: Link) -> None:

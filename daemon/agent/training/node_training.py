@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from muster.checkpoint.format.number_page import MOST_NUMBERS
 from muster.checkpoint.store.rank_samples import RankSample
-from muster.daemon.host.metric_series import NodeSeries, NumberPoint, RankPoint
+from muster.daemon.host.metric_series import NodeSeries, NumberPoint, RankPoint, can_be_kept
 from muster.v1.agent_pb2 import NodeNumber, NodeTraining
 
 _SAMPLES_KEPT = 16
@@ -73,11 +72,11 @@ class NodeSamples:
 
 
 def _by_name(samples: Sequence[RankSample]) -> dict[str, dict[int, tuple[int, float]]]:
-    """The finite values by name and rank, each with its step."""
+    """The finite values by name and rank, each with its step, without those that are too large for sums."""
     found: dict[str, dict[int, tuple[int, float]]] = {}
     for sample in samples:
         for name, (step, value) in sample.numbers.numbers.items():
-            if math.isfinite(value):
+            if can_be_kept(value):
                 found.setdefault(name, {})[sample.rank] = (step, value)
     return found
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
+from muster.daemon.host.metric_series import can_be_kept
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.node_hardware import InvalidHardware, report_of
@@ -313,9 +314,9 @@ _kept_training = lru_cache(maxsize=16384)(_read_training)
 
 
 def _number(message: agent_pb2.NodeNumber) -> events.NodeNumber | None:
-    """None: a value is not finite, or no rank has reported it."""
+    """None: a value is not finite or too large, or no rank has reported it."""
     values = message.least, message.median, message.greatest
-    if not all(map(math.isfinite, values)) or not 0 < message.ranks <= job_limits.MAX_RANKS_PER_NODE:
+    if not all(map(can_be_kept, values)) or not 0 < message.ranks <= job_limits.MAX_RANKS_PER_NODE:
         return None
     name = cut(message.name, job_limits.MAX_NUMBER_NAME_CHARS)
     return events.NodeNumber(name, message.step, message.ranks, *values, message.least_rank, message.greatest_rank)
