@@ -80,6 +80,25 @@ def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cl
         hooks_were_told(training, dead)
         the_run_is_on_record(training)
         a_report_tells_of_it(training, dead)
+        the_account_adds_up_and_names_who_is_to_blame(training, dead)
+
+
+def the_account_adds_up_and_names_who_is_to_blame(training: Training, dead: str) -> None:
+    """Each second of its nodes is in one part; each fault is charged with its kind, and the dead node with its own."""
+
+    def asked(*command: str) -> Any:
+        return json.loads(training.cluster.exec(LOGIN, "muster", *command, user=training.spec.user).stdout)
+
+    account = asked("status", "--json", str(training.job))["goodput"]
+    lost = {one["category"]: one["node_s"] for one in account["lost"]}
+    assert abs(account["useful_node_s"] + sum(lost.values()) - account["allocated_node_s"]) < 0.01
+    assert {"start", "fence", "rendezvous", "first_step", "spare"} <= lost.keys()
+    assert "other" not in lost
+    causes = {one["key"]: one for one in asked("goodput", "--by", "cause", "--json")["groups"]}
+    assert {"crash", "precursor", "request", "node"} <= causes.keys()
+    nodes = {one["key"]: one for one in asked("goodput", "--by", "node", "--json")["groups"]}
+    assert {"fence", "spare"} & nodes[dead]["lost_gpu_hours"].keys()
+    assert nodes[dead]["goodput"] == 0
 
 
 def the_run_is_on_record(training: Training) -> None:
