@@ -102,7 +102,7 @@ def _rank_row(rank: RankView) -> Row:
     state = f"exited with {rank.exit_code}" if rank.state == "exited" else rank.state
     return (
         str(rank.rank),
-        Coloured(state, _STATE_COLOURS.get(rank.state, "")),
+        Coloured(state, "" if state == "exited with 0" else _STATE_COLOURS.get(rank.state, "")),
         str(rank.step),
         Coloured(f"{rank.slower_by:.0%}", "yellow") if rank.slower_by else "",
         rank.node,

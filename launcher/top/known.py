@@ -28,7 +28,12 @@ class Job:
         """The troubled first: what does not run, then the slow, then those behind."""
         return sorted(
             self.view.ranks,
-            key=lambda rank: (_STATES.get(rank.state, 1), -rank.slower_by, rank.step, rank.rank),
+            key=lambda rank: (
+                _STATES.get(rank.state, 1) if rank.state != "exited" or rank.exit_code else len(_STATES),
+                -rank.slower_by,
+                rank.step,
+                rank.rank,
+            ),
         )
 
     @cached_property

@@ -126,7 +126,8 @@ def _heading(known: Known, where: Place, job: Job | None, moment: Moment, width:
     age = duration(max(0, round(moment.now - at_s)))
     if known.trouble and not over:
         right = line(Coloured(f"STALE, as of {age} ago" if at_s else "nothing heard yet", _STALE))
-        return [spread(left, right, width), line(Coloured(known.trouble, _STALE))]
+        why = (line(Coloured(text_of(one), _STALE)) for one in wrapped(known.trouble, width, 2))
+        return [spread(left, right, width), *why]
     if not at_s:
         right = line("nothing heard yet")
     elif over:

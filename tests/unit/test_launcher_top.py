@@ -134,6 +134,15 @@ def test_the_troubled_ranks_come_first() -> None:
     assert lines[2].split()[1:5] == ["3", "exited", "with", "1"]
 
 
+def test_a_rank_that_has_finished_is_not_in_trouble() -> None:
+    view = gang(2)
+    view.ranks[0].state = "exited"
+    view.ranks[1].state, view.ranks[1].exit_code = "exited", 1
+    lines = shown(known_of(view), job_place(view, RANKS))
+    assert lines[2].startswith("> 1     exited with 1")
+    assert lines[17].startswith("  0     exited with 0")
+
+
 def test_what_is_not_heard_any_more_is_never_shown_as_fresh() -> None:
     view = gang(2)
     known = known_of(view, "the coordinator at mgmt1:7070 has stopped")
