@@ -2,7 +2,8 @@
 
 Both are asked of programs, which may be slow: a repository may be huge, or lie on storage that hangs. Each has a
 deadline, and what is not known then is said in words. Nothing of the repository is executed: git's file system
-monitor, external diff programs and filters of text stay off.
+monitor, external diff programs, filters of text and of files, and fetches of what is missing stay off, and no
+repository in it is looked into.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ DEADLINE_S = 2.0
 """Seconds for all questions together. They are asked while sbatch and the coordinator answer."""
 MOST_DIFF_CHARS = 256 * 1024
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
-_DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
+_DIFF = (
+    "diff",
+    "HEAD",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--submodule=short",
+    "--ignore-submodules=dirty",
+)
 _PACKAGES = (
     "import importlib.metadata as m, json, platform, sys; "
     "print(json.dumps({'python': platform.python_version(), "
@@ -67,7 +76,8 @@ async def _repository(folder: Path) -> dict[str, Any]:
     if len(lines) != 3:
         return {"unknown": f"{folder} is in no repository with a commit"}
     top, commit, branch = lines
-    diff = await _output(*_GIT, "-C", top, *_DIFF, most_chars=MOST_DIFF_CHARS + 1) or ""
+    quiet = await _without_filters(top)
+    diff = await _output(*_GIT, "-C", top, *_DIFF, environ=quiet, most_chars=MOST_DIFF_CHARS + 1) or ""
     address = await _output(*_GIT, "-C", top, "remote", "get-url", "origin") or ""
     known: dict[str, Any] = {
         "folder": top,
@@ -78,6 +88,18 @@ async def _repository(folder: Path) -> dict[str, Any]:
     if len(diff) > MOST_DIFF_CHARS:
         known["diff_cut"] = True
     return known | ({"address": secrets.text(address.strip())} if address else {})
+
+
+async def _without_filters(top: str) -> dict[str, str]:
+    """The environment in which git filters no file of the repository and fetches nothing. Its settings name programs
+    for both."""
+    named = await _output(*_GIT, "-C", top, "config", "--null", "--name-only", "--get-regexp", r"^filter\.") or ""
+    off = {key: "false" if key.endswith(".required") else "" for key in named.split("\0") if key}
+    first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    settings = {"GIT_CONFIG_COUNT": str(first + len(off))}
+    for number, (key, value) in enumerate(off.items(), first):
+        settings |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return {**os.environ, **settings, "GIT_ALLOW_PROTOCOL": "none"}
 
 
 async def _packages(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
-from muster.daemon.host import private_file
+from muster.daemon.host.held_folder import HeldFolder
 from muster.launcher.runs import secrets
 
 if TYPE_CHECKING:
@@ -64,10 +64,11 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Leave the record in `folder`, for `muster runs`. Only this user may read it.
 
     Raises:
-        OSError: it can't be written.
+        OSError: it can't be written, or another user has taken a name on its way.
     """
-    new = folder / NEW
-    new.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = new / f".{random_names.token_hex(8)}"
-    private_file.create(unfinished, json.dumps(record))
-    unfinished.rename(new / f"{record['gang_id']}{SUFFIX}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with HeldFolder.open_to_pass(folder) as store, store.make_own_folder(NEW, 0o700) as new:
+        unfinished = f".{random_names.token_hex(8)}"
+        with os.fdopen(new.create(unfinished, 0o600), "w", encoding="utf-8") as file:
+            json.dump(record, file)
+        new.rename(unfinished, f"{record['gang_id']}{SUFFIX}")

@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import tenacity
 from sqlite_utils import Database
 
 from muster.daemon.agent.batch import run_summary
+from muster.daemon.host.held_folder import HeldFolder
 from muster.launcher.errors import SiteFault
 from muster.launcher.runs.record import NEW, SUFFIX
 
@@ -88,19 +89,25 @@ class RunStore:
             return [Run(json.loads(row["record"]), json.loads(row["outcome"])) for row in rows]
 
     def _take_in_new(self, database: Database) -> None:
-        taken = []
-        for path in sorted((self._folder / NEW).glob(f"*{SUFFIX}")):
+        with ExitStack() as stack:
             try:
-                record = json.loads(path.read_text())
-                row = {key: kind(record[key]) for key, kind in _COLUMNS.items() if key in record}
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                self.left_out[path.name] = str(error)
-                continue
-            database.table(_TABLE).upsert(row | {"record": json.dumps(record), "outcome": "{}"}, pk="gang_id")
-            taken.append(path)
-        database.conn.commit()  # the files go only once the store has them
-        for path in taken:
-            path.unlink(missing_ok=True)
+                new = stack.enter_context(stack.enter_context(HeldFolder.open(self._folder)).own_folder(NEW))
+            except FileNotFoundError:
+                return
+            taken = []
+            for name in sorted(name for name in new.names() if name.endswith(SUFFIX)):
+                try:
+                    with os.fdopen(new.open_file(name), encoding="utf-8") as file:
+                        record = json.load(file)
+                    row = {key: kind(record[key]) for key, kind in _COLUMNS.items() if key in record}
+                except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                    self.left_out[name] = str(error)
+                    continue
+                database.table(_TABLE).upsert(row | {"record": json.dumps(record), "outcome": "{}"}, pk="gang_id")
+                taken.append(name)
+            database.conn.commit()  # the files go only once the store has them
+            for name in taken:
+                new.remove(name)
 
     def _take_in_outcomes(self, database: Database, told: Mapping[str, dict[str, Any]]) -> None:
         """Of runs whose end is not known yet."""
@@ -115,7 +122,8 @@ class RunStore:
     @contextmanager
     def _opened(self) -> Iterator[Database]:
         path = self._folder / FILE
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        with HeldFolder.open_to_pass(self._folder) as folder:
+            os.close(folder.append(FILE, 0o600))  # another user's file, or a link, would give the records away
         with closing(sqlite3.connect(path, timeout=5.0)) as connection:
             database = Database(connection)
             database.table(_TABLE).create(_COLUMNS, pk="gang_id", if_not_exists=True)

@@ -107,6 +107,23 @@ async def test_the_records_are_nobody_elses(repository: Path, tmp_path: Path) ->
     assert list(new.iterdir()) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+async def test_no_record_goes_where_another_user_has_taken_the_name(repository: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "runs"
+    (shared / record.NEW).mkdir(parents=True)
+    os.chown(shared / record.NEW, 65534, 65534)
+    await submit(repository, shared)
+    assert list((shared / record.NEW).iterdir()) == []
+    with pytest.raises(SiteFault, match="another user has taken this name"):
+        RunStore(shared).runs()
+    (shared / record.NEW).rmdir()
+    (shared / FILE).unlink()
+    (tmp_path / "theirs").touch()
+    (shared / FILE).symlink_to(tmp_path / "theirs")
+    with pytest.raises(SiteFault, match="it is a link"):
+        RunStore(shared).runs()
+
+
 async def test_two_runs_differ_in_what_was_changed(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +226,22 @@ async def test_a_large_diff_is_cut(repository: Path) -> None:
     assert found["diff_cut"]
 
 
+async def test_no_program_that_a_repository_names_is_executed(repository: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (repository / ".gitattributes").write_text("*.py filter=a=b\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "filtered")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(repository), "inner")
+    for folder in (repository, repository / "inner"):
+        for key in ("filter.a=b.clean", "filter.a=b.process", "core.fsmonitor"):
+            git(folder, "config", key, f"touch {ran}; exit 1")
+        git(folder, "config", "filter.a=b.required", "true")
+        (folder / "train.py").write_text("print(7)\n")
+    found = (await origins(["sh", "train.py"], str(repository), os.environ))["repository"]
+    assert "+print(7)" in found["diff"]
+    assert not ran.exists()
+
+
 async def test_a_program_that_hangs_is_given_up(tmp_path: Path, repository: Path) -> None:
     slow = tmp_path / "python3"
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -239,6 +272,17 @@ def test_the_folder_of_the_script(tmp_path: Path) -> None:
         ("X", "hf_abcdefghijklmnopqrst", True),
         ("X", "AKIAABCDEFGHIJKLMNOP", True),
         ("SLURM_JOB_ID", "4711", False),
+        ("MYSQL_PWD", "x", True),
+        ("PGPASS", "x", True),
+        ("PWD", "/h", False),
+        ("SLACK_WEBHOOK", "x", True),
+        ("wandb.key", "x", True),
+        ("PIP_INDEX_URL", "https://token@packages.example/simple", True),
+        ("REDIS", "redis://:pw@host/0", True),
+        ("REMOTE", "ssh://git@host/x", False),
+        ("HEADER", "Authorization: Bearer abcdefghijklmnop", True),
+        ("X", "ASIAABCDEFGHIJKLMNOP", True),
+        ("X", "ghu_abcdefghijklmnopqrst", True),
     ],
 )
 def test_what_looks_like_a_secret(name: str, value: str, secret: bool) -> None:
@@ -254,6 +298,18 @@ def test_a_command_keeps_what_is_no_secret() -> None:
     assert secrets.command(words) == [
         "train.py", f"--token={secrets.LEFT_OUT}", "--password", "--lr", "0.1", secrets.LEFT_OUT,
     ]  # fmt: skip
+    words = ["+wandb.api_key=abc", "lr=1", "export HF_TOKEN=abc; python x", "https://u:p@h/?token=x", "token.py", "y"]
+    out = secrets.LEFT_OUT
+    assert secrets.command(words) == [
+        f"+wandb.api_key={out}", "lr=1", f"export HF_TOKEN={out}", out, "token.py", "y",
+    ]  # fmt: skip
+
+
+def test_a_diff_keeps_what_is_no_secret() -> None:
+    diff = '+password = "hunter2"\n+{"api_key": "x"}\n+token = encode(x)\n+name = "y"\n+-----BEGIN KEY-----\n+MII\n'
+    out = secrets.LEFT_OUT
+    kept = f'+password = "{out}"\n+{{"api_key": "{out}"}}\n+token = encode(x)\n+name = "y"\n+{out}'
+    assert secrets.text(diff) == kept
 
 
 def test_equal_records_have_no_difference() -> None:

@@ -105,6 +105,6 @@ def read(run_dir: str, gang: str) -> dict[str, Any]:
     try:
         with open_to_read(log_folder(run_dir, gang) / _FOLDER / _FILE) as file:
             found = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
