@@ -131,7 +131,7 @@ def _gpus_per_node(spec: JobSpec) -> int:
         tables = json.loads(spec.estimate_tables or "{}")
         gres = tables.get("slurm", {}).get("gres") or ""
         return int(tables.get("gpus_per_node") or count_gpus(gres) or 0)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return 0
 
 

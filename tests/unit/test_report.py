@@ -455,3 +455,11 @@ def test_the_command_line_imports_no_pictures() -> None:
     code = "import sys, muster.launcher.commands.report; print(*{'matplotlib', 'numpy', 'pydantic'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize("tables", ["[]", '{"slurm": null}', '{"gpus_per_node": 1e999}', "[" * 100_000])
+def test_tables_that_say_no_number_of_gpus_end_no_report(tables: str) -> None:
+    job = MadeUpJob(nodes=2)
+    spec = job.job_spec()
+    spec.estimate_tables = tables
+    assert report_data(Source(job.records(), spec, until=ENDS), price=0.0).head.job == JOB
