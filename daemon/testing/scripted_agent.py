@@ -157,6 +157,12 @@ class ScriptedAgent:
             rank.step, rank.progressed = rank.step + count, True
         await self._send()
 
+    async def log(self, first_step: int, step: int) -> None:
+        """Report that the numbers of generation 1 name these steps, its first and its newest one."""
+        training = pb.NodeTraining(generation=1, step=step, first_step=first_step, first_at_s=1.0)
+        self.status.training.CopyFrom(training)
+        await self._send()
+
     async def report_shards(self, generation: int, step: int, ranks: list[int]) -> None:
         """Report that this node holds the shards of `ranks` at this version, those of other nodes as replicas."""
         del self.status.shards[:]

@@ -40,6 +40,7 @@ def test_ranks_are_put_together_on_their_node() -> None:
     status = samples.add([sample(rank, 20, 10.0, 0.5 + rank, times) for rank in (4, 5, 6)], 1004.0, series)
     assert status is not None
     assert (status.generation, status.last_step, status.step_s, status.flops) == (3, 900, 0.5, 6e9)
+    assert (status.first_step, status.first_at_s, status.step) == (10, 1000.0, 20)
     assert list(status.numbers) == [
         NodeNumber(name="loss", step=20, ranks=3, least=4.5, median=5.5, greatest=6.5, least_rank=4, greatest_rank=6)
     ]

@@ -95,6 +95,27 @@ async def test_what_agents_measure_of_a_generation_is_no_useful_time(world: Scri
     assert parts["data"] / (parts["data"] + parts["useful"]) == pytest.approx(0.3)
 
 
+async def test_a_job_that_only_logs_keeps_its_steps_and_their_time_over_a_restart(tmp_path: Path) -> None:
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator()
+    try:
+        await world.start_agents(NODES)
+        await world.wait_for_duty("RUN 1", ["n1", "n2"])
+        for node in ("n1", "n2"):
+            await world.agents[node].log(1, 40)
+        await described(world, lambda view: view.useful_node_s > 0 and view.logged_step == 40)
+        await world.agents["n1"].end_ranks(1)
+        await world.wait_for_duty("RUN 2", ["n1", "n2"])
+        before = (await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE))[""]
+        await world.stop_coordinator()
+        await world.start_coordinator()
+        view = await described(world, lambda view: view.allocated_node_s > 0)
+        after = (await account(world, goodput_pb2.GOODPUT_GROUP_CAUSE))[""]
+        assert (view.logged_step, after["useful"]) == (40, before["useful"])
+    finally:
+        await world.close()
+
+
 async def test_a_wrong_window_or_group_is_refused(world: ScriptedWorld) -> None:
     for since, by, words in ((1.0, 0, "one of job, account"), (1e12, 1, "earlier since_s")):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -142,5 +163,5 @@ def test_an_account_that_is_made_again_counts_once(tmp_path: Path) -> None:
     store.note(Job("g", 7, "train", 1, "", 8, complete=True), {}, [span(Category.USEFUL, 1000, 1060)], (), anew=True)
     assert store.summary(0, 3000, "account", None)[""].node_s == {"useful": 120.0}
     assert store.complete() == {"g"}
-    store.note_measured("g", 3, Measured(0.1, 0.2, 0.3))
-    assert store.measured("g") == {3: Measured(0.1, 0.2, 0.3)}
+    store.note_measured("g", 3, Measured(0.1, 0.2, 0.3, 900.5, 7, 40))
+    assert store.measured("g") == {3: Measured(0.1, 0.2, 0.3, 900.5, 7, 40)}

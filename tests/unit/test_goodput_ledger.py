@@ -152,6 +152,61 @@ def test_a_script_that_declares_no_step_has_trained_if_it_is_done() -> None:
     assert sums(job.ledger.take())[Category.USEFUL] == 2000
 
 
+def only_logs(job: Job, at: float, generation: int) -> None:
+    """Ranks of a script that reports no finished steps run at `at`."""
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), at)
+    job.ledger.measure(Measured(first_at=at + 10, first_step=1, step=501))
+
+
+def test_a_script_that_only_logs_trains_from_its_first_number_on() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    only_logs(job, 112, 1)
+    assert by_category(job.ledger.unsettled(222)) == {
+        "rendezvous": 4, "first_step": 20, "useful": 200, "spare": 112
+    }  # fmt: skip
+    job.end(8000, step=0)
+    parts = sums(job.ledger.take())
+    assert (parts[Category.FIRST_STEP], parts[Category.USEFUL], job.ledger.logged_step) == (20, 2 * (8000 - 122), 501)
+
+
+def test_steps_that_are_logged_again_are_done_again() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    only_logs(job, 112, 1)
+    job.crash(622, 1, step=0, suspected_at=622)  # a second a step
+    job.start(630, 2, "ab")
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 632)
+    assert job.ledger.logged_step == 501  # nothing is said of this generation so far
+    job.ledger.measure(Measured(first_at=642, first_step=401, step=901))
+    job.end(1142, step=0)
+    (again,) = (one for one in job.ledger.take() if one.category is Category.STEPS_AGAIN)
+    assert (again.since, again.until, again.fault and again.fault.kind) == (642, 742, FaultKind.CRASH)
+
+
+def test_numbers_that_name_no_step_are_useful_and_are_never_done_again() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.ledger.note(facts.PhaseChanged("g", Phase.RUNNING, ""), 112)
+    job.ledger.measure(Measured(first_at=50))  # a clock that is late
+    job.end(212, step=0)
+    parts = sums(job.ledger.take())
+    assert (parts[Category.USEFUL], parts.keys() & {Category.FIRST_STEP, Category.STEPS_AGAIN}) == (200, set())
+
+
+def test_numbers_count_for_nothing_where_ranks_report_their_steps() -> None:
+    job = Job()
+    job.start(110, 1, "ab")
+    job.run(114, 1, step=1)
+    job.crash(214, 1, step=101, suspected_at=214)
+    job.ledger.take()
+    job.start(220, 2, "ab")
+    only_logs(job, 222, 2)
+    job.crash(300, 2, step=0, suspected_at=300)
+    parts = sums(job.ledger.take())
+    assert (parts.get(Category.USEFUL, 0), job.ledger.logged_step) == (0, 0)
+
+
 def test_the_account_of_a_running_job_ends_now_and_changes_nothing() -> None:
     job = Job()
     job.start(110, 1, "ab")

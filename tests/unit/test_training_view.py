@@ -9,13 +9,15 @@ import pytest
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import AgentReported, AgentStatus, NodeNumber, NodeTraining
+from muster.daemon.coordinator.core.state.facts import Progress
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.plan.arithmetic import Arithmetic, arithmetic_of
 from muster.launcher.spec.spec import Job
 from muster.simulator.scenario import Scenario
 from muster.v1 import agent_pb2
-from muster.v1.api_pb2 import GangView, MetricView
+from muster.v1.api_pb2 import GangView, GoodputView, MetricView
 
 
 def view_of(world: Scenario, *, brief: bool = False, for_people: bool = True) -> GangView:
@@ -76,9 +78,30 @@ def test_a_script_that_only_logs_has_a_step_and_a_pace() -> None:
     world.core.observed.gang(world.gang.id).last_step = (0, 0)
     pace(world, 0.0)
     report(world, step=77, step_s=0.25, last_step=100)
-    training = view_of(world).training
-    assert (training.steps_per_s, training.step_s) == (4.0, 0.25)
-    assert training.done_s > 0
+    world.gang.newest.progress = Progress()
+    for agent in world.core.observed.gang(world.gang.id).agents.values():
+        silent = [replace(rank, step=0, progressed=False) for rank in agent.status.ranks]
+        agent.status = replace(agent.status, ranks=tuple(silent))
+    view = view_of(world)
+    assert (view.step, {rank.step for rank in view.ranks}, view_of(world, brief=True).step) == (77, {77}, 77)
+    assert (view.training.steps_per_s, view.training.step_s) == (4.0, 0.25)
+    assert view.training.done_s > 0
+
+
+def test_steps_that_ranks_report_count_before_those_of_their_numbers() -> None:
+    world = trained()
+    before = view_of(world)
+    report(world, step=77)
+    view = view_of(world)
+    assert (view.step, [rank.step for rank in view.ranks]) == (before.step, [rank.step for rank in before.ranks])
+
+
+def test_a_job_without_ranks_shows_the_step_that_its_account_knows() -> None:
+    world = trained()
+    core = world.core
+    world.gang.phase, world.gang.newest.progress = Phase.DONE, Progress()
+    account = GoodputView(logged_step=77)
+    assert gang_view(core.state, core.observed, world.gang, world.now, goodput=lambda *_: account).step == 77
 
 
 def test_what_an_older_generation_has_said_is_not_shown() -> None:

@@ -21,6 +21,8 @@ class NodeSamples:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self._steps: dict[int, deque[tuple[int, float]]] = {}
+        self._first: tuple[int, float] | None = None
+        """The oldest step that was seen, and when."""
         self._newest: dict[str, dict[int, int]] = {}
         """By name and rank: the newest step of which a value was added to the series."""
 
@@ -37,7 +39,10 @@ class NodeSamples:
                 known.update({rank: step for rank, (step, _) in fresh.items()})
                 if fresh:
                     series.add_number(at_s, name, _number_point(fresh))
-        return self._status(samples) if any(sample.numbers.step for sample in samples) or _by_name(samples) else None
+        if not any(sample.numbers.step for sample in samples) and not _by_name(samples):
+            return None
+        self._first = self._first or (min(sample.numbers.step for sample in samples), at_s)
+        return self._status(samples, *self._first)
 
     def _point(self, sample: RankSample) -> RankPoint | None:
         """What the rank has done since the last sample; None: no step."""
@@ -53,7 +58,7 @@ class NodeSamples:
         between_s = max(0.0, said.at_s - before[1]) / finished if before else 0.0
         return RankPoint(finished, said.step, between_s or compute_s + wait_s, compute_s, wait_s, fetch_s)
 
-    def _status(self, samples: Sequence[RankSample]) -> NodeTraining:
+    def _status(self, samples: Sequence[RankSample], first_step: int, first_at_s: float) -> NodeTraining:
         found = _by_name(samples)
         return NodeTraining(
             generation=self.generation,
@@ -62,6 +67,8 @@ class NodeSamples:
             step_s=median(times) if (times := list(self._step_times())) else 0.0,
             flops=sum(sample.numbers.flops for sample in samples),
             step=max(sample.numbers.step for sample in samples),
+            first_step=first_step,
+            first_at_s=first_at_s,
         )
 
     def _step_times(self) -> Iterator[float]:

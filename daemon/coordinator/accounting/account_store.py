@@ -68,6 +68,7 @@ class Row:
 
 KEYS = {"job": "j.job || ' ' || j.name", "account": "j.account", "cause": "s.cause", "node": "s.node", "leaf": "s.leaf"}
 """What an account may be grouped by."""
+_MEASURED = {name: type(value) for name, value in asdict(Measured()).items()}
 _OF_WINDOW = "s.until > :since AND s.since < :until AND (:uid IS NULL OR j.owner_uid = :uid)"
 _CLIPPED = "s.node_s * (min(s.until, :until) - max(s.since, :since)) / (s.until - s.since)"
 _SUMS = """
@@ -118,7 +119,7 @@ class AccountStore:
         """
         with self._opened() as database:
             row = {"gang": gang, "generation": generation, **asdict(measured)}
-            database.table("measured").upsert(row, pk=("gang", "generation"))
+            database.table("generations").upsert(row, pk=("gang", "generation"))
 
     def measured(self, gang: str) -> dict[int, Measured]:
         """What was measured of the generations of a gang.
@@ -128,9 +129,9 @@ class AccountStore:
         """
         with self._opened() as database:
             rows = database.execute(
-                "SELECT generation, checkpoint, straggler, data FROM measured WHERE gang = ?", (gang,)
+                f"SELECT generation, {', '.join(_MEASURED)} FROM generations WHERE gang = ?", (gang,)
             )
-            return {generation: Measured(*shares) for generation, *shares in rows.fetchall()}
+            return {generation: Measured(*values) for generation, *values in rows.fetchall()}
 
     def complete(self) -> set[str]:
         """The gangs of which nothing more follows.
@@ -203,7 +204,5 @@ def make_tables(database: Database) -> None:
     spans.create_index(["until"], if_not_exists=True)
     waits = {"gang": str, "at": float, "seconds": float, "nodes": int, "swap": int}
     database.table("waits").create(waits, if_not_exists=True).create_index(["gang"], if_not_exists=True)
-    shares = dict.fromkeys(("checkpoint", "straggler", "data"), float)
-    database.table("measured").create(
-        {"gang": str, "generation": int, **shares}, pk=("gang", "generation"), if_not_exists=True
-    )
+    measured = {"gang": str, "generation": int, **_MEASURED}
+    database.table("generations").create(measured, pk=("gang", "generation"), if_not_exists=True)

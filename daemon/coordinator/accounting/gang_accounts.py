@@ -90,6 +90,7 @@ class GangAccount:
             allocated_node_s=useful_node_s + sum(lost.values()),
             useful_node_s=useful_node_s,
             queue_node_s=queue_node_s,
+            logged_step=self.ledger.logged_step,
             lost=[api_pb2.LostTime(category=category, node_s=node_s) for category, node_s in lost.items()],
         )
 
@@ -147,6 +148,8 @@ class GangAccounts:
         if (account := self._accounts.get(gang.id)) is None:
             return None
         seen = self._engine.core.observed.gangs.get(gang.id)
+        if seen is not None and gang.phase is Phase.RUNNING and gang.newest.stepped_generation < gang.newest.generation:
+            account.ledger.measure(measured_shares(gang, seen))  # its numbers may come any moment
         step = seen.last_step[1] if seen is not None and seen.last_step[0] == gang.newest.generation else 0
         return account.view(now, step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from muster.daemon.coordinator.core.recovery import flushing
@@ -14,15 +15,27 @@ from muster.daemon.coordinator.view_parts.measured_steps import MeasuredSteps, m
 def measured_shares(gang: Gang, seen: ObservedGang) -> Measured:
     """Of the gang's newest generation; zeros: nothing was measured."""
     found = measured_steps(gang, seen)
+    logged = _logged(gang, seen)
     if found.step_s <= 0:
-        return Measured()
+        return logged
     named = any(one.generation == gang.newest.generation for one in gang.findings.stragglers)
     fetched = [rank.fetch_s for rank in found.ranks if rank.fetch_s is not None]
-    return Measured(
+    return replace(
+        logged,
         checkpoint=_snapshots(seen) + _flushes(gang, seen, found),
         straggler=_slowest_s(found) / found.step_s if named else 0.0,
         data=median(fetched) / found.step_s if fetched else 0.0,
     )
+
+
+def _logged(gang: Gang, seen: ObservedGang) -> Measured:
+    """From when on, and of which steps, numbers came."""
+    reports = (seen.status(seat.node).training for seat in gang.roster.seats)
+    said = [one for one in reports if one is not None and one.generation == gang.newest.generation and one.first_at_s]
+    if not said:
+        return Measured()
+    first = min(said, key=lambda one: one.first_at_s)
+    return Measured(first_at=first.first_at_s, first_step=first.first_step, step=max(one.step for one in said))
 
 
 def _snapshots(seen: ObservedGang) -> float:

@@ -73,7 +73,8 @@ class Running:
         """The steps that are done again once the state is loaded."""
         origin = self.restored or 0
         if self.first_step_at is not None:
-            origin = self.first_step - 1 if self.restored is None else min(self.restored, self.first_step - 1)
+            before = max(0, self.first_step - 1)
+            origin = before if self.restored is None else min(self.restored, before)
         own = (Debt(origin, self.reached, self.fault),) if origin < self.reached else ()
         return (*own, *after(self.debts, max(origin, self.reached)))
 
@@ -91,6 +92,18 @@ def split(slices: Sequence[Slice], moment: float, later: Category) -> list[Slice
             found.append(replace(one, until=min(one.until, moment)))
         if one.until > moment:
             found.append(replace(one, since=max(one.since, moment), stage=later))
+    return found
+
+
+def from_first_number(slices: Sequence[Slice], run: Running) -> list[Slice]:
+    """The slices of a generation whose ranks report no finished steps: it trains from its first number on. That is
+    noted in `run`."""
+    found = []
+    for one in slices:
+        waits = one.stage in (Category.LOAD, Category.FIRST_STEP)
+        found += split((one,), run.measured.first_at, Category.USEFUL) if waits else [one]
+    run.first_step_at = next((one.since for one in found if one.stage is Category.USEFUL), None)
+    run.first_step = run.measured.first_step if run.first_step_at is not None else 0
     return found
 
 

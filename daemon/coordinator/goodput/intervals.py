@@ -90,11 +90,18 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Which parts of the time of a generation's steps went elsewhere (0 to 1), as was measured while it ran."""
+    """Which parts of the time of a generation's steps went elsewhere (0 to 1), as was measured while it ran.
+
+    `first_at`: when the numbers of the script first came (seconds; 0: there are none). `first_step`, `step`: the first
+    and the newest step that they name.
+    """
 
     checkpoint: float = 0.0
     straggler: float = 0.0
     data: float = 0.0
+    first_at: float = 0.0
+    first_step: int = 0
+    step: int = 0
 
     def shares(self) -> list[tuple[Category, float]]:
         """Each part that there is. Together they take the whole time at most."""

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.goodput.generation_account import (
     Running,
     Slice,
     after,
+    from_first_number,
     labelled,
     split,
     trained,
@@ -48,11 +49,14 @@ class Ledger:
         self._debts: tuple[Debt, ...] = ()
         self._reached = 0
         """The newest step of the last generation that has finished one, or has had its state restored."""
+        self._logged = 0
+        """The newest step that the numbers of the last generation have named that reported no finished steps."""
         self._durable_step: int | None = None
         self._asked = 0
         self._requeue: int | None = None
         """The number of the call that has Slurm requeue the job; None: there is none under way."""
         self._has_stepped = False
+        """Ranks report finished steps. Otherwise the steps are those that the script's numbers name."""
         self._over = False
 
     def note(self, fact: facts.Fact, at: float) -> None:
@@ -109,6 +113,13 @@ class Ledger:
     def over(self) -> bool:
         """Nothing follows any more."""
         return self._over
+
+    @property
+    def logged_step(self) -> int:
+        """The newest step that the script's numbers have named, if its ranks report no finished steps; 0: none."""
+        if self._has_stepped:
+            return 0
+        return (self._run.measured.step if self._run is not None else 0) or self._logged
 
     def unsettled(self, now: float, step: int = 0) -> list[Interval]:
         """What would be settled if the gang were over now (seconds). `step`: the newest finished step."""
@@ -243,8 +254,11 @@ class Ledger:
         if run is None:
             self._settled += labelled(slices, self._generation, self._faults.current)
             return
+        if run.first_step_at is None and run.measured.first_at and not self._has_stepped:
+            slices, self._logged = from_first_number(slices, run), run.measured.step
+            reached = max(reached, self._logged)
         long = bool(slices) and slices[-1].until - slices[0].since >= LONG_RUN_S
-        stepless = not self._has_stepped and (done or long)
+        stepless = not self._has_stepped and run.first_step_at is None and (done or long)
         self._settled += trained(slices, run, max(reached, run.first_step), stepless=stepless)
         if run.first_step_at is not None:
             self._reached = max(reached, run.first_step)

@@ -307,6 +307,8 @@ def _read_training(message: bytes) -> events.NodeTraining:
         found.step_s if _SHORTEST_STEP_S <= found.step_s <= job_limits.MAX_SECONDS else 0.0,
         min(_rate(found.flops), job_limits.MAX_ARITHMETIC),
         min(found.step, job_limits.MAX_STEPS),
+        min(found.first_step, job_limits.MAX_STEPS),
+        min(_rate(found.first_at_s), job_limits.MAX_SECONDS),
     )
 
 

@@ -104,6 +104,7 @@ def gang_view(
         add_training(view, gang, seen, brief=brief)
         if (account := goodput(gang, now)) is not None:
             view.goodput.CopyFrom(account)
+            view.step = view.step or account.logged_step  # while no rank runs, and after the end
     return view
 
 

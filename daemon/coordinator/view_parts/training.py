@@ -26,7 +26,8 @@ def add_training(view: api_pb2.GangView, gang: Gang, seen: ObservedGang, *, brie
         return
     training = view.training
     training.SetInParent()
-    view.step = view.step or max((report.step for report in reports), default=0)
+    if seen.last_step[0] != gang.newest.generation:
+        _add_logged_steps(view, gang, seen)
     step_s = _middle(report.step_s for report in reports)
     if not brief:
         measured = measured_steps(gang, seen)
@@ -42,6 +43,14 @@ def add_training(view: api_pb2.GangView, gang: Gang, seen: ObservedGang, *, brie
         if 0 < left_s <= MAX_SECONDS:  # a later moment has no date
             training.done_s = _stepped_at(seen) + left_s
         _add_utilization(training, gang, reports, between_s)
+
+
+def _add_logged_steps(view: api_pb2.GangView, gang: Gang, seen: ObservedGang) -> None:
+    """No rank reports a finished step. The steps are those that the numbers name: the newest one of each node."""
+    steps = {seat.node: report.step for seat in gang.roster.seats if (report := _report(gang, seen, seat.node))}
+    view.step = max(steps.values(), default=0) or view.step
+    for rank in view.ranks:
+        rank.step = rank.step or steps.get(rank.node, 0)
 
 
 def _add_utilization(view: api_pb2.TrainingView, gang: Gang, reports: list[NodeTraining], between_s: float) -> None:
@@ -67,9 +76,13 @@ def _stepped_at(seen: ObservedGang) -> float:
 def _reports(gang: Gang, seen: ObservedGang) -> Iterator[NodeTraining]:
     """What the nodes of the running generation have reported of it."""
     for seat in gang.roster.seats:
-        training = seen.status(seat.node).training
-        if training is not None and training.generation == gang.newest.generation:
+        if (training := _report(gang, seen, seat.node)) is not None:
             yield training
+
+
+def _report(gang: Gang, seen: ObservedGang, node: str) -> NodeTraining | None:
+    training = seen.status(node).training
+    return training if training is not None and training.generation == gang.newest.generation else None
 
 
 def _by_name(reports: Iterable[NodeTraining]) -> dict[str, list[NodeNumber]]:

@@ -834,6 +834,8 @@ class NodeTraining(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     FLOPS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    FIRST_AT_S_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     last_step: _builtins.int
     """The last step of the training; 0: no rank says it."""
@@ -843,6 +845,9 @@ class NodeTraining(_message.Message):
     """Floating-point operations of one step of all ranks of the node, as PyTorch counts them; 0: nobody has counted."""
     step: _builtins.int
     """The newest finished step that a rank has said."""
+    first_step: _builtins.int
+    """The oldest one that was seen, and when (seconds since the epoch, by the node's clock). 0: unknown."""
+    first_at_s: _builtins.float
     @_builtins.property
     def numbers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeNumber]:
         """At most 32, with names of at most 64 characters."""
@@ -856,10 +861,12 @@ class NodeTraining(_message.Message):
         step_s: _builtins.float = ...,
         flops: _builtins.float = ...,
         step: _builtins.int = ...,
+        first_step: _builtins.int = ...,
+        first_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "generation", b"generation", "last_step", b"last_step", "numbers", b"numbers", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_at_s", b"first_at_s", "first_step", b"first_step", "flops", b"flops", "generation", b"generation", "last_step", b"last_step", "numbers", b"numbers", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -352,6 +352,8 @@ class NodeTraining:
     step_s: float = 0.0
     flops: float = 0.0
     step: int = 0
+    first_step: int = 0
+    first_at_s: float = 0.0
 
 
 @keeps_stored_names
