@@ -14,6 +14,7 @@ from muster.launcher.output.json_text import to_json
 from muster.launcher.output.node_tables import SORTS, NodeFilter, history_lines, node_lines
 from muster.node_health import NodeHealth
 from muster.v1.api_pb2 import NodeHistoryReply, NodesReply
+from muster.wording import counted
 
 _ONE_ANSWER = 200
 """Records of a node's history that one answer has, at most."""
@@ -69,7 +70,7 @@ def _list(reply: NodesReply, options: argparse.Namespace) -> None:
     elif nodes:
         show(node_lines(nodes, screen(options), verbose=options.verbose))
     elif reply.nodes:
-        say(f"none of the {len(reply.nodes)} nodes is as asked for")
+        say(f"{counted(len(reply.nodes), 'node is', 'nodes are')} known, and none is as asked for")
     else:
         say("no nodes to show: no node daemon has attached yet, or others are private here and you have none")
 

@@ -150,7 +150,7 @@ def _read_as_the_program_does(text: str, folder: Path) -> None:
         parse(text if "name" in table else f"{JOB}\n{text}", "job.toml")
     elif first in Site.__dataclass_fields__:
         (folder / "muster.toml").write_text(text)
-        Site.load(config=folder / "muster.toml", environ={})
+        Site.load(config=folder / "muster.toml", environ={"MUSTER_COORDINATOR": "mgmt1:7070"})
     elif first in tomllib.loads(Path(policy.__file__).with_name("policy.toml").read_text()):
         (folder / "policy.toml").write_text(text)
         policy.Policy.load(folder / "policy.toml")

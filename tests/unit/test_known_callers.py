@@ -139,7 +139,7 @@ def methods_of(*services: str) -> list[str]:
 
 
 TRIED = [
-    *((coordinator, method, STRANGER) for method in methods_of("Muster", "Diagnosis", "AgentService")),
+    *((coordinator, method, STRANGER) for method in methods_of("Muster", "Diagnosis", "Goodput", "AgentService")),
     (coordinator, "/muster.v1.NodeService/Attach", 0),
     *((coordinator, method, STRANGER) for method in methods_of("Health", "ServerReflection")),
     (musterd, PING, STRANGER),

@@ -23,7 +23,7 @@ from muster.launcher.errors import SiteFault
 from muster.launcher.main import parser
 from muster.launcher.submission.registration import Registration
 from muster.launcher.version_check import VersionCheck
-from muster.v1 import api_pb2, api_pb2_grpc, diagnosis_pb2
+from muster.v1 import api_pb2, api_pb2_grpc, diagnosis_pb2, goodput_pb2
 
 NEXT = ("0.2.0", PROTOCOL + 1, PROTOCOL)
 FAR = ("9.0.0", PROTOCOL + 9, PROTOCOL + 1)
@@ -189,7 +189,7 @@ async def test_a_newer_command_knows_a_coordinator_that_says_nothing_by_that(wor
 
 
 def test_the_methods_that_read_exist() -> None:
-    services = (api_pb2.DESCRIPTOR, diagnosis_pb2.DESCRIPTOR)
+    services = (api_pb2.DESCRIPTOR, diagnosis_pb2.DESCRIPTOR, goodput_pb2.DESCRIPTOR)
     known = {method for file in services for one in file.services_by_name.values() for method in one.methods_by_name}
     assert known - READING == {"Register", "Cancel", "Flush", "Swap", "Drain"}
     assert known > READING
