@@ -26,6 +26,8 @@ _ODD = struct.Struct("=Q")
 MOST_NUMBERS = 32
 NAME_LETTERS = 64
 """The longest name of a number. Longer ones are cut."""
+MOST_STEPS = 1 << 53
+"""No training has so many."""
 _LAST_S = 1e12
 """No clock has run for so long."""
 
@@ -108,6 +110,6 @@ def _plain(name: str) -> str:
 
 
 def _step(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 53:
+    if type(value) is not int or not 0 <= value < MOST_STEPS:
         raise ValueError
     return value

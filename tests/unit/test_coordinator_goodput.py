@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, Job, Row
+from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, AccountStoreError, Job, Row
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Measured, Wait
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
@@ -165,3 +167,12 @@ def test_an_account_that_is_made_again_counts_once(tmp_path: Path) -> None:
     assert store.complete() == {"g"}
     store.note_measured("g", 3, Measured(0.1, 0.2, 0.3, 900.5, 7, 40))
     assert store.measured("g") == {3: Measured(0.1, 0.2, 0.3, 900.5, 7, 40)}
+
+
+def test_a_store_that_somebody_else_holds_loses_nothing(tmp_path: Path) -> None:
+    store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(AccountStoreError, match="locked"):
+            store.complete()
+    assert list(store.summary(0, 3000, "account", None)) == ["physics"]

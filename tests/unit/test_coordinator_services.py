@@ -24,6 +24,7 @@ from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
+from muster.daemon.coordinator.services.rpc_errors import RpcAbort, resource_exhausted
 from muster.daemon.coordinator.services.watching import (
     MIN_VIEW_INTERVAL_S,
     WATCHERS_SHARE,
@@ -729,6 +730,26 @@ async def test_all_who_watch_a_gang_share_each_of_its_views() -> None:
     async with asyncio.timeout(DEADLINE_S):
         seen = await asyncio.gather(*(anext(watcher) for watcher in watchers))
     assert ({one.step for one in seen}, made) == ({1}, 51)
+
+
+async def test_a_watcher_that_is_refused_takes_no_change_from_the_others() -> None:
+    view, changes, refused = api_pb2.GangView(), Changes(), [resource_exhausted("too much to do")]
+
+    def make() -> api_pb2.GangView:
+        if view.final and refused:
+            raise refused.pop()
+        return _copy(view)
+
+    shared = SharedView(changes, lambda: 0.0)
+    watchers = [changed_views(make, shared, lambda: True) for _ in range(2)]
+    for watcher in watchers:
+        await anext(watcher)
+    view.final = True
+    changes.changed.set()
+    async with asyncio.timeout(DEADLINE_S):
+        first, second = await asyncio.gather(*(anext(watcher) for watcher in watchers), return_exceptions=True)
+    assert isinstance(first, RpcAbort)
+    assert isinstance(second, api_pb2.GangView)
 
 
 async def test_a_step_waits_for_its_turn_and_a_decision_does_not() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,30 @@ def test_names_are_written_twice_a_second_and_others_at_once(
     clock.now += INTERVAL_S
     numbers.note(3, {"loss": 3.0})
     assert (link.read().step, link.read().numbers["loss"]) == (3, (3, 3.0))
+
+
+class Whole:
+    """An integer of a library such as NumPy: JSON does not know it."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+
+def test_steps_may_be_numbers_of_a_library_and_nonsense_hides_no_other_number(
+    numbers: ReportedNumbers, link: Link, clock: Clock
+) -> None:
+    cases: list[tuple[Any, Any, int]] = [(Whole(7), Whole(500), 500), (8, 500.0, 500), (9, -1, 0), (10, math.nan, 0)]
+    for step, total, shown in cases:
+        clock.now += INTERVAL_S
+        numbers.set_total(total)
+        numbers.note(step, {"loss": 2.5, "own": 10**400})
+        assert link.read() == RankNumbers(int(step), clock.now, shown, 0.0, {"loss": (int(step), 2.5)})
 
 
 def test_a_value_that_is_not_finite_is_said_too(numbers: ReportedNumbers, link: Link) -> None:

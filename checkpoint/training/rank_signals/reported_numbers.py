@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.checkpoint.format.number_page import MOST_NUMBERS, NumberPage, RankNumbers
+from muster.checkpoint.format.number_page import MOST_NUMBERS, MOST_STEPS, NumberPage, RankNumbers
 from muster.v1.rank_pb2 import RankMessage, RankPage
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ReportedNumbers:
 
     def set_total(self, last_step: int) -> None:
         """The last step of the whole training."""
-        if last_step != self._last_step:
+        if (last_step := _whole(last_step)) != self._last_step:
             self._last_step = last_step
             self._due.clear()
 
@@ -76,7 +76,7 @@ class ReportedNumbers:
         if self._page is None or self._pid != os.getpid():  # a process of the script's own, such as a data loader
             return
         if step is not None:
-            self._step, self._at_s = step, now
+            self._step, self._at_s = _whole(step), now
         self._take_pending()
         late = {}
         for name, value in numbers.items():
@@ -109,8 +109,14 @@ def _number(value: Any) -> float | None:
         if hasattr(value, "detach"):
             value = _local(value.detach())
         return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
+
+
+def _whole(value: Any) -> int:
+    """A number of steps: a script may count in NumPy's integers, in floats, or in tensors. 0: it is none."""
+    number = _number(value)
+    return int(number) if number is not None and 0 <= number < MOST_STEPS else 0
 
 
 def _local(tensor: Any) -> Any:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 from sqlite_utils import Database
 
+_DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""What SQLite says of a file with other tables, and of a damaged one. Other errors, as of a file that is locked or of a
+full disk, say nothing against the file."""
+
 
 class SideDatabase:
     """The file at `path`, whose tables `make_tables` makes if they are missing. A damaged file is set aside, and a new
@@ -27,7 +31,10 @@ class SideDatabase:
         """
         try:
             database = self._open()
-        except sqlite3.DatabaseError:  # damaged: a history is worth no operator's time
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode not in _DAMAGED:
+                raise
+            # A history is worth no operator's time.
             self.path.rename(self.path.with_suffix(".damaged"))
             database = self._open()
         try:

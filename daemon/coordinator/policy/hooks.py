@@ -51,8 +51,8 @@ class HookTable(BaseModel):
             raise ValueError(f"command[0] = {self.command[0]!r}: give the whole path of the program")
         if self.command and self.secret_file:
             raise ValueError("secret_file signs what is posted to a url: a command needs none")
-        if self.url and (urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname):
-            raise ValueError(f"url = {self.url!r}: an address such as https://HOST/PATH")
+        if self.url and not _is_web_address(self.url):
+            raise ValueError(f"url = {self.url!r}: an address such as https://HOST/PATH, in plain ASCII letters")
         if self.secret_file and not self.secret_file.is_absolute():
             raise ValueError(f"secret_file = {str(self.secret_file)!r}: give its whole path")
         return self
@@ -61,6 +61,16 @@ class HookTable(BaseModel):
         """The hook of this table."""
         command = tuple(self.command)
         return Hook(name, frozenset(self.on), command, self.url, self.secret_file, self.timeout_s)
+
+
+def _is_web_address(url: str) -> bool:
+    """Whether Python's library can post to it."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(host) and port != 0 and url.isascii() and " " not in url
 
 
 HooksTable = Annotated[dict[str, HookTable], Field(max_length=MOST_HOOKS)]

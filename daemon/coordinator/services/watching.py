@@ -112,8 +112,8 @@ class SharedView:
             while serial == self._serial and is_open():
                 await self._changes.changed.wait()
                 await self._pause()
+                self.fresh(make)  # may end this watcher: then the flags are for the next one
                 self._changes.clear()
-                self.fresh(make)
             return self._serial, self._newest
 
     async def _pause(self) -> None:
