@@ -15,6 +15,7 @@ import numpy
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from muster.daemon.coordinator.goodput import intervals as account
 from muster.daemon.host import metric_series
 from muster.launcher.report.report_data import Curve, HeatMap
 
@@ -122,6 +123,20 @@ class _Reader:
                 raise ValueError("not all of its values are numbers")
             known = self._last[name] = column, array
         return known[1]
+
+
+def logged(measured: Measured, since: float, until: float) -> account.Measured:
+    """Which steps a rank has noted between two moments, and when the first of them. All ranks have the same."""
+    parts = measured.ranks[min(measured.ranks)] if measured.ranks else []
+    within = sorted(
+        (float(at_s), int(step))
+        for part in parts
+        for at_s, step in zip(part.columns["at_s"], part.columns["step"], strict=True)
+        if since <= at_s < until
+    )
+    if not within:
+        return account.Measured()
+    return account.Measured(first_at=within[0][0], first_step=within[0][1], step=within[-1][1])
 
 
 def curves_of(measured: Measured, work: Work) -> tuple[Curve, ...]:

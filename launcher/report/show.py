@@ -6,6 +6,7 @@ import argparse
 import json
 import pwd
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -64,10 +65,10 @@ def report_data(source: Source, price: float) -> ReportData:
         WrongInput: the records can't be read.
     """
     view = source.view
-    story = told(source.records, source.until, view.step if view else 0)
-    per_node = _gpus_per_node(source.spec)
     run_dir = (view.run_dir if view else "") or source.spec.run_dir
-    measured = series.read(run_dir, story.gang.id) if run_dir else series.Measured()
+    measured = series.read(run_dir, source.records[0].gang) if run_dir and source.records else series.Measured()
+    story = told(source.records, source.until, view.step if view else 0, partial(series.logged, measured))
+    per_node = _gpus_per_node(source.spec)
     return assemble.report_of(
         story,
         _user(story.gang.account.owner_uid),

@@ -5,7 +5,7 @@ A running coordinator sends these records, and a journal holds them. Whoever tel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -16,10 +16,13 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import Recovery
 from muster.daemon.coordinator.core.state.state_tables import IllegalTransition
 from muster.daemon.coordinator.core.turn.state_updates import apply
-from muster.daemon.coordinator.goodput.intervals import Interval
-from muster.daemon.coordinator.goodput.ledger import Ledger
+from muster.daemon.coordinator.goodput.intervals import Interval, Measured
+from muster.daemon.coordinator.goodput.ledger import SETTLING, Ledger
 from muster.daemon.coordinator.journal.history import Record
 from muster.launcher.errors import WrongInput
+
+LoggedSteps = Callable[[float, float], Measured]
+"""What ranks have logged between two moments."""
 
 
 @dataclass(slots=True)
@@ -43,23 +46,33 @@ class Story:
         return self.gang.final
 
 
-def told(records: Iterable[Record], until: float = 0.0, step: int = 0) -> Story:
+def nothing_logged(since: float, until: float) -> Measured:
+    """No rank has noted its steps."""
+    return Measured()
+
+
+def told(records: Iterable[Record], until: float = 0.0, step: int = 0, logged: LoggedSteps = nothing_logged) -> Story:
     """The story of these records, which are all those of one gang.
 
     Args:
         until: now, if the gang goes on; else the time of the newest record is taken.
         step: the newest finished step, if it is known better than from the records.
+        logged: what a script that reports no finished steps has logged.
 
     Raises:
         WrongInput: a record can't be read, or the first one is missing.
     """
-    state, ledger = DurableState(), Ledger()
+    state, ledger, began = DurableState(), Ledger(), 0.0
     story: Story | None = None
     for record in records:
         fact = _decoded(record)
         if not isinstance(fact, facts.NodeJudged):
             _apply(state, fact, record)
+        if isinstance(fact, SETTLING):
+            ledger.measure(logged(began, record.at))
         ledger.note(fact, record.at)
+        if isinstance(fact, facts.GenerationStarted):
+            began = record.at
         if story is None and isinstance(fact, facts.GangRegistered):
             story = Story(state.gangs[fact.gang], record.at)
         if story is not None:
@@ -68,6 +81,7 @@ def told(records: Iterable[Record], until: float = 0.0, step: int = 0) -> Story:
         raise WrongInput("the records of the job lack its registration")
     gang = story.gang
     story.until = story.until if gang.final else max(story.until, until)
+    ledger.measure(logged(began, story.until))
     reached = gang.newest.progress.step
     story.intervals = ledger.take() + ledger.unsettled(story.until, step or (reached.step if reached else 0))
     return story

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.goodput.intervals import Measured
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
@@ -103,6 +104,27 @@ def test_the_parts_of_the_account_add_up_and_the_bands_follow_each_other(story: 
     for one, following in zip(data.bands, data.bands[1:], strict=False):
         assert one.end_s == pytest.approx(following.begin_s)
     assert (data.bands[0].begin_s, data.bands[-1].end_s) == (data.head.submitted_s, data.head.until_s)
+
+
+def test_a_script_that_only_logs_has_trained_since_its_first_number(world: Scenario, tmp_path: Path) -> None:
+    records = [one for one in records_of(world) if not isinstance(facts.decode(one.name, one.json), facts.FirstStep)]
+    starts = [one.at for one in records if isinstance(facts.decode(one.name, one.json), facts.GenerationStarted)]
+    first, second = (round(at) + 5 for at in starts)
+    noted = metric_series.NodeSeries("n0", 1)
+    for at, step in ((first, 2), (first + 1, 3), (second, 2), (second + 1, 3)):
+        noted.add_rank(at, 0, metric_series.RankPoint(1, step))
+    metric_series.write_node(str(tmp_path), GANG, noted)
+    measured = series.read(str(tmp_path), GANG)
+
+    def logged(since: float, until: float) -> Measured:
+        return series.logged(measured, since, until)
+
+    def training(story: Story) -> list[float]:
+        return [band.begin_s for band in data_of(story).bands if band.kind == "training"]
+
+    assert training(told(records, world.now)) == []
+    assert training(told(records, world.now, logged=logged)) == [first, second]
+    assert logged(first, second) == Measured(first_at=first, first_step=2, step=3)
 
 
 def test_the_map_shows_where_the_ranks_are_now_and_where_the_fault_was(story: Story) -> None:

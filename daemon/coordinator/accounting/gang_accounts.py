@@ -23,7 +23,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_shares import measured_shares
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, Interval, Measured
-from muster.daemon.coordinator.goodput.ledger import Ledger
+from muster.daemon.coordinator.goodput.ledger import SETTLING, Ledger
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.host.lasting_problem import LastingProblem
@@ -36,7 +36,6 @@ MEASURE_S = 30.0
 PAUSE_S = 0.02
 """Seconds between two pages. The event loop has more to do."""
 _ACCOUNT = re.compile(r'"--account=([^"]*)"')
-_SETTLING = (facts.GenerationFenced, facts.PhaseChanged, facts.GangEnded, facts.JobRestarted)
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ class GangAccounts:
                 self._accounts.setdefault(id, GangAccount(_job_of(fact)))
             if (account := self._accounts.get(id)) is None:
                 continue
-            if isinstance(fact, _SETTLING):
+            if isinstance(fact, SETTLING):
                 self._measure(id, account)
             settled = account.note(fact, at)
             if settled or account.ledger.over:

@@ -29,6 +29,9 @@ from muster.daemon.coordinator.goodput.generation_account import (
 from muster.daemon.coordinator.goodput.held_nodes import HeldNodes
 from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured, Wait
 
+SETTLING = (facts.GenerationFenced, facts.PhaseChanged, facts.GangEnded, facts.JobRestarted)
+"""Facts that may end a generation: what is measured of it is given to its ledger before."""
+
 
 class Ledger:
     """The account of one gang. `note` its facts in their order, and `take` what is settled."""
