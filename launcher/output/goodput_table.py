@@ -92,13 +92,18 @@ def _cells(one: Group, key: str, price: float, charged: bool = False) -> Iterato
     """`charged`: the row has only what is charged with something, unless it is that without a key."""
     only_lost = charged and bool(one.key)
     yield key
-    yield f"{sum(one.lost.values()):,.1f}"
+    yield _hours(sum(one.lost.values()))
     if price:
         yield f"{one.money:,.0f}"
-    yield "" if only_lost else f"{one.useful:,.1f}"
+    yield "" if only_lost else _hours(one.useful)
     yield "" if only_lost or one.goodput is None else f"{one.goodput:.1%}"
     yield str(one.faults or "")
-    yield ", ".join(f"{category} {hours:,.1f}" for category, hours in [*one.lost.items()][:_PARTS_NAMED])
+    yield ", ".join(f"{part.replace('_', ' ')} {_hours(hours)}" for part, hours in [*one.lost.items()][:_PARTS_NAMED])
+
+
+def _hours(hours: float) -> str:
+    """With one decimal; with two digits where that would be 0, as in a short test."""
+    return f"{hours:,.1f}" if hours >= 1 or not hours else f"{hours:.2g}" if hours >= 1e-4 else "<0.0001"
 
 
 def _summary(whole: Group, price: float) -> str:
@@ -106,13 +111,13 @@ def _summary(whole: Group, price: float) -> str:
     if not whole.allocated:
         return "no GPU was allocated in this time"
     lost = whole.allocated - whole.useful
-    words = f"{whole.goodput:.1%} of {whole.allocated:,.1f} GPU hours trained; {lost:,.1f} were lost"
+    words = f"{whole.goodput:.1%} of {_hours(whole.allocated)} GPU hours trained; {_hours(lost)} were lost"
     words += f" ({whole.money:,.0f} at {price:g} an hour)" if price else ""
     words += f", to {counted(whole.faults, 'fault')} and to what every job needs"
     if spare := whole.lost.get("spare", 0.0):
-        words += f". Spares idled for {spare:,.1f}"
-        words += f" and have saved {whole.saved:,.1f}, beside a requeue for each fault" if whole.saved else ""
-    return f"{words}. Jobs waited in the queue for {whole.queue:,.1f}"
+        words += f". Spares idled for {_hours(spare)}"
+        words += f" and have saved {_hours(whole.saved)}, beside a requeue for each fault" if whole.saved else ""
+    return f"{words}. Jobs waited in the queue for {_hours(whole.queue)}"
 
 
 def as_csv(found: Sequence[Group], by: str) -> str:

@@ -118,6 +118,19 @@ async def test_a_job_that_only_logs_keeps_its_steps_and_their_time_over_a_restar
         await world.close()
 
 
+async def test_steps_that_are_done_again_are_the_same_in_the_view_and_over_all_jobs(world: ScriptedWorld) -> None:
+    await world.agents["n1"].end_ranks(1)
+    await world.wait_for_duty("RUN 2", ["n1", "n2"])
+    (before,) = (await account(world, goodput_pb2.GOODPUT_GROUP_JOB)).values()
+    for step in (1, 79):
+        for node in ("n1", "n2"):
+            await world.agents[node].step(step)
+    view = await described(world, lambda view: view.useful_node_s > before["useful"])
+    assert "steps_again" in {one.category for one in view.lost}
+    (parts,) = (await account(world, goodput_pb2.GOODPUT_GROUP_JOB)).values()
+    assert parts["useful"] >= view.useful_node_s
+
+
 async def test_a_wrong_window_or_group_is_refused(world: ScriptedWorld) -> None:
     for since, by, words in ((1.0, 0, "one of job, account"), (1e12, 1, "earlier since_s")):
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -45,7 +45,7 @@ def lines(width: int | None = 100, price: float = 0.0) -> list[str]:
 def test_the_node_that_has_cost_most_stands_first_and_the_total_last() -> None:
     rows = [line.split("\t") for line in lines(None)]
     assert rows[0] == ["node", "lost h", "useful h", "goodput", "faults", "where it went"]
-    assert rows[1] == ["n7", "40.0", "", "", "3", "steps_again 30.0, fence 10.0"]
+    assert rows[1] == ["n7", "40.0", "", "", "3", "steps again 30.0, fence 10.0"]
     assert rows[2] == ["(no node)", "60.0", "900.0", "93.8%", "", "spare 60.0"]
     assert rows[3][:4] == ["total", "100.0", "900.0", "90.0%"]
     assert rows[4] == [
@@ -109,3 +109,11 @@ async def test_the_command_asks_the_coordinator(
     assert found["until_s"] - found["since_s"] == pytest.approx(12 * H, abs=600)
     keys = [one["key"] for one in found["groups"]]
     assert keys == ([f"1 {world.gang.account.name}"] if by == "job" else [""])
+
+
+def test_the_hours_of_a_short_test_are_not_all_zero() -> None:
+    parts = [GoodputPart(category="useful", gpu_s=90), GoodputPart(category="load", gpu_s=0.1)]
+    row = GoodputRow(key="7 test", parts=parts)
+    found = goodput_table.groups([row], 0.0)
+    (cells, *_) = [line.split("\t") for line in goodput_table.goodput_lines(found, "job", 0.0, Screen(None))][1:]
+    assert cells[1:4] == ["<0.0001", "0.025", "99.9%"]

@@ -146,11 +146,17 @@ class GangAccounts:
         """The account of a gang until now; None: it has not started, or its account is still made again."""
         if (account := self._accounts.get(gang.id)) is None:
             return None
-        seen = self._engine.core.observed.gangs.get(gang.id)
-        if seen is not None and gang.phase is Phase.RUNNING and gang.newest.stepped_generation < gang.newest.generation:
-            account.ledger.measure(measured_shares(gang, seen))  # its numbers may come any moment
-        step = seen.last_step[1] if seen is not None and seen.last_step[0] == gang.newest.generation else 0
-        return account.view(now, step)
+        return account.view(now, self._newest_step(gang, account))
+
+    def _newest_step(self, gang: Gang | None, account: GangAccount) -> int:
+        """The newest step that ranks of the running generation have finished; 0: none. Numbers of their script go to
+        the ledger, as they may come any moment."""
+        seen = self._engine.core.observed.gangs.get(gang.id) if gang is not None else None
+        if gang is None or seen is None:
+            return 0
+        if gang.phase is Phase.RUNNING and gang.newest.stepped_generation < gang.newest.generation:
+            account.ledger.measure(measured_shares(gang, seen))
+        return seen.last_step[1] if seen.last_step[0] == gang.newest.generation else 0
 
     async def summary(self, since: float, until: float, by: str, owner_uid: int | None) -> list[Row] | None:
         """What was used between two moments, by one of account_store.KEYS; what has lost most first. None: the store
@@ -158,9 +164,10 @@ class GangAccounts:
         rows = await self._in_thread(lambda: self._store.summary(since, until, by, owner_uid))
         if rows is None:
             return None
-        for account in list(self._accounts.values()):
+        for id, account in list(self._accounts.items()):
             if owner_uid is None or account.job.owner_uid == owner_uid:
-                for one in account.ledger.unsettled(self._engine.clock.now()):
+                step = self._newest_step(self._engine.core.state.gangs.get(id), account)
+                for one in account.ledger.unsettled(self._engine.clock.now(), step):
                     _add(rows, account, one, since, until, by)
                 await asyncio.sleep(0)
         return sorted(rows.values(), key=lambda row: (not row.key, -row.lost_gpu_s, row.key))
