@@ -46,7 +46,10 @@ def explain_choice(word: str, action: argparse.Action) -> str:
     known = [str(choice) for choice in action.choices or ()]
     likely = difflib.get_close_matches(word, known, n=1)
     means = f"did you mean {likely[0]}?" if likely else f"there are {', '.join(known)}"
-    return f"there is no {str(action.metavar or action.dest).lower()} {word}: {means}"
+    kind = str(action.metavar or action.dest).lower()
+    if action.option_strings and (not action.metavar or "|" in kind):
+        return f"{action.option_strings[-1]} {word}: {means}"
+    return f"there is no {kind} {word}: {means}"
 
 
 def _sentence(option: str, likely: Sequence[str], advice: str) -> str:
