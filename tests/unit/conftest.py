@@ -34,6 +34,12 @@ settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("muster")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _records_of_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a test submits leaves no record among those of whoever runs the tests."""
+    os.environ["MUSTER_RUNS"] = str(tmp_path_factory.mktemp("runs"))
+
+
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for NVIDIA's management library. A test copies it, so that it has a control file of its own."""
