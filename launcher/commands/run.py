@@ -22,7 +22,7 @@ from muster.launcher.command import Command, print_note
 from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
-from muster.launcher.local.cluster import LocalCluster
+from muster.launcher.local.cluster import JOB, LocalCluster
 from muster.launcher.local.run import LocalRun, check_faults, make_run_dir, run_until_signal
 from muster.launcher.output.screen import open_screen
 from muster.launcher.output.tables import recovery_table
@@ -118,6 +118,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
     leave_s = 0.0
     try:
         cluster.start()
+        print_note(f"muster: in another terminal: muster status --config {cluster.settings} {JOB}")
         run = LocalRun(cluster, gang, spec.run_dir, list(options.fault))
         view = await run_until_signal(run.follow)
         if view is None:

@@ -50,7 +50,7 @@ class LocalCluster:
     def __init__(self, folder: Path, spec: JobSpec, gang: str) -> None:
         self._folder, self._spec, self._gang = folder, spec, gang
         self.secret = folder / "secret"
-        self._settings = folder / "muster.toml"
+        self.settings = folder / "muster.toml"
         self._place = _reserve_port()
         self.address = f"{_LOOPBACK}:{self._place.getsockname()[1]}"
         self.coordinator: Program | None = None
@@ -60,7 +60,7 @@ class LocalCluster:
         """Starts all processes; daemons wait for the coordinator. This process must not have other threads yet."""
         SecretCredentials.create(self.secret)
         lines = (f"coordinator = {json.dumps(self.address)}", f"auth = {json.dumps(f'secret:{self.secret}')}")
-        self._settings.write_text("\n".join(lines))
+        self.settings.write_text("\n".join(lines))
         policy = self._folder / "policy.toml"
         policy.touch()  # no row: the shipped table counts
         state = self._folder / "state"
@@ -105,7 +105,7 @@ class LocalCluster:
         return path
 
     def _start(self, name: str, module: str, words: list[str], extra: Mapping[str, str] | None = None) -> Program:
-        argv = [sys.executable, "-m", module, *words, "--config", str(self._settings)]
+        argv = [sys.executable, "-m", module, *words, "--config", str(self.settings)]
         # Variables that this shell sets for the site's cluster must not reach the local cluster.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "MUSTER_"))}
         return processes.start(name, argv, self._folder / f"{name}.log", {**inherited, **(extra or {})})

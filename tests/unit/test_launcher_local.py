@@ -184,6 +184,16 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_terminal_shows_a_run_meanwhile(tmp_path: Path) -> None:
+    words = 'config=$(ls "$TMPDIR"/muster-local-*/muster.toml)'
+    script = f"{words}; {sys.executable} -m muster.launcher status --config $config --json 1"
+    status, out, err = Run(tmp_path, script, *ONE_NODE).end()
+    assert status == 0, err
+    (config,) = re.findall(r"muster: in another terminal: muster status --config (\S+) 1\n", err)
+    assert Path(config).parent.parent == tmp_path
+    assert json.loads(out)["name"] == "local"
+
+
 def test_what_an_earlier_local_run_has_left_is_never_taken_or_passed_over_in_silence(tmp_path: Path) -> None:
     durable, script = tmp_path / "durable", "echo generation $MUSTER_GENERATION"
     env = {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
