@@ -99,6 +99,7 @@ def _gang_in(run_dir: str, job: str) -> str:
     if job in gangs:
         return job
     if len(gangs) == 1:
+        print_note(f"muster: these are the logs of gang {gangs[0]}: there are no others in {run_dir}")
         return gangs[0]
     known = f"{run_dir} has logs of {listed(gangs, ', ')}" if gangs else f"{run_dir} has no logs that you may read"
     raise WrongInput(f"without the coordinator, {job!r} must be a gang id", known)

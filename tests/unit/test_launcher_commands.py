@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -653,6 +654,10 @@ async def test_logs_are_read_without_a_coordinator(
     assert sorted(unnamed.value.hint.removeprefix(f"{tmp_path} has logs of ").split(", ")) == ["g1", "g2"]
     with pytest.raises(WrongInput, match="--node needs the coordinator"):
         await muster(world, "logs", "--run-dir", str(tmp_path), "--node", "n1", "g2")
+    shutil.rmtree(rank_log_files.log_folder(str(tmp_path), "g1"))
+    assert await muster(world, "logs", "--run-dir", str(tmp_path), "1") == 0
+    words = f"muster: these are the logs of gang g2: there are no others in {tmp_path}\n"
+    assert outputs(capsys) == ("g1 rank 0: of g2\n", words)
 
 
 async def test_logs_of_one_node_are_those_of_its_ranks(
