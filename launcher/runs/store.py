@@ -80,8 +80,8 @@ class RunStore:
             ) from None
 
     def _runs(self, told: Mapping[str, dict[str, Any]]) -> list[Run]:
-        if not self._folder.is_dir():
-            return []
+        if not any((self._folder / name).exists() for name in (FILE, NEW)):
+            return []  # to look into a folder makes nothing there
         with self._opened() as database:
             self._take_in_new(database)
             self._take_in_outcomes(database, told)

@@ -317,3 +317,8 @@ def test_equal_records_have_no_difference() -> None:
     other = {"gang_id": "b", "spec": {"nodes": 2}, "repository": {"diff": "x"}}
     assert list(differences(one, other)) == []
     assert list(changes(one, other)) == []
+
+
+def test_to_look_into_a_folder_without_records_leaves_nothing_there(tmp_path: Path) -> None:
+    assert RunStore(tmp_path).runs() == []
+    assert [*tmp_path.iterdir()] == []
