@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
-from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client import CollectorRegistry, generate_latest
 
 from muster.daemon.host.lasting_problem import LastingProblem
 
@@ -22,9 +24,27 @@ async def keep_written(path: Path, registry: CollectorRegistry, interval_s: floa
     problem = LastingProblem(_log, f"metrics are written to {path} again")
     while True:
         try:
-            await asyncio.to_thread(write_to_textfile, str(path), registry)
+            await asyncio.to_thread(write, path, registry)
         except OSError as error:
             problem.meet(f"metrics can't be written to {path}: {error.strerror}")
         else:
             problem.end()
         await asyncio.sleep(interval_s)
+
+
+def write(path: Path, registry: CollectorRegistry) -> None:
+    """Replace the file. Whoever may list its folder may read it, whatever the umask: node_exporter is another user.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    content, mode = generate_latest(registry), 0o600 | (path.parent.stat().st_mode & 0o044)
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.rename(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise

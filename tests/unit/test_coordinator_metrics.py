@@ -23,17 +23,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.metrics import families
 from muster.daemon.coordinator.metrics.event_counters import PHASES, EventCounters
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.host import private_file
 from muster.daemon.metrics.metrics_access import MetricsAccess, MetricsToken
 from muster.daemon.metrics.metrics_server import MAX_CONNECTIONS, MetricsServer
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.authority import Authority, make_key, pem_of_key
 from muster.daemon.transport.site_config import Site, SiteError
+from muster.slurm.client.parsing.sbatch_request import JobRequest
 
 TOKEN = "0123456789abcdef"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -97,6 +99,25 @@ async def test_both_formats_are_what_their_parsers_expect(world: ScriptedWorld) 
     status, kind, text = await scrape(world)
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
     assert {family.name for family in parse_plain(text)} >= {"muster_build_info", "muster_nodes"}
+
+
+async def test_a_silent_directory_holds_a_scrape_up_once_for_each_user(tmp_path: Path) -> None:
+    asked = []
+
+    def look_up(uid: int) -> str:
+        asked.append(uid)
+        raise OSError("the directory does not answer")
+
+    world = ScriptedWorld.create(tmp_path)
+    world.settings["login_names"] = LoginNames(look_up)
+    await world.start_coordinator()
+    coordinator = await world.running_coordinator()
+    for job in range(1, 4):
+        world.cluster.submit(JobRequest(nodes=1))
+        coordinator.engine.post(events.GangSubmitted(f"g{job}", job, 1001, "train", events.GangSpec(2, 1), "{}"))
+    text = (await asyncio.to_thread(coordinator._metrics.text)).decode()
+    assert (text.count('user="uid 1001"'), asked) == (3, [1001])
+    await world.close()
 
 
 async def test_a_recovery_is_counted_with_its_cause_its_phases_and_its_signal(world: ScriptedWorld) -> None:

@@ -71,6 +71,19 @@ def test_the_fields_of_a_line_come_before_those_of_the_process() -> None:
     assert json.loads(JsonFormatter().format(record(**about(node="n9"))))["node"] == "n9"
 
 
+def test_a_journald_whose_socket_was_made_anew_gets_the_next_record(journald: socket.socket) -> None:
+    sender, address = JournalHandler("musterd", journald.getsockname()), journald.getsockname()
+    journald.close()
+    sender.emit(record("%s", "lost"))
+    Path(address).unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as newer:
+        newer.bind(address)
+        newer.setblocking(False)
+        sender.emit(record("%s", "found"))
+        assert fields(newer.recv(1 << 16))["MESSAGE"] == "found"
+    sender.close()
+
+
 def test_journald_gets_fields(journald: socket.socket) -> None:
     sender = JournalHandler("musterd", journald.getsockname())
     sender.emit(record("%s", "two\nlines", level=logging.WARNING, **about(job=42)))

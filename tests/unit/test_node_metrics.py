@@ -122,6 +122,20 @@ async def test_the_text_file_is_replaced_as_a_whole(
     writing.cancel()
 
 
+@pytest.mark.parametrize(("folder_mode", "mode"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
+def test_who_may_list_the_folder_may_read_the_text_file(
+    registry: CollectorRegistry, metrics: NodeMetrics, tmp_path: Path, folder_mode: int, mode: int
+) -> None:
+    tmp_path.chmod(folder_mode)
+    before = os.umask(0o077)
+    try:
+        textfile.write(tmp_path / "musterd.prom", registry)
+    finally:
+        os.umask(before)
+    assert [path.name for path in tmp_path.iterdir()] == ["musterd.prom"]
+    assert (tmp_path / "musterd.prom").stat().st_mode & 0o777 == mode
+
+
 def test_messages_of_the_driver_that_cannot_be_read_are_counted() -> None:
     parser = KernelErrorParser()
     for message in (

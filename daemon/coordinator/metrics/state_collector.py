@@ -80,13 +80,15 @@ class StateCollector:
     async def _collect(self) -> list[Metric]:
         families, slices = Families(), _Slices()
         state, observed = self._engine.core.state, self._engine.core.observed
+        users: dict[int, str] = {}  # a directory that is silent holds each user up once, and not each job
         for gang in list(state.gangs.values()):
             if not gang.final:
-                user = await self._login_names(gang.account.owner_uid)
+                if (uid := gang.account.owner_uid) not in users:
+                    users[uid] = await self._login_names(uid)
                 now = self._engine.clock.now()
                 view = gang_view(state, observed, gang, now, brief=True, goodput=self._goodput)
                 add_training(view, gang, observed.gangs.get(gang.id) or ObservedGang(), brief=False)
-                add_gang(families, view, state, observed, gang, user)
+                add_gang(families, view, state, observed, gang, users[uid])
                 await slices.next()
         await self._add_nodes(families, slices)
         self._fleet_goodput.add_to(families)

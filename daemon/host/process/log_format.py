@@ -60,7 +60,7 @@ class JournalHandler(logging.Handler):
     def __init__(self, identifier: str, address: str = JOURNAL_SOCKET) -> None:
         """Raises OSError: nobody listens at `address`."""
         super().__init__()
-        self._identifier = identifier
+        self._identifier, self._address = identifier, address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self._socket.connect(address)
@@ -79,7 +79,8 @@ class JournalHandler(logging.Handler):
             **{f"MUSTER_{key.upper()}": value for key, value in _fields(record).items()},
         }
         try:
-            self._socket.send(b"".join(_native(key, str(value)) for key, value in fields.items()))
+            # To the address: the socket there may be another one by now.
+            self._socket.sendto(b"".join(_native(key, str(value)) for key, value in fields.items()), self._address)
         except OSError:
             pass
 
