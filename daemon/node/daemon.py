@@ -42,7 +42,7 @@ from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 from muster.daemon.node.watchdog import report_alive
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.channel import ListenError, bind, make_server
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.reachability import ProbeService
 from muster.daemon.transport.server_limits import NODE_DAEMON, ServerLimits
@@ -153,9 +153,7 @@ class NodeDaemon:
         )
         self._port = bind(server, self._settings.listen, self._key.certificates() if self._key else None)
         await server.start()
-        metrics = MetricsServer(self._settings.metrics, self._registry) if self._settings.metrics else None
-        if metrics is not None:
-            metrics.start()
+        metrics = self._metrics_server()
         _log.info("node %s, answers probes on port %d", self._settings.node, self._port)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -179,6 +177,19 @@ class NodeDaemon:
             if metrics is not None:
                 await asyncio.to_thread(metrics.stop)
             await server.stop(PROBE_GRACE_S)
+
+    def _metrics_server(self) -> MetricsServer | None:
+        """Serve metrics, if they are wanted. A process of a user may have taken their port while this daemon was
+        restarted, and the health of the node matters more."""
+        if self._settings.metrics is None:
+            return None
+        try:
+            server = MetricsServer(self._settings.metrics, self._registry)
+        except ListenError as error:
+            _log.error("%s: this daemon goes on without them until its next start", error)
+            return None
+        server.start()
+        return server
 
     def _make_memory_service(self) -> MemoryService | None:
         """Recover what an earlier daemon has kept. If no memory is to be kept, release all of it."""

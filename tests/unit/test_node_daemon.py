@@ -19,6 +19,7 @@ import pytest
 from muster.daemon.agent import own_hardware
 from muster.daemon.host import clock
 from muster.daemon.host.name_resolution import NameResolver
+from muster.daemon.metrics.metrics_access import MetricsAccess, MetricsToken
 from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
@@ -513,6 +514,23 @@ async def test_the_daemon_attaches_answers_probes_and_reports(
             file.write(f"3,1,2,-;{LOST}\n")
         sent = (await coordinator.next("signal")).signal
     assert (sent.kind, sent.code, sent.device, sent.text) == ("xid", 79, "0000:3b:00", LOST)
+
+
+async def test_a_daemon_whose_port_of_metrics_is_taken_watches_its_node(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user may have taken it while the daemon was restarted."""
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("t" * 32)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        access = MetricsAccess("127.0.0.1", taken.getsockname()[1], MetricsToken(token))
+        settings = replace(_settings(coordinator, credentials, tmp_path, ":0"), metrics=access)
+        async with Running(NodeDaemon(settings)):
+            assert (await coordinator.next("hello")).hello.node == "n1"
+    assert "goes on without them" in caplog.text
 
 
 async def test_the_daemon_tells_slurms_hooks_what_it_knows(

@@ -137,7 +137,7 @@ def execute(hook: Hook, message: Message, body: bytes) -> None:
         try:
             _, said = process.communicate(body, timeout=hook.timeout_s)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise HookFailed(f"{hook.command[0]} had not ended after {hook.timeout_s:g} s, and was killed") from None
     if process.returncode:
