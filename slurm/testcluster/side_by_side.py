@@ -66,6 +66,14 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
 
 
+def earlier_script() -> str:
+    """The example's train.py of EARLIER: it asks for nothing that the library lacked then."""
+    shown = _run("git", "-C", str(ROOT), "show", f"{EARLIER}:examples/tiny_transformer/train.py")
+    if shown.returncode:
+        raise EngineError(f"{ROOT} lacks the script of {EARLIER}: {shown.stderr.strip()}")
+    return shown.stdout
+
+
 def bring_versions(cluster: Cluster) -> None:
     """Puts the image's version, the earlier one, and one that is broken, where all hosts see them."""
     shared = cluster.shared / Path(_VERSIONS).name

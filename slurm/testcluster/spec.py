@@ -23,7 +23,7 @@ COORDINATOR_PORT = 7070
 KMSG = "/var/log/muster-kmsg"
 HEALTH_CHECK_INTERVAL_S = 20
 """Seconds between two runs of HealthCheckProgram. A test waits for one of them."""
-POLICY = """# A test cluster has more faults in an hour than a production cluster has in a year.
+EARLY_POLICY = """# A test cluster has more faults in an hour than a production cluster has in a year.
 [limits]
 nodes_per_hour = 1000
 fraction = 1.0
@@ -38,6 +38,9 @@ clear_s = 20
 [pool]
 partition = "shared"
 wait_s = 20
+"""
+"""What each version reads."""
+POLICY = f"""{EARLY_POLICY}
 [hooks.notes]
 on = ["swap", "restart", "node", "end"]
 command = ["/bin/sh", "-c", "(cat; echo) >> /tmp/hooks.jsonl"]
@@ -56,7 +59,7 @@ class ClusterSpec:
     `daemons`: start Muster's daemons. `standby`: start a second coordinator. `plain_text`: Muster's connections use no
     TLS. `topology` is one of topologies.py; `topology_yaml` is the text of topology.yaml in its place. `suite` is the
     image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11 without pyslurm. `tests_image`: use the image
-    of the tests. The other image has no pyslurm, and its build takes a minute less.
+    of the tests. The other image has no pyslurm, and its build takes a minute less. `policy`: the text of policy.toml.
     """
 
     nodes: int = 10
@@ -76,6 +79,7 @@ class ClusterSpec:
     suite: str = "forky"
     tests_image: bool = True
     extra: tuple[str, ...] = ()
+    policy: str = POLICY
 
     def __post_init__(self) -> None:
         """Refuses a cluster that is not possible."""

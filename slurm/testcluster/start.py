@@ -30,7 +30,7 @@ from muster.slurm.testcluster.registry import (
     owner_of_this_process,
     remove_cluster,
 )
-from muster.slurm.testcluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, STANDBY, USERS, ClusterSpec
+from muster.slurm.testcluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, STANDBY, USERS, ClusterSpec
 from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 _HERE = Path(__file__).resolve().parent
@@ -121,7 +121,7 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
         f'tls_certificate = "{_TLS_FOLDER}/coordinator.pem"\ntls_key = "{_TLS_FOLDER}/coordinator.key"\n'
     )
     _make_certificates(folder, spec)
-    (folder / "muster" / "policy.toml").write_text(POLICY)
+    (folder / "muster" / "policy.toml").write_text(spec.policy)
     for script in ("init.sh", "healthy-host.sh"):
         shutil.copy(_HERE / script, folder / "cluster" / script)
     key = folder / "cluster" / "munge.key"

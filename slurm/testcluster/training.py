@@ -42,7 +42,7 @@ View = dict[str, Any]
 @dataclass(frozen=True)
 class TrainingSpec:
     """A job of `nodes` ranks, one on each node, and `spares`. `arguments` are for train.py; `settings` are lines of
-    job.toml.
+    job.toml. `script`: the text of train.py; empty: that of the example.
     """
 
     name: str
@@ -52,6 +52,7 @@ class TrainingSpec:
     arguments: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     user: str = "alice"
+    script: str = ""
 
 
 class Training:
@@ -111,6 +112,8 @@ class Training:
         for file in EXAMPLE.iterdir():
             if file.is_file():
                 shutil.copy(file, self.folder / file.name)
+        if self.spec.script:
+            (self.folder / "train.py").write_text(self.spec.script)
         (self.folder / _FINISH).unlink(missing_ok=True)
         inside = f"/shared/jobs/{self.spec.name}"
         (self.folder / "job.toml").write_text(self._job_toml(inside))

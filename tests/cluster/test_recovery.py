@@ -47,8 +47,8 @@ def test_a_run_with_faults_and_planned_swaps_ends_with_the_same_bits(healthy: Cl
     run without faults, beside it."""
 
     def spec(name: str, spares: int) -> TrainingSpec:
-        arguments = (*BUCKETS, "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
-        return TrainingSpec(name, nodes=3, spares=spares, steps=800, arguments=arguments)
+        arguments = (*BUCKETS, "--pause", "0.05", "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
+        return TrainingSpec(name, nodes=3, spares=spares, steps=1200, arguments=arguments)
 
     with Training(healthy, spec("disturbed", 4)) as training, Training(healthy, spec("undisturbed", 0)) as beside:
         training.submit()

@@ -14,6 +14,7 @@ from muster.slurm.testcluster.side_by_side import (
     OWN,
     USERS,
     bring_versions,
+    earlier_script,
     package_folder,
     replace,
     replace_in_users_environment,
@@ -21,7 +22,7 @@ from muster.slurm.testcluster.side_by_side import (
     upgrade_coordinator,
     upgrade_daemons,
 )
-from muster.slurm.testcluster.spec import STANDBY, ClusterSpec
+from muster.slurm.testcluster.spec import EARLY_POLICY, STANDBY, ClusterSpec
 from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
@@ -32,7 +33,9 @@ BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 @pytest.fixture(scope="module")
 def versions(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A small cluster of its own, with the earlier version at hand: no other test meets that."""
-    with Cluster.up(ClusterSpec(nodes=3, requeue_delay=1, suite=pytestconfig.getoption("--suite"))) as cluster:
+    with Cluster.up(
+        ClusterSpec(nodes=3, requeue_delay=1, suite=pytestconfig.getoption("--suite"), policy=EARLY_POLICY)
+    ) as cluster:
         bring_versions(cluster)
         yield cluster
 
@@ -67,7 +70,9 @@ def test_everything_is_upgraded_under_a_running_job(versions: Cluster) -> None:
     running agents are new."""
     upgrade_all(versions, OLD)
     wait_all_attached(versions)
-    with Training(versions, TrainingSpec("upgraded", nodes=2, spares=0, arguments=BUCKETS)) as training:
+    with Training(
+        versions, TrainingSpec("upgraded", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
+    ) as training:
         training.submit()
         training.wait_step(5)
         agents, generation = starts_of_agents(training), training.generation
@@ -89,7 +94,7 @@ def test_agents_and_ranks_go_on_from_what_they_have_loaded(versions: Cluster, se
     upgrade_all(versions, OWN)
     replace_in_users_environment(versions, OWN)
     wait_all_attached(versions)
-    spec = TrainingSpec("replaced", nodes=2, spares=0, arguments=BUCKETS, settings=settings)
+    spec = TrainingSpec("replaced", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script(), settings=settings)
     with Training(versions, spec) as training:
         training.submit()
         training.wait_step(5)
@@ -107,7 +112,9 @@ def test_new_agents_and_daemons_work_with_an_old_coordinator(versions: Cluster) 
     upgrade_daemons(versions, OWN, *versions.nodes)
     replace(versions, OWN, LOGIN)
     wait_all_attached(versions)
-    with Training(versions, TrainingSpec("under-old", nodes=2, spares=0, arguments=BUCKETS)) as training:
+    with Training(
+        versions, TrainingSpec("under-old", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
+    ) as training:
         training.submit()
         training.wait_step(5)
         starts_anew_after_a_killed_rank(training)
@@ -120,7 +127,9 @@ def test_the_way_back_is_refused_in_words_and_training_goes_on(versions: Cluster
     """The older coordinator does not know the format of the newer one's journal, and leaves it as it is."""
     upgrade_all(versions, OWN)
     wait_all_attached(versions)
-    with Training(versions, TrainingSpec("back", nodes=2, spares=0, arguments=BUCKETS)) as training:
+    with Training(
+        versions, TrainingSpec("back", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
+    ) as training:
         training.submit()
         training.wait_step(5)
         generation = training.generation
@@ -142,7 +151,9 @@ def test_a_node_that_joins_later_starts_the_new_version_in_a_gang_of_the_old_one
     upgrade_all(versions, OLD)
     upgrade_coordinator(versions, OWN)
     wait_all_attached(versions)
-    with Training(versions, TrainingSpec("mixed", nodes=2, spares=0, arguments=BUCKETS)) as training:
+    with Training(
+        versions, TrainingSpec("mixed", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
+    ) as training:
         training.submit()
         training.wait_step(5)
         lost = training.node_of(1)
@@ -166,11 +177,13 @@ def test_a_node_that_joins_later_starts_the_new_version_in_a_gang_of_the_old_one
 @pytest.mark.long
 def test_a_standby_pair_is_upgraded_one_host_after_the_other() -> None:
     """The standby first: it takes over from the old leader. The old one can't take back, and says so."""
-    with Cluster.up(ClusterSpec(nodes=2, requeue_delay=1, standby=True)) as pair:
+    with Cluster.up(ClusterSpec(nodes=2, requeue_delay=1, standby=True, policy=EARLY_POLICY)) as pair:
         bring_versions(pair)
         upgrade_all(pair, OLD)
         wait_all_attached(pair)
-        with Training(pair, TrainingSpec("pair", nodes=2, spares=0, arguments=BUCKETS)) as training:
+        with Training(
+            pair, TrainingSpec("pair", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script())
+        ) as training:
             training.submit()
             training.wait_step(5)
             generation = training.generation
@@ -204,7 +217,9 @@ def test_the_library_in_the_users_environment_has_another_version(versions: Clus
     upgrade_all(versions, OWN)
     replace(versions, agent, *versions.nodes)
     settings = (f'env.PYTHONPATH = "{package_folder(library)}"',)
-    spec = TrainingSpec(f"library-{library}", nodes=2, spares=0, arguments=BUCKETS, settings=settings)
+    spec = TrainingSpec(
+        f"library-{library}", nodes=2, spares=0, arguments=BUCKETS, script=earlier_script(), settings=settings
+    )
     wait_all_attached(versions)
     with Training(versions, spec) as training:
         training.submit()

@@ -16,6 +16,7 @@ MORE_SEEDS = {
     "hang-after-any-idleness": 600,  # few seeds measure idleness, and a hang ends soon after it began
     "shrink-without-a-shard": 900,  # a sharded gang must shrink, and another copy must be lost as well
     "stay-small": 900,  # a gang that could grow must be left alone for half a minute
+    "trust-a-newcomer": 600,  # one node must carry all ranks, and be cut off before it hears of a node that joins
     "trust-the-coordinator-alone": 600,  # a node is cut off from the coordinator alone, and for long enough
     "blame-a-second-node-for-a-slow-rank": 1200,  # a rank is slow on two nodes in turn
     "restore-what-replicas-disagree-on": 1200,  # a bit flips shortly before the leader of the commits is lost
