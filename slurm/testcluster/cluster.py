@@ -42,6 +42,9 @@ from muster.slurm.testcluster.registry import clusters_dir, container_name, remo
 from muster.slurm.testcluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
 from muster.slurm.testcluster.waiting import wait_until
 
+_NO_COORDINATOR = 69
+"""Exit status of `muster`: the coordinator does not answer."""
+
 COORDINATOR = "muster-coordinator"
 _PAUSE_TIMEOUT_S = 20.0
 """Seconds in which the pause of a container is retried."""
@@ -150,6 +153,19 @@ class Cluster:
         if check:
             outcome.checked()
         return outcome
+
+    def muster(self, host: str, *words: str, user: str = "root") -> str:
+        """Runs a command of `muster` that succeeds, and returns its output. On a busy machine it may find no
+        coordinator within its time (69), and is called again for a while. Raises `EngineError` if it fails otherwise.
+        """
+
+        def answer() -> Outcome | None:
+            done = self.exec(host, "muster", *words, user=user, check=False)
+            return None if done.rc == _NO_COORDINATOR else done
+
+        answered = wait_until(answer, 60, f"muster {words[0]} finds the coordinator")
+        assert answered is not None
+        return answered.checked()
 
     def sh(self, host: str, script: str, user: str = "root") -> str:
         """Runs a shell script on `host` as `user` and returns its output. Raises `EngineError` if the script fails."""

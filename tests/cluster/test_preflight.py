@@ -106,7 +106,7 @@ def test_spares_take_the_seats_of_nodes_that_fail_their_check_before_the_first_s
         training.wait_step(5)
         assert training.generation == 1
         assert {training.node_of(rank) for rank in range(3)} == {"n0", "n3", "n4"}
-        events = healthy.exec(LOGIN, "muster", "events", str(job), user="alice").stdout
+        events = healthy.muster(LOGIN, "events", str(job), user="alice")
         words = {
             "n1": "wrong: a matrix product differs from the known one",
             "n2": "failed: torch can't be imported: ImportError: libtorch_cpu.so: file too short",
@@ -114,7 +114,7 @@ def test_spares_take_the_seats_of_nodes_that_fail_their_check_before_the_first_s
         for node, found in words.items():
             assert f"the node check of {node}: {found}" in events
             assert f"{node} is removed from the gang: {node} has failed its node check" in events
-        nodes = healthy.exec(LOGIN, "muster", "nodes", "-v", user="alice").stdout
+        nodes = healthy.muster(LOGIN, "nodes", "-v", user="alice")
         rows = {line.split()[0]: line for line in nodes.splitlines()}
         assert "FIT" in rows["n1"]
         assert f"job {job}" in rows["n1"]
@@ -155,7 +155,7 @@ def in_slurm(cluster: Cluster, node: str) -> str:
 
 
 def decisions(cluster: Cluster) -> str:
-    return cluster.exec(CONTROLLER, "muster", "events").stdout
+    return cluster.muster(CONTROLLER, "events")
 
 
 def drain_by_hand(cluster: Cluster, node: str, reason: str) -> None:

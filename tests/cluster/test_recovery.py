@@ -87,7 +87,7 @@ def the_account_adds_up_and_names_who_is_to_blame(training: Training, dead: str)
     """Each second of its nodes is in one part; each fault is charged with its kind, and the dead node with its own."""
 
     def asked(*command: str) -> Any:
-        return json.loads(training.cluster.exec(LOGIN, "muster", *command, user=training.spec.user).stdout)
+        return json.loads(training.cluster.muster(LOGIN, *command, user=training.spec.user))
 
     account = asked("status", "--json", str(training.job))["goodput"]
     lost = {one["category"]: one["node_s"] for one in account["lost"]}
@@ -103,8 +103,13 @@ def the_account_adds_up_and_names_who_is_to_blame(training: Training, dead: str)
 
 def the_run_is_on_record(training: Training) -> None:
     """What its user submitted, and how it went, with each recovery."""
-    shown = training.cluster.exec(LOGIN, "muster", "runs", "show", str(training.job), "--json", user=training.spec.user)
-    run = json.loads(shown.stdout)
+
+    def run_on_record() -> Any:  # its first node is dead, so only the coordinator can tell its end
+        shown = training.cluster.muster(LOGIN, "runs", "show", str(training.job), "--json", user=training.spec.user)
+        run = json.loads(shown)
+        return run if run["outcome"]["phase"] == "DONE" else None
+
+    run = wait_until(run_on_record, 60, "the record of the run tells its end")
     assert run["spec"]["nodes"] == 3
     assert run["interpreter"]["packages"]["torch"]
     assert (run["outcome"]["phase"], run["outcome"]["generation"]) == ("DONE", str(training.generation))
@@ -114,7 +119,7 @@ def the_run_is_on_record(training: Training) -> None:
 def a_report_tells_of_it(training: Training, dead: str) -> None:
     """The job's user has the whole story on one page, and so has who reads the journal instead of asking."""
     cluster, job = training.cluster, str(training.job)
-    cluster.exec(LOGIN, "muster", "report", "-o", f"/shared/jobs/{training.spec.name}/report.html", job, user="alice")
+    cluster.muster(LOGIN, "report", "-o", f"/shared/jobs/{training.spec.name}/report.html", job, user="alice")
     with chromium() as browser:
         page = browser.new_page()
         said = watched(page)
@@ -229,7 +234,7 @@ def power_loss_is_a_swap(training: Training) -> str:
 
 def events_tell_where_states_came_from(training: Training, job: int) -> None:
     """Of the two swaps: two ranks had their own memory, and one got its state from another node."""
-    text = training.cluster.exec(LOGIN, "muster", "events", str(job), user="alice").stdout
+    text = training.cluster.muster(LOGIN, "events", str(job), user="alice")
     restored = [line for line in text.splitlines() if " has its state of step " in line]
     assert len(restored) == 2, text
     assert all("were in the ranks' own memory" in line and " came from " in line for line in restored)
@@ -364,7 +369,7 @@ def what_ranks_say_is_shown_and_kept(training: Training) -> None:
     """Loss and tokens of all ranks, through pages, agents and coordinator; the pace; the series of both generations."""
 
     def metrics() -> dict[str, dict[str, Any]]:
-        shown = training.cluster.exec("login", "muster", "status", "--json", str(training.job), user="alice").stdout
+        shown = training.cluster.muster("login", "status", "--json", str(training.job), user="alice")
         training_view = json.loads(shown).get("training", {})
         return {metric["name"]: metric for metric in training_view.get("metrics", []) if training_view["steps_per_s"]}
 
