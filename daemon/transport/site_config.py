@@ -382,7 +382,7 @@ def add_metrics_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="where metrics are served; default: nowhere")
 
 
-def start_logging(level: str, form: str, program: str, **about_all: str) -> None:
+def start_logging(level: str, form: str = "text", program: str = "muster", **about_all: str) -> None:
     """Log as `form` says (log_format). `about_all`: what all lines are about."""
     log_format.about_all.update(about_all)
     logging.basicConfig(level=level.upper(), handlers=[log_format.handler(form, program)])
