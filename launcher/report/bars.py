@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
+from muster.launcher.report import faults
 from muster.launcher.report.picture import HATCHES, axes_of, colour, figure_of, svg_of, words
 from muster.launcher.report.report_data import Goodput, RecoveryParts
 from muster.wording import counted, duration, percent
 
 MOST_BARS = 24
 """Recoveries in the picture: the longest ones. The table has all."""
-PHASES = {
-    "detect": "detect",
-    "fence": "fence",
-    "place": "place",
-    "rendezvous": "rendezvous",
-    "load": "load",
-    "first_step": "first step",
-}
-"""The phases of a recovery, in their order, with their words."""
 CATEGORIES = {
     "useful": "useful",
     "queue": "queue",
@@ -37,6 +29,8 @@ CATEGORIES = {
     "other": "other",
 }
 """Where time goes, with its words."""
+PHASES = {phase.value: CATEGORIES[phase.value] for phase in faults.PHASES}
+"""The phases of a recovery, in their order, with their words."""
 _ROW_INCHES = 0.29
 
 
