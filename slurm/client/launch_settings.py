@@ -1,0 +1,117 @@
+"""What `muster submit` tells the job of a user's own batch script: one private file in the job's run folder.
+
+The script runs as it is. Where it calls srun, `muster-agent srun` reads this file and decides what becomes of the call.
+The names of the files of such a job are here, too. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format
+
+from muster.v1.common_pb2 import JobSpec
+
+VERSION = 1
+"""Of the file's form. A reader refuses any other."""
+
+
+class WrongSettings(ValueError):
+    """A text that is no launch settings. The message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLine:
+    """The line of the script whose command becomes the gang."""
+
+    line: int
+    """The first line of the command, counted from 1."""
+    words: tuple[str, ...]
+    """The first words of the command as the script has them, in which variables are not replaced yet."""
+    why: str
+    """Why this one, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """The settings of one job. In `spec`, nodes, command and ranks_per_node are not set: the launch says them."""
+
+    gang: str
+    """The gang id of the first launch of a job that is no array."""
+    coordinator: str
+    """host:port. If empty, the nodes use the address in their own muster.toml."""
+    agent: str
+    """The absolute path of muster-agent."""
+    spares: int
+    """So many nodes of the allocation, the last ones, are not the script's own."""
+    spec: JobSpec
+    launch: LaunchLine | None = None
+    """None: the script names no line that is known before it runs."""
+    bash_env: str = ""
+    """The user's own BASH_ENV, which the file that Muster names there brings back."""
+    export: str = ""
+    """NONE if the job was submitted with --export=NONE."""
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        launch = self.launch and {"line": self.launch.line, "words": [*self.launch.words], "why": self.launch.why}
+        return json.dumps(
+            {
+                "version": VERSION,
+                "gang": self.gang,
+                "coordinator": self.coordinator,
+                "agent": self.agent,
+                "spares": self.spares,
+                "spec": json_format.MessageToDict(self.spec, preserving_proto_field_name=True),
+                "launch": launch,
+                "bash_env": self.bash_env,
+                "export": self.export,
+            },
+            indent=1,
+        )
+
+
+def read(text: str) -> LaunchSettings:
+    """Reads the text of the file.
+
+    Raises:
+        WrongSettings: it is of another version, or damaged.
+    """
+    try:
+        given = json.loads(text)
+        if (version := given["version"]) != VERSION:
+            raise WrongSettings(f"the launch settings have version {version!r}, and this Muster reads {VERSION}")
+        return LaunchSettings(
+            gang=given["gang"],
+            coordinator=given["coordinator"],
+            agent=given["agent"],
+            spares=given["spares"],
+            spec=json_format.ParseDict(given["spec"], JobSpec()),
+            launch=_launch(given["launch"]),
+            bash_env=given["bash_env"],
+            export=given["export"],
+        )
+    except (KeyError, TypeError, json.JSONDecodeError, json_format.ParseError) as error:
+        raise WrongSettings(f"the launch settings are damaged: {error}") from None
+
+
+def _launch(given: Mapping[str, Any] | None) -> LaunchLine | None:
+    return None if given is None else LaunchLine(given["line"], tuple(given["words"]), given["why"])
+
+
+def settings_file(run_dir: str, gang: str) -> str:
+    """The path of the settings."""
+    return f"{run_dir}/{gang}.launch.json"
+
+
+def bash_env_file(run_dir: str, gang: str) -> str:
+    """The path of the shell lines that bash reads before the script (BASH_ENV)."""
+    return f"{run_dir}/{gang}.bash_env.sh"
+
+
+def environment_file(run_dir: str, gang: str) -> str:
+    """The path of the environment of a launch: NAME=VALUE, each ended by a NUL."""
+    return f"{run_dir}/{gang}.environment"
