@@ -35,6 +35,7 @@ from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.training.log_limit import LogLimit
+from muster.daemon.agent.training.node_use import NodeUseRecord
 from muster.daemon.agent.training.training_record import TrainingRecord
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.server_limits import agent_limits
@@ -73,12 +74,13 @@ class Agent:
         self._pool = PoolRequests(settings.pool, CliSlurm(), stream.schedule_status)
         self._hardware = OwnHardware(settings.hardware_socket, settings.environ)
         # The ranks.
+        places = RankPlaces(identity.node, spec, settings.environ, lambda: self._hardware.current)
         self._supervisor = RankSupervisor(
             job,
             self._checkpoints.rank_socket,
             self._on_ranks_changed,
             lambda: self._node_check.pids,
-            places=RankPlaces(identity.node, spec, settings.environ, lambda: self._hardware.current),
+            places=places,
         )
         self._ranks = OrderedRanks(
             identity.node, self._supervisor, self._checkpoints.fence, lifetime, stream.schedule_status
@@ -120,6 +122,7 @@ class Agent:
             lambda: self._checkpoints.generation,
             stream.schedule_status,
         )
+        self._use = NodeUseRecord(settings.hardware_socket, places.used_gpus, stream.schedule_status)
         # The other agents.
         self._versions = VersionCheck(identity.node, self._ranks.run_none)
         self._link_meter = LinkMeter(identity.gang, identity.node, split_address(settings.listen)[0], settings.ports)
@@ -164,6 +167,7 @@ class Agent:
         if settings.hardware_socket:
             self._lifetime.start(rank_metrics.keep_reporting(settings.hardware_socket, self._rank_report))
         self._lifetime.start(self._training.run())
+        self._lifetime.start(self._use.run())
         self._lifetime.start(self._log_limit.run())
         keep_memory = False
         try:
@@ -208,6 +212,7 @@ class Agent:
             pool=self._pool,
             node_check=self._node_check,
             training=self._training,
+            use=self._use,
         )
         return StreamHandlers(
             hello=partial(self._hello, port),

@@ -16,6 +16,7 @@ from muster.daemon.agent.pool_jobs import PoolRequests
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
+from muster.daemon.agent.training.node_use import NodeUseRecord
 from muster.daemon.agent.training.training_record import TrainingRecord
 from muster.daemon.transport.job_limits import MAX_STDERR_BYTES
 from muster.v1.agent_pb2 import AgentStatus, RankPhase, RankStatus
@@ -38,6 +39,7 @@ class OwnStatus:
     pool: PoolRequests
     node_check: OwnNodeCheck
     training: TrainingRecord
+    use: NodeUseRecord
 
     def read(self) -> AgentStatus:
         """The status now."""
@@ -72,6 +74,7 @@ class OwnStatus:
             restore=checkpoints.restore_progress(),
             flush_progress=checkpoints.flush_progress(),
             training=self.training.status,
+            use=self.use.status,
         )
 
 

@@ -203,6 +203,7 @@ class NodeDaemon:
                 verdict=lambda: self._own_verdict.current().message(),
                 counters=lambda: self._nvml.counters.message(clock.monotonic()),
                 hardware=lambda: self._hardware.current,
+                gpu_use=self._nvml.counters.use,
                 report_ranks=self._take_ranks,
             )
         self._kept_memory.recover(stored, service.prolog_job() if service else None)

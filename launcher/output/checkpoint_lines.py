@@ -58,6 +58,12 @@ def _share(share: RestoreShare) -> str:
     return f"{share.source} {counted(share.ranks, 'rank')}{nodes}"
 
 
+def size(count: float) -> str:
+    """Bytes in words: "61.2 GiB", "1,007 GiB"."""
+    unit, divisor = next((unit, 1 << bits) for unit, bits in _UNITS if count >= 1 << bits or not bits)
+    return f"{count / divisor:,.{0 if count / divisor >= 100 else 1}f} {unit}"
+
+
 def size_of(done: int, whole: int) -> str:
     """How much of it is there: "3.1 of 8.0 GiB"."""
     unit, divisor = next((unit, 1 << bits) for unit, bits in _UNITS if whole >= 1 << bits or not bits)

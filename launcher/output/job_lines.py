@@ -3,12 +3,22 @@ happens next. One line each, in the order in which people look for it. What nobo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from muster.launcher.output.checkpoint_lines import size
 from muster.launcher.output.screen import Screen
 from muster.slurm.client.parsing.hostlist import collapse
-from muster.v1.api_pb2 import CheckpointView, GangView, GoodputView, MetricView, NodeView, RecoveryView, TrainingView
+from muster.v1.api_pb2 import (
+    CheckpointView,
+    GangView,
+    GoodputView,
+    MetricView,
+    NodeSpread,
+    NodeView,
+    RecoveryView,
+    TrainingView,
+)
 from muster.wording import counted, duration
 
 FIRST_VALUES = ("loss", "gradient_norm", "lr")
@@ -76,6 +86,26 @@ def pace_lines(view: GangView, moment: Moment) -> Iterator[tuple[str, str]]:
         yield "step time", ", ".join(_step_parts(training))
 
 
+def use_lines(view: GangView) -> Iterator[tuple[str, str]]:
+    """How much of its nodes the job uses: memory, GPUs."""
+    use = view.use
+    if view.final:
+        return
+    if use.memory.nodes:
+        yield "host RAM", f"{_of_nodes(use.memory, size)} of {size(use.memory.limit)}"
+    if use.gpu_memory.nodes:
+        busy = _of_nodes(use.gpu_busy, "{:.0%}".format)
+        yield "GPUs", f"{busy} busy; memory {_of_nodes(use.gpu_memory, size)} of {size(use.gpu_memory.limit)}"
+
+
+def _of_nodes(spread: NodeSpread, words: Callable[[float], str]) -> str:
+    """The median, and which nodes have the least and the greatest value, if these differ."""
+    least, median, greatest = (words(value) for value in (spread.least, spread.median, spread.greatest))
+    if least == greatest:
+        return median
+    return f"{median} ({least} on {spread.least_node} to {greatest} on {spread.greatest_node})"
+
+
 def pace(training: TrainingView) -> str:
     """Steps a second, or seconds a step where that is more than one; empty: not known."""
     rate = training.steps_per_s
@@ -121,6 +151,7 @@ def measured_lines(view: GangView, screen: Screen) -> Iterator[tuple[str, str]]:
             yield "pace", words
         if training.step_s:
             yield "step time", ", ".join(_step_parts(training))
+    yield from use_lines(view)
     if values := list(_values(training)):
         yield "values", ", ".join(values)
     if words := goodput_words(view.goodput):

@@ -36,6 +36,7 @@ def _lines(view: GangView, said: Said, moment: Moment) -> Iterator[tuple[str, Ce
         yield "waits for", said.once(view.waiting_for, "what it waits for")
     yield from job_lines.time_lines(view, moment)
     yield from job_lines.pace_lines(view, moment)
+    yield from job_lines.use_lines(view)
     yield from job_lines.checkpoint_ages(view, moment)
     if view.final:
         if left := what_is_left(view):

@@ -67,6 +67,7 @@ def _rows(job: Job, moment: Moment) -> Iterator[tuple[str, Cell]]:
     if words := job_lines.next_words(view, moment):
         yield "next", words
     yield from job_lines.pace_lines(view, moment)
+    yield from job_lines.use_lines(view)
     # The first clause: step and age.
     if ages := [f"{place}: {words.partition(';')[0]}" for place, words in job_lines.checkpoint_ages(view, moment)]:
         yield "checkpoint", "  ".join(ages)

@@ -24,6 +24,8 @@
  *     remapped 0 1 1 0             rows of corrected and of uncorrected errors, pending, failed
  *     retirement 1                 a page waits for its retirement
  *     mig 0                        1: the GPU is split
+ *     framebuffer 1000 80000       bytes of memory that are used, and of how many
+ *     busy 97                      percent of the time with a kernel on it
  *     pcie 5 16                    generation and width of the link
  *     max-pcie 5 16                the highest possible ones
  *     link 3 1 0 0 0 0             NVLink 3 is active: replays, recoveries, CRC errors, failed recoveries
@@ -76,6 +78,14 @@ typedef struct {
 typedef struct {
     unsigned long long reference_time, violation_time;
 } violation_time;
+
+typedef struct {
+    unsigned long long total, free, used;
+} memory_info;
+
+typedef struct {
+    unsigned gpu, memory;
+} utilization;
 
 typedef struct {
     unsigned version, sensor;
@@ -456,6 +466,23 @@ int nvmlDeviceGetMemoryErrorCounter(void *handle, unsigned kind, unsigned counte
     if (kind != 1 || counter)
         return NOT_SUPPORTED;
     return give_long(find_numbered(&gpu, "memory", where, -1), count);
+}
+
+int nvmlDeviceGetMemoryInfo(void *handle, memory_info *memory)
+{
+    ENTER_GPU(handle);
+    const char *text = find(&gpu, "framebuffer");
+    if (!text || sscanf(text, "%llu %llu", &memory->used, &memory->total) != 2)
+        return NOT_SUPPORTED;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *handle, utilization *rates)
+{
+    ENTER_GPU(handle);
+    rates->memory = 0;
+    return give_unsigned(find(&gpu, "busy"), &rates->gpu);
 }
 
 int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending,

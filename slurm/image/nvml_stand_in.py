@@ -73,6 +73,8 @@ def healthy_gpu(index: int) -> dict[str, str]:
         "sram-threshold": "0",
         "remapped": "0 0 0 0",
         "mig": "0",
+        "framebuffer": "60000000000 80000000000",
+        "busy": "97",
         "pcie": "5 16",
         "max-pcie": "5 16",
         "replays": "0",

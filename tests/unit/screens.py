@@ -38,6 +38,7 @@ from muster.v1.api_pb2 import (
     ExclusionView,
     GangView,
     GoodputView,
+    NodeSpread,
     NodeView,
     RankView,
     RecoveryView,
@@ -137,6 +138,12 @@ def measured(nodes: int) -> GangView:
     view.training.metrics.add(name="lr", step=298, ranks=8, least=3e-4, median=3e-4, greatest=3e-4)
     view.training.metrics.add(name="loss", step=298, ranks=8, least=2.301, median=2.314, greatest=2.330)
     view.goodput.MergeFrom(GoodputView(since_s=NOW - 11_520, until_s=NOW, allocated_node_s=1000.0, useful_node_s=931.0))
+    for name, values in (("memory", (398, 412, 430, 1007)), ("gpu_memory", (61, 61, 71, 80))):
+        least, median, greatest, limit = (value * 2.0**30 for value in values)
+        spread = NodeSpread(nodes=nodes, least=least, median=median, greatest=greatest, least_node="n3",
+                            greatest_node="n999", limit=limit)  # fmt: skip
+        getattr(view.use, name).MergeFrom(spread)
+    view.use.gpu_busy.MergeFrom(NodeSpread(nodes=nodes, least=0.97, median=0.97, greatest=0.97, limit=1.0))
     for category, node_s in (("start", 8.0), ("steps_again", 31.0), ("checkpoint", 22.0), ("data", 8.0)):
         view.goodput.lost.add(category=category, node_s=node_s)
     view.recoveries[-1].MergeFrom(RecoveryView(action="swap", nodes_in=["n999"], step_restored=295, cause=LOST))

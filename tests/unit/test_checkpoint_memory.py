@@ -140,6 +140,7 @@ def test_what_is_left_is_the_least_of_what_node_and_job_have_left(
     found = memory_left(proc(tmp_path, 1024, *lines), tmp_path / "cgroup")
     assert found is not None
     assert found.bytes == left
+    assert found.of_bytes == (5 << 10 if left == 5 << 10 else 99 << 10)
     assert (str(root / "job") in found.limit) == (left == 5 << 10)
 
 
@@ -163,7 +164,9 @@ def test_more_in_use_than_the_limit_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_what_is_left_is_the_node_s(tmp_path: Path) -> None:
-    assert memory_left(proc(tmp_path, 2, "0::/job"), tmp_path / "nothing") == MemoryLeft(2048, "the node's memory")
+    assert memory_left(proc(tmp_path, 2, "0::/job"), tmp_path / "nothing") == MemoryLeft(
+        2048, "the node's memory", 99 << 10
+    )
 
 
 class Rank:

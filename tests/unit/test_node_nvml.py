@@ -250,6 +250,8 @@ async def test_all_gpus_are_read_with_their_addresses_as_the_kernel_log_has_them
         pcie_replays=0,
         links=((1, 0, 0, 0, 0),) * nvml_stand_in.LINKS,
         fabric=(3, 0, nvml_stand_in.FABRIC_CLUSTER, 7, 0),
+        memory=(60_000_000_000, 80_000_000_000),
+        busy_percent=97,
         failed=NOT_REPORTED_BY_AN_H100,
     )
 

@@ -14,10 +14,11 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryLeft:
-    """Bytes that may still be allocated, and what sets that limit, in words."""
+    """Bytes that may still be allocated, what sets that limit, in words, and of how many bytes they are left."""
 
     bytes: int
     limit: str
+    of_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ _V2 = _Version("memory.max", "memory.current", "file", "shmem")
 def memory_left(proc: Path = PROC, cgroup: Path = CGROUP) -> MemoryLeft | None:
     """What this process may still allocate; None if not even the node's memory is known."""
     node = _node_bytes(proc / "meminfo")
-    if node is None:
+    if "MemAvailable" not in node:
         return None
-    limits = [MemoryLeft(node, "the node's memory")]
+    limits = [MemoryLeft(node["MemAvailable"], "the node's memory", node.get("MemTotal", 0))]
     for version, root, group in _groups(proc / "self/cgroup", cgroup):
         limits += _limits(version, root, root / group.lstrip("/"))
     return min(limits, key=lambda one: one.bytes)
@@ -68,14 +69,12 @@ def _limits(version: _Version, root: Path, folder: Path) -> Iterator[MemoryLeft]
             if limit != "max":
                 # Its page cache counts as free, because the kernel can drop it.
                 used = int((folder / version.used).read_text()) - int(stat[version.cache]) + int(stat[version.shared])
-                yield MemoryLeft(max(0, int(limit) - used), f"the memory limit of the cgroup {folder}")
+                yield MemoryLeft(max(0, int(limit) - used), f"the memory limit of the cgroup {folder}", int(limit))
         except (OSError, KeyError, ValueError):
             pass  # no limit here: the folder is not there, or the memory controller is not on
         folder = folder.parent
 
 
-def _node_bytes(meminfo: Path) -> int | None:
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def _node_bytes(meminfo: Path) -> dict[str, int]:
+    lines = (line.split() for line in meminfo.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1:] == ["kB"]}

@@ -78,6 +78,10 @@ class RankPlaces:
             )
         return found
 
+    def used_gpus(self) -> set[int]:
+        """The GPUs of all ranks of the node, as far as they are known."""
+        return {gpu for gpus in self._gpus.values() for gpu in gpus}
+
     def gpu_of(self, rank: int) -> int | None:
         """The GPU that the rank's LOCAL_RANK selects; None: it is not known, or the rank has several."""
         return next(iter(self._gpus.get(rank, ())), None)

@@ -98,6 +98,7 @@ def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.A
         restore=_restore(message.restore, members) if message.HasField("restore") else None,
         flush_progress=_flush_progress(message.flush_progress) if message.HasField("flush_progress") else None,
         training=_training(message.training) if message.HasField("training") else None,
+        use=_use(message.use) if message.HasField("use") else None,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
@@ -284,6 +285,16 @@ def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
 def _flush_progress(message: agent_pb2.FlushProgress) -> events.FlushProgress:
     version = _version(message.version) if message.HasField("version") else None
     return events.FlushProgress(message.serial, message.written, message.total, version, message.holds_slots)
+
+
+def _use(message: agent_pb2.NodeUse) -> events.NodeUse:
+    return events.NodeUse(
+        message.memory_bytes,
+        message.memory_limit_bytes,
+        message.gpu_memory_bytes,
+        message.gpu_memory_limit_bytes,
+        min(message.gpu_busy_percent, 100) / 100,
+    )
 
 
 def _training(message: agent_pb2.NodeTraining) -> events.NodeTraining:

@@ -30,6 +30,7 @@ from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn.turn import progress_of
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.slurm.pending_reasons import pending_words
+from muster.daemon.coordinator.view_parts.node_use import add_use
 from muster.daemon.coordinator.view_parts.outlook import add_outlook
 from muster.daemon.coordinator.view_parts.training import add_training
 from muster.daemon.transport import job_limits
@@ -102,6 +103,8 @@ def gang_view(
     add_outlook(view, gang, seen, now, limits)
     if for_people:
         add_training(view, gang, seen, brief=brief)
+        if not brief:
+            add_use(view, gang, seen)
         if (account := goodput(gang, now)) is not None:
             view.goodput.CopyFrom(account)
             view.step = view.step or account.logged_step  # while no rank runs, and after the end

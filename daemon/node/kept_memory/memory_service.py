@@ -15,7 +15,7 @@ import socketserver
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from muster.daemon.host.kept_memory_client import MAX_FDS
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.retention import JobOwner
 from muster.v1.common_pb2 import Hardware
-from muster.v1.memory_pb2 import GpuCounters, KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict, ReportRanks
+from muster.v1.memory_pb2 import GpuCounters, GpuUse, KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict, ReportRanks
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class MemoryService:
         verdict: returns what is known of this node; any user may ask.
         counters: returns the error counters of the GPUs; any user may ask.
         hardware: returns what hardware the node has; any user may ask.
+        gpu_use: returns how much of the GPUs is used; any user may ask.
         report_ranks: takes what an agent of this uid reports for the node's metrics. Returns why not; empty: it is
             taken.
     """
@@ -69,12 +70,14 @@ class MemoryService:
         verdict: Callable[[], NodeVerdict] = lambda: NodeVerdict(fit=True, verdict="FIT"),
         counters: Callable[[], GpuCounters] = GpuCounters,
         hardware: Callable[[], Hardware] = Hardware,
+        gpu_use: Callable[[], Iterable[GpuUse]] = tuple,
         report_ranks: Callable[[int, ReportRanks], str] = lambda uid, report: NO_METRICS,
     ) -> None:
         self._report_ranks = report_ranks
         self._path = path
         self._counters = counters
         self._hardware = hardware
+        self._gpu_use = gpu_use
         self._verdict = verdict
         self._prolog = path.with_suffix(".prolog")
         self._store = store
@@ -136,6 +139,8 @@ class MemoryService:
                 answer.counters.CopyFrom(self._counters())
             elif kind == "ask_hardware":
                 answer.hardware.CopyFrom(self._hardware())
+            elif kind == "ask_gpu_use":
+                answer.gpu_use.extend(self._gpu_use())
             elif kind == "report_ranks":
                 answer.refused = self._report_ranks(uid, request.report_ranks)
             _send(connection, answer)

@@ -49,6 +49,7 @@ class GpuReading:
     and for uncorrected errors, whether a remap is pending, whether one failed. pcie: generation, the highest possible
     one, lanes, most possible lanes. fabric: NVML's state of the registration (3: done), its result, the cluster's id,
     the clique, the health mask.
+    memory: bytes used, and of how many. busy_percent: of the last moment, with a kernel on it.
     """
 
     index: int
@@ -78,6 +79,8 @@ class GpuReading:
     pcie_replays: int | None = None
     links: tuple[Link, ...] | None = None
     fabric: tuple[int, int, str, int, int] | None = None
+    memory: tuple[int, int] | None = None
+    busy_percent: int | None = None
     failed: dict[str, int] = field(default_factory=dict)
 
 

@@ -125,6 +125,11 @@ def _fabric(handle: Any) -> tuple[int, int, str, int, int]:
     return int(info.state), int(info.status), bytes(info.clusterUuid).hex(), int(info.cliqueId), int(info.healthMask)
 
 
+def _memory(handle: Any) -> tuple[int, int]:
+    found = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(found.used), int(found.total)
+
+
 FAST: dict[str, Callable[[Any], Any]] = {
     "reasons": _reasons,
     "thermal_violation_ns": lambda handle: (
@@ -151,4 +156,6 @@ SLOW: dict[str, Callable[[Any], Any]] = {
     "pcie_replays": pynvml.nvmlDeviceGetPcieReplayCounter,
     "links": _links,
     "fabric": _fabric,
+    "memory": _memory,
+    "busy_percent": lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
 }

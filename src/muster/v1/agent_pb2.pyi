@@ -873,6 +873,44 @@ class NodeTraining(_message.Message):
 Global___NodeTraining: _TypeAlias = NodeTraining  # noqa: Y015
 
 @_typing.final
+class NodeUse(_message.Message):
+    """How much of one node is used now. It changes four times a minute at most."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_BUSY_PERCENT_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    """Of the least of the limits under which the job's processes run: the node's memory, or that of a cgroup around them.
+    Files that the kernel can drop from memory do not count as used. 0: not known.
+    """
+    memory_limit_bytes: _builtins.int
+    gpu_memory_bytes: _builtins.int
+    """Of the fullest GPU of the node's ranks; 0: NVML does not say it."""
+    gpu_memory_limit_bytes: _builtins.int
+    gpu_busy_percent: _builtins.int
+    """The mean of these GPUs (GpuUse in memory.proto), if `gpu_memory_limit_bytes` is not 0."""
+    def __init__(
+        self,
+        *,
+        memory_bytes: _builtins.int = ...,
+        memory_limit_bytes: _builtins.int = ...,
+        gpu_memory_bytes: _builtins.int = ...,
+        gpu_memory_limit_bytes: _builtins.int = ...,
+        gpu_busy_percent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_busy_percent", b"gpu_busy_percent", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_memory_limit_bytes", b"gpu_memory_limit_bytes", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeUse: _TypeAlias = NodeUse  # noqa: Y015
+
+@_typing.final
 class AgentStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -944,6 +982,7 @@ class AgentStatus(_message.Message):
     FLUSH_PROGRESS_FIELD_NUMBER: _builtins.int
     PARITIES_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
@@ -1032,6 +1071,10 @@ class AgentStatus(_message.Message):
     def training(self) -> Global___NodeTraining:
         """Absent: no rank of this node has said anything of its training."""
 
+    @_builtins.property
+    def use(self) -> Global___NodeUse:
+        """Absent: nothing is known yet."""
+
     def __init__(
         self,
         *,
@@ -1063,10 +1106,11 @@ class AgentStatus(_message.Message):
         flush_progress: Global___FlushProgress | None = ...,
         parities: _abc.Iterable[Global___ParityStatus] | None = ...,
         training: Global___NodeTraining | None = ...,
+        use: Global___NodeUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "disagreement", b"disagreement", "flush_progress", b"flush_progress", "flushed_version", b"flushed_version", "node_check", b"node_check", "restore", b"restore", "snapshot_cost", b"snapshot_cost", "training", b"training", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "training", b"training", "transfers", b"transfers", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "corrupt_copies", b"corrupt_copies", "disagreement", b"disagreement", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flush_progress", b"flush_progress", "flushed_serial", b"flushed_serial", "flushed_version", b"flushed_version", "heard_ms", b"heard_ms", "no_slots", b"no_slots", "node_check", b"node_check", "notice", b"notice", "order_serial", b"order_serial", "parities", b"parities", "pool", b"pool", "ranks", b"ranks", "restore", b"restore", "shards", b"shards", "snapshot_cost", b"snapshot_cost", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "training", b"training", "transfers", b"transfers", "use", b"use", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -883,6 +883,83 @@ class GoodputView(_message.Message):
 Global___GoodputView: _TypeAlias = GoodputView  # noqa: Y015
 
 @_typing.final
+class NodeSpread(_message.Message):
+    """A value of each node that carries ranks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    GREATEST_FIELD_NUMBER: _builtins.int
+    LEAST_NODE_FIELD_NUMBER: _builtins.int
+    GREATEST_NODE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.int
+    """How many nodes have reported it."""
+    least: _builtins.float
+    median: _builtins.float
+    greatest: _builtins.float
+    least_node: _builtins.str
+    greatest_node: _builtins.str
+    limit: _builtins.float
+    """Of what: the least of the nodes' limits."""
+    def __init__(
+        self,
+        *,
+        nodes: _builtins.int = ...,
+        least: _builtins.float = ...,
+        median: _builtins.float = ...,
+        greatest: _builtins.float = ...,
+        least_node: _builtins.str = ...,
+        greatest_node: _builtins.str = ...,
+        limit: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["greatest", b"greatest", "greatest_node", b"greatest_node", "least", b"least", "least_node", b"least_node", "limit", b"limit", "median", b"median", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeSpread: _TypeAlias = NodeSpread  # noqa: Y015
+
+@_typing.final
+class UseView(_message.Message):
+    """How much of its nodes a job uses now. A node without a known value is left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_FIELD_NUMBER: _builtins.int
+    GPU_BUSY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def memory(self) -> Global___NodeSpread:
+        """Bytes of a node's memory, of the least limit under which the job runs there: the node's memory, or that of a cgroup."""
+
+    @_builtins.property
+    def gpu_memory(self) -> Global___NodeSpread:
+        """Bytes of the memory of each node's fullest GPU, and the share of time for which its GPUs are busy (0 to 1, the mean of
+        those of the node's ranks).
+        """
+
+    @_builtins.property
+    def gpu_busy(self) -> Global___NodeSpread: ...
+    def __init__(
+        self,
+        *,
+        memory: Global___NodeSpread | None = ...,
+        gpu_memory: Global___NodeSpread | None = ...,
+        gpu_busy: Global___NodeSpread | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_busy", b"gpu_busy", "gpu_memory", b"gpu_memory", "memory", b"memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_busy", b"gpu_busy", "gpu_memory", b"gpu_memory", "memory", b"memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseView: _TypeAlias = UseView  # noqa: Y015
+
+@_typing.final
 class GangView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -920,6 +997,7 @@ class GangView(_message.Message):
     AFTER_STOP_FIELD_NUMBER: _builtins.int
     IF_NODE_FAILS_FIELD_NUMBER: _builtins.int
     RECOVERY_COUNT_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -991,6 +1069,10 @@ class GangView(_message.Message):
     def goodput(self) -> Global___GoodputView:
         """Absent: the job has not started yet."""
 
+    @_builtins.property
+    def use(self) -> Global___UseView:
+        """Absent: no node of the running generation says it."""
+
     def __init__(
         self,
         *,
@@ -1028,10 +1110,11 @@ class GangView(_message.Message):
         after_stop: _builtins.str = ...,
         if_node_fails: _builtins.str = ...,
         recovery_count: _builtins.int = ...,
+        use: Global___UseView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

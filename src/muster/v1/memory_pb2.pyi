@@ -376,6 +376,53 @@ class RankReport(_message.Message):
 Global___RankReport: _TypeAlias = RankReport  # noqa: Y015
 
 @_typing.final
+class AskGpuUse(_message.Message):
+    """From an agent, now and then: how much of the node's GPUs is used? Any user may ask: nvidia-smi says it, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskGpuUse: _TypeAlias = AskGpuUse  # noqa: Y015
+
+@_typing.final
+class GpuUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    BUSY_PERCENT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """As in Gpu.index."""
+    used_bytes: _builtins.int
+    total_bytes: _builtins.int
+    busy_percent: _builtins.int
+    """The share of the last moment in which a kernel ran on it, as NVML samples it."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        busy_percent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_percent", b"busy_percent", "index", b"index", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuUse: _TypeAlias = GpuUse  # noqa: Y015
+
+@_typing.final
 class MemoryRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -387,6 +434,7 @@ class MemoryRequest(_message.Message):
     ASK_COUNTERS_FIELD_NUMBER: _builtins.int
     ASK_HARDWARE_FIELD_NUMBER: _builtins.int
     REPORT_RANKS_FIELD_NUMBER: _builtins.int
+    ASK_GPU_USE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keep(self) -> Global___KeepMemory: ...
     @_builtins.property
@@ -403,6 +451,8 @@ class MemoryRequest(_message.Message):
     def ask_hardware(self) -> Global___AskHardware: ...
     @_builtins.property
     def report_ranks(self) -> Global___ReportRanks: ...
+    @_builtins.property
+    def ask_gpu_use(self) -> Global___AskGpuUse: ...
     def __init__(
         self,
         *,
@@ -414,12 +464,13 @@ class MemoryRequest(_message.Message):
         ask_counters: Global___AskCounters | None = ...,
         ask_hardware: Global___AskHardware | None = ...,
         report_ranks: Global___ReportRanks | None = ...,
+        ask_gpu_use: Global___AskGpuUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "report_ranks", b"report_ranks", "take", b"take", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_gpu_use", b"ask_gpu_use", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "report_ranks", b"report_ranks", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "report_ranks", b"report_ranks", "take", b"take", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask_counters", b"ask_counters", "ask_gpu_use", b"ask_gpu_use", "ask_hardware", b"ask_hardware", "ask_verdict", b"ask_verdict", "body", b"body", "free", b"free", "keep", b"keep", "report_ranks", b"report_ranks", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken", "ask_verdict", "ask_counters", "ask_hardware", "report_ranks"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken", "ask_verdict", "ask_counters", "ask_hardware", "report_ranks", "ask_gpu_use"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -435,6 +486,7 @@ class MemoryAnswer(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    GPU_USE_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
     """The reason why the request was refused; empty: success."""
     freed: _builtins.int
@@ -453,6 +505,10 @@ class MemoryAnswer(_message.Message):
     def hardware(self) -> _common_pb2.Hardware:
         """To AskHardware."""
 
+    @_builtins.property
+    def gpu_use(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuUse]:
+        """To AskGpuUse. GPUs that do not say it are left out."""
+
     def __init__(
         self,
         *,
@@ -462,10 +518,11 @@ class MemoryAnswer(_message.Message):
         verdict: Global___NodeVerdict | None = ...,
         counters: Global___GpuCounters | None = ...,
         hardware: _common_pb2.Hardware | None = ...,
+        gpu_use: _abc.Iterable[Global___GpuUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "hardware", b"hardware", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "freed", b"freed", "generation", b"generation", "hardware", b"hardware", "refused", b"refused", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "freed", b"freed", "generation", b"generation", "gpu_use", b"gpu_use", "hardware", b"hardware", "refused", b"refused", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -356,6 +356,17 @@ class NodeTraining:
     first_at_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """How much of a node is used (NodeUse in agent.proto). A limit of 0: not known."""
+
+    memory: int
+    memory_limit: int
+    gpu_memory: int = 0
+    gpu_memory_limit: int = 0
+    gpu_busy: float = 0.0
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
@@ -402,6 +413,8 @@ class AgentStatus:
     """Of the newest flush; None: it has not begun on this node."""
     training: NodeTraining | None = None
     """For people: the journal does not keep it, and nothing is decided by it but what `training_watch` says."""
+    use: NodeUse | None = None
+    """For people, too, and nothing is decided by it."""
 
     def ranks_of(self, generation: int) -> list[RankState]:
         """The ranks that belong to `generation`."""
@@ -739,7 +752,7 @@ def stored_text(event: Event) -> str:
     elif isinstance(event, FabricSeen):
         event = replace(event, topologies=())
     elif isinstance(event, AgentReported | AgentAttached):
-        event = replace(event, status=replace(event.status, training=None))
+        event = replace(event, status=replace(event.status, training=None, use=None))
     kind = type(event)
     text = f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"
     stored = text.encode()
