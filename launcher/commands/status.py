@@ -34,6 +34,7 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.output.job_list import RECENT_S, Selection, gang_list
 from muster.launcher.output.job_screen import one_screen
 from muster.launcher.output.json_text import to_json
+from muster.launcher.output.last_words import last_words
 from muster.launcher.output.tables import gang_details
 from muster.v1.api_pb2 import GangView
 from muster.wording import duration
@@ -74,7 +75,7 @@ async def _run(options: argparse.Namespace) -> int:
         if options.job is None:
             return await _list(coordinator, options)
         if not options.follow:
-            _show(await coordinator.describe(gang_ref(options.job)), options)
+            await _show(await coordinator.describe(gang_ref(options.job)), options)
             return 0
         return await _follow(coordinator, options)
 
@@ -135,32 +136,32 @@ def _note_left_out(count: int, options: argparse.Namespace) -> None:
         print_note(f"jobs that ended more than {when} ago are not shown: {count} (--all shows them)")
 
 
-def _show(view: GangView, options: argparse.Namespace) -> None:
+async def _show(view: GangView, options: argparse.Namespace) -> None:
     if options.json:
         print(to_json(view), flush=True)
     else:
-        show(_lines(view, options))
+        show(await _lines(view, options))
 
 
-def _lines(view: GangView, options: argparse.Namespace) -> Iterator[str]:
-    target = screen(options)  # the terminal may have another width by now
+async def _lines(view: GangView, options: argparse.Namespace) -> Iterator[str]:
+    target, last = screen(options), await last_words(view)  # the terminal may have another width by now
     if options.full or target.width is None:
-        return gang_details(view, target)
-    return one_screen(view, target, clock.wall())
+        return gang_details(view, target, last)
+    return one_screen(view, target, clock.wall(), last)
 
 
 async def _follow(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
     view, ref = GangView(), gang_ref(options.job)
     if options.json or not sys.stdout.isatty():
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
-            _show(view, options)
+            await _show(view, options)
         return exit_code(view)
     from rich.live import Live
     from rich.text import Text
 
     with Live(auto_refresh=False, vertical_overflow="visible") as live:
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
-            live.update(Text.from_ansi("\n".join(_lines(view, options))), refresh=True)
+            live.update(Text.from_ansi("\n".join(await _lines(view, options))), refresh=True)
     return exit_code(view)
 
 

@@ -23,6 +23,7 @@ def to_dict(found: Diagnosis) -> dict[str, Any]:
         "phase": gang.phase,
         "generation": gang.generation,
         "step": gang.step,
+        "last_words": found.last_words,
         "network": found.network.source,
         "groups": [_kind(one) for one in found.kinds],
         "torn_groups": [_torn(one) for one in found.torn],

@@ -65,6 +65,8 @@ class Diagnosis:
     prediction: Prediction | None
     unknown: list[str] = field(default_factory=list)
     """What can't be said, and why."""
+    last_words: list[str] = field(default_factory=list)
+    """The last lines of the log of the rank that has ended the job; empty: it goes on, or no rank has ended it."""
 
 
 def diagnose(

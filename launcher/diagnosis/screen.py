@@ -29,7 +29,10 @@ def lines(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def _findings(found: Diagnosis, screen: Screen) -> Iterator[tuple[str, str]]:
+    gang = found.measured.gang
     for label, texts in (
+        ("ended", [gang.reason] if gang.final and gang.reason else []),
+        ("last words", found.last_words),
         ("network", [found.network.source]),
         ("groups", _groups(found)),
         ("links", _links(found)),

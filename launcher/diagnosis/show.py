@@ -19,6 +19,7 @@ from muster.launcher.diagnosis.diagnosis import Diagnosis, Network, diagnose, ju
 from muster.launcher.diagnosis.links import links_to_measure, slow_links
 from muster.launcher.diagnosis.screen import lines
 from muster.launcher.errors import NotNow, Unavailable, WrongInput
+from muster.launcher.output.last_words import last_words
 from muster.launcher.plan.assumptions import Defaults, PlanOptions
 from muster.launcher.plan.hardware import accelerator_of, load_table
 from muster.launcher.plan.places import with_gpu_links
@@ -50,6 +51,7 @@ async def run(options: argparse.Namespace) -> int:
             unknown += await _measure(coordinator, measured, fabric, options.job)
             measured = await coordinator.measurements(gang_ref(options.job))
     found = _diagnosis(measured, job, slurm, why, unknown, options.accelerator)
+    found = replace(found, last_words=await last_words(measured.gang))
     if options.json:
         print(json.dumps(to_dict(found)), flush=True)
     else:

@@ -5,7 +5,7 @@ Tables of nodes, ranks and recoveries are not on it: `tables.gang_details` has t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from muster.daemon.host import rank_log_files
 from muster.launcher.output import job_lines
@@ -20,18 +20,20 @@ _RUNNING_NOW = frozenset({"restore", "no snapshots"})
 """Lines about checkpoints that say what goes on now. The others say what is set."""
 
 
-def one_screen(view: GangView, screen: Screen, now: float) -> Iterator[str]:
-    """The job on one screen, what people look for first at the top. `now`: seconds since the epoch."""
-    return labelled(screen, _lines(view, Said(screen), Moment(now, screen)))
+def one_screen(view: GangView, screen: Screen, now: float, last_words: Iterable[str] = ()) -> Iterator[str]:
+    """The job on one screen, what people look for first at the top. `now`: seconds since the epoch. `last_words`: of
+    the rank that has ended it."""
+    return labelled(screen, _lines(view, Said(screen), Moment(now, screen), last_words))
 
 
-def _lines(view: GangView, said: Said, moment: Moment) -> Iterator[tuple[str, Cell]]:
+def _lines(view: GangView, said: Said, moment: Moment, last_words: Iterable[str]) -> Iterator[tuple[str, Cell]]:
     jobs = " ".join(map(str, view.slurm_job_ids))
     generation = f", generation {view.generation}" if view.generation else ""
     yield "job", f"{view.name} ({jobs}){generation}; {time_with_zone(moment.now, moment.screen.zone)}"
     yield "state", Coloured(job_lines.state_words(view, moment), colour(view.phase))
     if view.reason:
         yield "reason", said.once(view.reason, "the reason above")
+    yield from (("last words", line) for line in last_words)
     if view.waiting_for and not view.final:
         yield "waits for", said.once(view.waiting_for, "what it waits for")
     yield from job_lines.time_lines(view, moment)

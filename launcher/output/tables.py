@@ -36,10 +36,10 @@ class Said:
         return reason if first == place or not reason or self.screen.width is None else f"see {first}"
 
 
-def gang_details(view: GangView, screen: Screen) -> Iterator[str]:
-    """All details of one gang."""
+def gang_details(view: GangView, screen: Screen, last_words: Iterable[str] = ()) -> Iterator[str]:
+    """All details of one gang. `last_words`: of the rank that has ended it."""
     said = Said(screen)
-    yield from labelled(screen, _summary(view, said))
+    yield from labelled(screen, _summary(view, said, last_words))
     if view.nodes:
         yield ""
         yield from table(screen, *_members(view, said))
@@ -54,7 +54,7 @@ def gang_details(view: GangView, screen: Screen) -> Iterator[str]:
         yield from recovery_table(view.recoveries, screen, said)
 
 
-def _summary(view: GangView, said: Said) -> Iterator[tuple[str, Cell]]:
+def _summary(view: GangView, said: Said, last_words: Iterable[str]) -> Iterator[tuple[str, Cell]]:
     jobs = " ".join(map(str, view.slurm_job_ids))
     yield "job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})"
     yield (
@@ -67,6 +67,7 @@ def _summary(view: GangView, said: Said) -> Iterator[tuple[str, Cell]]:
         yield said.screen.titled("ended"), said.screen.time(view.ended_s)
     if view.reason:
         yield "reason", said.once(view.reason, "the reason above")
+    yield from (("last words", line) for line in last_words)
     if view.waiting_for and not view.final:
         yield "waits for", said.once(view.waiting_for, "what it waits for")
     yield "generation", str(view.generation)
