@@ -47,7 +47,7 @@ class AgentSettings:
     ports: PortRange | None = None
     """The site's ports for agents, if `listen` has port 0; None: any free ones."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """The environment that Slurm gave to this agent."""
+    """The environment of ranks before [env], with what Slurm says of this node."""
     hardware_socket: str = ""
     """The socket on which this node's musterd says what hardware the node has; empty: ask nobody."""
     failure: str = ""

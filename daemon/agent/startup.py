@@ -28,7 +28,7 @@ from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec, modules_to_impor
 from muster.daemon.agent.start_checks import node_problems
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.slurm.client import names
-from muster.slurm.client.batch_script import PoolJob
+from muster.slurm.client.batch_script import RANK_ENVIRONMENT, PoolJob
 from muster.v1.api_pb2 import BatchRef
 from muster.v1.common_pb2 import JobSpec
 
@@ -125,11 +125,13 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
     except names.InvalidName as error:
         raise BadOption(str(error)) from None
     own = AgentIdentity(gang, node, secrets.token_hex(8), os.getuid())
-    environment, pool_serial = (
-        rank_environment.shared_environment(os.environ, spec.env),
-        int(os.environ.get("MUSTER_POOL") or 0),
+    launched = os.environ.get(RANK_ENVIRONMENT, "")
+    given = _launched_environment(launched) if launched else dict(os.environ)
+    environment = rank_environment.shared_environment(given, spec.env)
+    pool_serial = int(os.environ.get("MUSTER_POOL") or 0)
+    pool_job = PoolJob(
+        own.gang, spec, _restart_count(), os.environ.get("MUSTER_COORDINATOR", ""), sys.argv[0], launched
     )
-    pool_job = PoolJob(own.gang, spec, _restart_count(), os.environ.get("MUSTER_COORDINATOR", ""), sys.argv[0])
     zygote_spec = ZygoteSpec(tuple(spec.command), modules_to_import(spec.preload), environment, spec.work_dir)
     return AgentSettings(
         identity=own,
@@ -150,10 +152,19 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         pool_serial=pool_serial,
         # A pool job is never requeued.
         memory_socket="" if pool_serial else options.memory,
-        environ=dict(os.environ),
+        environ=given,
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )
+
+
+def _launched_environment(path: str) -> dict[str, str]:
+    """What a process on this node would have in its environment if srun had been started with that in the file."""
+    try:
+        launch = rank_environment.read_environment(Path(path).read_bytes())
+    except OSError as error:
+        raise BadOption(f"{RANK_ENVIRONMENT} = {path!r} can't be read: {error.strerror}") from None
+    return rank_environment.launched_environment(os.environ, launch)
 
 
 def _restart_count() -> int:

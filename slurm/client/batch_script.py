@@ -33,6 +33,9 @@ SRUN = (
     "--input=none",
     "--export=ALL",
 )
+RANK_ENVIRONMENT = "MUSTER_RANK_ENVIRONMENT"
+"""Names the file with the environment that a user's own batch script has where it launches: NAME=VALUE each, separated
+by NUL. Ranks get it in place of the environment of their agent."""
 _END = "END_OF_SPEC"
 MAX_SPEC_BYTES = 128 * 1024 - len("MUSTER_SPEC=") - 1
 """Bytes of a spec as JSON. Linux starts no program with a variable of 128 KiB or more (MAX_ARG_STRLEN)."""
@@ -57,6 +60,8 @@ class PoolJob:
     restarts: int
     coordinator: str = ""
     agent: str = "muster-agent"
+    rank_environment: str = ""
+    """The file that RANK_ENVIRONMENT names; empty: there is none."""
 
 
 def render_pool_script(job: PoolJob, serial: int, site: Sequence[str], minutes: int | None) -> str:
@@ -89,6 +94,7 @@ def render_pool_script(job: PoolJob, serial: int, site: Sequence[str], minutes: 
         "",
         *environment_lines(job.gang, job.coordinator, spec),
         f"export MUSTER_POOL={serial} MUSTER_RESTARTS={job.restarts}",
+        *([f"export {RANK_ENVIRONMENT}={shlex.quote(one_line(job.rank_environment))}"] if job.rank_environment else []),
         "",
         f"exec {srun_command(job.agent)}",
     ]

@@ -44,7 +44,7 @@ class Asking:
     def __init__(self, folder: Path, slurm: Slurm, environ: Mapping[str, str] = {}) -> None:
         spec = JobSpec(name="tiny", run_dir=str(folder), node_options=["--gres=gpu:8", "--account=physics"])
         self.news = 0
-        job = PoolJob("tiny-0a", spec, restarts=3, coordinator="ctl:7070", agent="/opt/muster-agent")
+        job = PoolJob("tiny-0a", spec, 3, "ctl:7070", "/opt/muster-agent", rank_environment="/run/it's.environment")
         self.pool = PoolRequests(PoolRequestDefaults(job, None, environ), slurm, self._changed)
 
     def _changed(self) -> None:
@@ -72,6 +72,7 @@ async def test_the_pool_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_c
     asking = Asking(tmp_path, slurm, given)
     await asking.order(5)
     for line in (
+        """export MUSTER_RANK_ENVIRONMENT='/run/it'"'"'s.environment'""",
         "#SBATCH --nodes=1",
         "#SBATCH --no-requeue",
         "#SBATCH --gres=gpu:8",

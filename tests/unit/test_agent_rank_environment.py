@@ -6,6 +6,8 @@ from muster.daemon.agent.ranks.rank_environment import (
     RankPosition,
     StoreAccess,
     environment_of_rank,
+    launched_environment,
+    read_environment,
     shared_environment,
 )
 
@@ -81,6 +83,51 @@ def test_slurms_variables_agree_with_the_rank_and_its_own_values_are_kept() -> N
     }
     kept = {name.removeprefix("MUSTER_"): value for name, value in found.items() if name.startswith("MUSTER_SLURM_")}
     assert kept == {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"}
+
+
+def test_in_a_step_a_rank_has_all_that_srun_sets_also_what_the_launch_lacks() -> None:
+    found = environment_of_rank({"SLURM_STEP_ID": "4"}, PLACE, StoreAccess(hosted=True, libuv=True), "gang", "/run")
+    assert {
+        name: found[name] for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    } == {
+        "SLURM_PROCID": "5",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "8",
+        "SLURM_NTASKS_PER_NODE": "2",
+    }
+    assert not [name for name in found if name.startswith("MUSTER_SLURM_")]
+    outside = environment_of_rank({"SLURM_JOB_ID": "4"}, PLACE, StoreAccess(hosted=True, libuv=True), "gang", "/run")
+    assert "SLURM_PROCID" not in outside
+
+
+def test_a_launch_gives_all_but_what_slurm_says_of_the_node() -> None:
+    own = {
+        "PATH": "/usr/bin",
+        "MUSTER_SPEC": "{}",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "SLURMD_NODENAME": "n4",
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "5",
+        "SLURM_NNODES": "5",
+        "SLURM_CPU_BIND": "quiet,none",
+        "SLURM_UMASK": "0022",
+    }
+    launch = {"PATH": "/venv/bin", "PYTHONPATH": "/home/lib", "SLURM_NNODES": "4", "SLURMD_NODENAME": "n0"}
+    assert launched_environment(own, {**launch, "CUDA_VISIBLE_DEVICES": "0"}) == {
+        "PATH": "/venv/bin",
+        "PYTHONPATH": "/home/lib",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "SLURMD_NODENAME": "n4",
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "5",
+        "SLURM_NNODES": "4",
+        "SLURM_UMASK": "0022",
+    }
+
+
+def test_an_environment_is_read_as_the_kernel_shows_it() -> None:
+    text = b"A=1\0B=x=y\nz\0C=\xff\0\0nonsense\0=hidden\0"
+    assert read_environment(text) == {"A": "1", "B": "x=y\nz", "C": "\udcff"}
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,34 @@ async def test_ranks_see_what_torchrun_sets(gang: Gang) -> None:
     assert gang.log(1, 1).read_text() == "1 2 0 1 2 127.0.0.1 False given 1\nTrue 1 g\n"
 
 
+async def test_ranks_have_the_environment_of_the_launch_and_not_that_of_their_agent(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = gang.folder / "g.environment"
+    launch.write_bytes(b"PATH=/bin\0LINES=a\nb\0SLURM_NNODES=1\0SLURMD_NODENAME=first\0")
+    monkeypatch.setenv("MUSTER_RANK_ENVIRONMENT", str(launch))
+    for name, value in {"OF_AGENT": "1", "SLURM_STEP_ID": "7", "SLURMD_NODENAME": "n0", "SLURM_PROCID": "9"}.items():
+        monkeypatch.setenv(name, value)
+    show = """
+        import os
+        for name in "LINES OF_AGENT SLURMD_NODENAME SLURM_PROCID SLURM_NTASKS MUSTER_RANK_ENVIRONMENT".split():
+            print(name, repr(os.environ.get(name)))
+    """
+    await gang.start(1, PYTHON, gang.script(show))
+    gang.fence(0)
+    await gang.until(lambda: gang.status("n0").store_generation == 1)
+    gang.coordinator.order(gang.run_order(1))
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    assert gang.log(0, 1).read_text().splitlines() == [
+        "LINES 'a\\nb'",
+        "OF_AGENT None",
+        "SLURMD_NODENAME 'n0'",
+        "SLURM_PROCID '0'",
+        "SLURM_NTASKS '1'",
+        "MUSTER_RANK_ENVIRONMENT None",
+    ]
+
+
 async def test_a_crash_is_told_with_the_last_lines(gang: Gang) -> None:
     await gang.start(1, PYTHON, gang.script("print('x' * 9000); print('before'); raise RuntimeError('boom')"))
     gang.fence(0)

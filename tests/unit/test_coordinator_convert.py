@@ -57,6 +57,8 @@ def spec(**more: object) -> common_pb2.JobSpec:
         ("durable_dir", "/a\nb", "durable_dir = '/a\\nb' must have no control characters"),
         ("durable_dir", "/" * 4097, "durable_dir has 4097 characters: 4096 at most"),
         ("env", {f"V{n}": "" for n in range(10_001)}, "env has 10001 entries: 10000 at most"),
+        ("own_nodes", ["n0"], "own_nodes must name as many nodes as nodes = 2, each of them once"),
+        ("own_nodes", ["n0", "n0"], "own_nodes must name as many nodes as nodes = 2, each of them once"),
     ],
 )
 def test_an_impossible_spec_is_rejected_with_its_reason(field: str, value: object, words: str) -> None:

@@ -93,3 +93,32 @@ def test_the_axes_of_a_spec_are_those_of_its_degrees() -> None:
 def test_axes_that_do_not_fit_are_refused_at_registration(degrees: dict[str, int], words: str) -> None:
     with pytest.raises(conversion.InvalidMessage, match=words.replace("*", r"\*")):
         job_specs.gang_spec(common_pb2.JobSpec(nodes=4, ranks_per_node=4, **degrees))  # type: ignore[arg-type]
+
+
+def test_nodes_that_the_script_knows_as_its_own_have_the_first_seats_in_its_order() -> None:
+    world = Scenario(3, 2, own_nodes=("n4", "n1", "n2"))
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    assert [seat.node for seat in world.gang.roster.seats] == ["n4", "n1", "n2"]
+    world.crash("n4")
+    world.run_until(lambda: world.gang.newest.stepped_generation == 2)
+    assert [seat.node for seat in world.gang.roster.seats][1:] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("usable", "last", "seats"),
+    [
+        ("n0 n1 n2 n3 n4 n5", {}, ["n5", "n0", "n3", "n1"]),
+        ("n0 n1 n2 n4 n5", {}, ["n5", "n0", "n2", "n1"]),
+        ("n0 n1 n2 n3 n4 n5", {"n5": 1}, ["n2", "n0", "n3", "n1"]),
+        ("n0 n1 n3 n5", {"n5": 1}, ["n5", "n0", "n3", "n1"]),
+        ("n1 n3", {}, ["n3", "n1"]),
+    ],
+)
+def test_own_nodes_come_before_groups_and_after_what_nodes_can(
+    usable: str, last: dict[str, int], seats: list[str]
+) -> None:
+    own = ("n5", "n0", "n3", "n1")
+    nodes = usable.split()
+    fabric = network(**{node: f"s{int(node[1]) // 2}" for node in nodes})
+    groups = communicating_seats(GangSpec(4, 2, tensor=2))
+    assert placement.first_seats(fabric, nodes, 4, last, groups, own=own) == seats

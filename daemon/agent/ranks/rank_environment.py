@@ -1,5 +1,8 @@
 """The environment of ranks: the variables of torchrun, those of Muster, and Slurm's in the gang's order. Pure.
 
+Ranks get the environment of their agent. If a user's own batch script has launched them, they get that of the launch,
+in which what Slurm says of the node is the agent's (`launched_environment`).
+
 Slurm numbers the nodes of an allocation in its own order, spares included, and knows of no swap. Scripts and libraries
 read its variables, so ranks get values that agree with RANK. Slurm's own value is kept: MUSTER_SLURM_PROCID has that of
 SLURM_PROCID.
@@ -8,6 +11,7 @@ SLURM_PROCID.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,12 +30,22 @@ _AGENT_VARIABLES = frozenset(
         "MUSTER_POOL",
         "MUSTER_RESTARTS",
         "MUSTER_DURABLE",
+        "MUSTER_RANK_ENVIRONMENT",
         "MUSTER_RUN_TOKEN",
         "MUSTER_USER_NAME",
         "GRPC_SSL_CIPHER_SUITES",
         "GRPC_VERBOSITY",
     }
 )
+_OF_STEP = (
+    *("SLURMD_", "SLURM_STEP", "SLURM_SRUN_COMM_", "SLURM_TOPOLOGY_", "SLURM_LAUNCH_NODE_", "SLURM_JOBID"),
+    *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID"),
+    *("SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME"),
+    *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+)
+"""Beginnings of the names that Slurm sets anew for a node or for a task, whatever the environment of srun has."""
+_OPTIONS_OF_AGENTS = ("SLURM_CPU_BIND", "SLURM_MPI_TYPE", "SLURM_EXPORT_ENV")
+"""Likewise, of options of the srun that has started the agents: they say nothing of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,25 @@ def shared_environment(environ: Mapping[str, str], wanted: Mapping[str, str]) ->
     """The environment that all ranks and generations share: this process's environment under the spec's [env]."""
     kept = {name: value for name, value in environ.items() if name not in _AGENT_VARIABLES}
     return {OMP_THREADS_VARIABLE: "1", **kept, **wanted}
+
+
+def launched_environment(own: Mapping[str, str], launch: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a process on this node would have if srun had been started with `launch`.
+
+    Args:
+        own: this agent's own environment.
+        launch: that of the batch script where it launches the ranks.
+    """
+    of_slurm = {name: value for name, value in own.items() if name.startswith(("SLURM", *_OF_STEP))}
+    told = {name: value for name, value in of_slurm.items() if not name.startswith(_OPTIONS_OF_AGENTS)}
+    of_step = {name: value for name, value in of_slurm.items() if name.startswith(_OF_STEP)}
+    return {**told, **launch, **of_step}
+
+
+def read_environment(text: bytes) -> dict[str, str]:
+    """The variables in `text`: NAME=VALUE each, separated by NUL, as in /proc/PID/environ."""
+    pairs = (os.fsdecode(entry).partition("=") for entry in text.split(b"\0") if b"=" in entry)
+    return {name: value for name, _, value in pairs if name}
 
 
 def environment_of_rank(
@@ -123,10 +156,12 @@ def _store(base: Mapping[str, str], store: StoreAccess) -> dict[str, str]:
 def _agreeing_with_rank(base: Mapping[str, str], place: RankPosition) -> dict[str, str]:
     """Slurm's variables that replace those in `base`, and those that keep Slurm's own values.
 
-    Only variables that Slurm has set are replaced: outside Slurm there are none.
+    In a step of Slurm a rank has all of them, as srun gives them to a task. Elsewhere only those are replaced that are
+    there.
     """
-    values = {name: value for name, value in _as_slurm_says(place).items() if name in base}
-    return {**values, **{f"{KEPT_PREFIX}{name}": base[name] for name in values}}
+    in_step = "SLURM_STEP_ID" in base
+    values = {name: value for name, value in _as_slurm_says(place).items() if in_step or name in base}
+    return {**values, **{f"{KEPT_PREFIX}{name}": base[name] for name in values if name in base}}
 
 
 def _as_slurm_says(place: RankPosition) -> dict[str, str]:

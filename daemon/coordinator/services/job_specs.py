@@ -153,6 +153,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
     check_count("readers", len(message.readers), names.MOST_READERS)
     for reader in message.readers:
         check_name(names.check_reader, reader)
+    _check_own_nodes(message)
     found = events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
@@ -186,6 +187,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         identity=job_identity(message),
         resume_from=message.resume_from,
         readers=tuple(message.readers),
+        own_nodes=tuple(message.own_nodes),
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
@@ -207,6 +209,14 @@ def check_variables(message: common_pb2.JobSpec) -> None:
         InvalidMessage: it has too many variables.
     """
     check_count("env", len(message.env), job_limits.MAX_VARIABLES)
+
+
+def _check_own_nodes(message: common_pb2.JobSpec) -> None:
+    own = message.own_nodes
+    if own and not len(own) == len(set(own)) == message.nodes:
+        raise InvalidMessage(f"own_nodes must name as many nodes as nodes = {message.nodes}, each of them once")
+    for node in own:
+        check_name(names.check_node, node)
 
 
 def _if_worse(word: str) -> events.IfWorse:

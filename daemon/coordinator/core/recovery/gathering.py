@@ -249,7 +249,10 @@ def _start_preflight(gang_turn: GangTurn) -> None:
     """Enough agents are attached: make sure that no rank of an earlier run is left, and have the store opened."""
     gang, here, spec = gang_turn.gang, gang_turn.index.in_service, gang_turn.gang.spec
     groups = communicating_seats(spec)
-    store = placement.first_seats(gang_turn.fabric, here, spec.nodes, groups=groups, apart=spec.spread_spares)[0]
+    seats = placement.first_seats(
+        gang_turn.fabric, here, spec.nodes, groups=groups, apart=spec.spread_spares, own=spec.own_nodes
+    )
+    store = seats[0]
     gang_turn.turn.record(
         facts.GenerationFenced(gang.id, gang.newest.generation, facts.PREFLIGHT_CAUSE, True, store, 0, gang_turn.now)
     )

@@ -44,7 +44,9 @@ def next_seats(gang_turn: GangTurn) -> list[str] | None:
     usable = [member.node for member in gang_turn.usable()]
     groups = communicating_seats(gang.spec)
     if not gang.roster.seats:
-        return placement.first_seats(fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares)
+        return placement.first_seats(
+            fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares, gang.spec.own_nodes
+        )
     before = gang.seats_to_fill()
     if len(before) < gang.spec.nodes:
         groups = ()  # fewer replicas, and replicas alone can be fewer

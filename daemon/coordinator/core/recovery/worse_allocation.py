@@ -62,7 +62,9 @@ def _first_seats(gang_turn: GangTurn, spec: GangSpec) -> list[str]:
         node_checks.last_choices(gang_turn),
     )
     groups = communicating_seats(spec)
-    return placement.first_seats(gang_turn.fabric, usable, spec.nodes, last_choices, groups, spec.spread_spares)
+    return placement.first_seats(
+        gang_turn.fabric, usable, spec.nodes, last_choices, groups, spec.spread_spares, spec.own_nodes
+    )
 
 
 def _with_required_only(spec: GangSpec) -> GangSpec:

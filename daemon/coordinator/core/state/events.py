@@ -101,6 +101,8 @@ class GangSpec:
     """A durable checkpoint of another gang that the first generation starts from; empty: step 0."""
     readers: tuple[str, ...] = ()
     """Who may read it beside its owner and operators: login names, and Unix groups as "group:NAME"."""
+    own_nodes: tuple[str, ...] = ()
+    """Nodes that the job's script knows as its own: they have the first seats, in this order. Empty: any nodes."""
 
     @property
     def fewest(self) -> int:

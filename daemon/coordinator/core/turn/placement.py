@@ -34,6 +34,7 @@ def first_seats(
     last_choices: Mapping[str, int] = _NONE,
     groups: tuple[NodeGroup, ...] = (),
     apart: tuple[str, ...] = (),
+    own: Sequence[str] = (),
 ) -> list[str]:
     """The nodes of the first generation, in the order of group ranks. The other nodes are spares.
 
@@ -43,7 +44,10 @@ def first_seats(
         count: number of seats.
         last_choices, groups: as for `refill_seats`.
         apart: what spares shall not share (`GangSpec.spread_spares`).
+        own: nodes that have these seats, if they may carry ranks (`GangSpec.own_nodes`), whatever groups would gain.
     """
+    if own:
+        return _own_seats(fabric, nodes, own[:count], last_choices)
     if groups and len(nodes) >= count:
         last = frozenset((node, number) for node, number in last_choices.items() if node in nodes)
         seats = least_communication(fabric, groups, frozenset(nodes), count, last)
@@ -53,6 +57,17 @@ def first_seats(
         spares = in_fabric_order(fabric, set(nodes).difference(seats))
         seats = spread_spares(fabric, groups, seats, spares, failure_domains_of(fabric, apart), last_choices)
     return list(seats) if groups else in_fabric_order(fabric, seats)
+
+
+def _own_seats(
+    fabric: Fabric, nodes: Collection[str], own: Sequence[str], last_choices: Mapping[str, int]
+) -> list[str]:
+    """`own`, with other nodes in the seats of those that may carry no ranks, or only if no other node is left."""
+    fit = [node for node in nodes if not last_choices.get(node)]
+    usable = frozenset(fit if len(fit) >= len(own) else nodes)
+    others = sorted(in_fabric_order(fabric, usable.difference(own)), key=lambda node: last_choices.get(node, 0))
+    seats = [node if node in usable else (others.pop(0) if others else "") for node in own]
+    return [node for node in seats if node]
 
 
 def refill_seats(
