@@ -31,6 +31,7 @@ from muster.daemon.coordinator.services.node_service import NodeService
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
 from muster.daemon.coordinator.slurm.fabric_watch import FabricWatch
+from muster.daemon.coordinator.slurm.job_comments import JobComments
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
@@ -143,6 +144,11 @@ class Coordinator:
         if hooks := Hooks([] if isinstance(settings.slurm, LocalSlurm) else settings.policy.hooks):
             state, now = self.engine.core.state, self.engine.clock.now
             self.engine.on_facts.append(lambda decided: hooks.tell(messages(decided, state, now())))
+        wanted = settings.policy.comments
+        self._comments = JobComments(
+            settings.slurm, self.engine.core.state, comment=wanted.comment, admin_comment=wanted.admin_comment
+        )
+        self.engine.on_facts.append(self._comments.note)
         self._watch = SlurmWatch(
             settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
         )
@@ -210,6 +216,7 @@ class Coordinator:
             self.fabric.run(),
             self._recorder.run(),
             self._accounts.run(),
+            self._comments.run(),
             hosts.run(resolve),
         )
         await asyncio.gather(*watches, *names)

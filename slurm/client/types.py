@@ -102,6 +102,7 @@ class Job:
     """The time of the end. While the job runs, the time at which its time limit ends it."""
     time_limit_s: int | None = None
     comment: str = ""
+    admin_comment: str = ""
     requeue: bool = False
     """Whether Slurm may requeue the job on its own."""
     held: bool = False
@@ -248,8 +249,12 @@ class Slurm(Protocol):
         """Sets whether Slurm may requeue `job` on its own (node failure, preemption, exit code policy)."""
         ...
 
-    async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Replaces the comment of `job`, which squeue and sacct show."""
+    async def set_comments(
+        self, job: int, comment: str = "", admin_comment: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Replaces the comment of `job`, which squeue and sacct show, and its AdminComment, in one call. An empty one
+        stays as it is. Only operators and the Slurm user may change an AdminComment.
+        """
         ...
 
     async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

@@ -40,8 +40,8 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
         shown = f"scontrol show job {job}"
         wait_until(lambda: f"ExcNodeList={dead}" in healthy.sh(CONTROLLER, shown), 20, f"{dead} is excluded")
-        said = "Comment=muster: no spare is left"
-        wait_until(lambda: said in healthy.sh(CONTROLLER, shown), 20, "the job's comment says why")
+        said = re.compile(r" Comment=muster: REQUEUED at step \d+, 1 recovery: no spare is left")
+        wait_until(lambda: said.search(healthy.sh(CONTROLLER, shown)), 20, "the job's comment says why")
         training.wait(lambda v: v.get("phase") == "RUNNING", 240, "RUNNING")
         training.finish()
         view = training.wait_final()
@@ -49,6 +49,9 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         steps = training.steps(training.generation)
         assert steps[0][0] > 15, "it resumed from the flushed step"
         training.wait_job_ended()
+        text = healthy.sh(CONTROLLER, shown)
+        assert f" Comment=muster: DONE at step {steps[-1][0]}, 1 recovery, the last: requeue of {dead}" in text
+        assert f"AdminComment=[muster: {dead} left in generation 2 (requeue), LOST: " in text
     saved = sorted(path.name for path in (training.folder / "durable").iterdir())
     assert saved[-1].startswith(f"step_{steps[-1][0]:08d}_")
     assert not [name for name in saved if "tmp" in name]

@@ -63,7 +63,7 @@ async def one_round(meter: Meter, world: RealWorld) -> None:
     await meter.time("drain", slurm.drain(node, "measured"))
     await meter.time("resume", slurm.resume(node))
     await meter.time("set_requeue_flag", slurm.set_requeue_flag(job.id, True))
-    await meter.time("set_comment", slurm.set_comment(job.id, "measured"))
+    await meter.time("set_comments", slurm.set_comments(job.id, "measured"))
     await meter.time("remove_node", slurm.remove_node(job.id, job.nodes[1]))
     await meter.time("down", slurm.down(node, "measured"))
     await meter.time("complete_job", slurm.complete_job(job.id, 0))

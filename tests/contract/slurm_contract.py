@@ -205,10 +205,11 @@ async def flag_and_comment_change_nothing_else(world: World) -> None:
     after = await job_of(world, before.id)
     assert not after.requeue
     await world.slurm.set_requeue_flag(before.id, True)
-    await world.slurm.set_comment(before.id, REASON)
+    await world.slurm.set_comments(before.id, REASON, "for operators")
+    await world.slurm.set_comments(before.id, admin_comment=REASON)
     after = await job_of(world, before.id)
     assert after.requeue
-    assert after.comment == REASON
+    assert (after.comment, after.admin_comment) == (REASON, REASON)
     assert (after.nodes, after.excluded, after.name, after.time_limit_s, after.end_time, after.state) == (
         before.nodes, before.excluded, before.name, before.time_limit_s, before.end_time, before.state,
     )  # fmt: skip
@@ -377,7 +378,7 @@ async def what_is_not_there_is_refused(world: World) -> None:
         lambda: slurm.resume("nowhere7"),
         lambda: slurm.requeue(NO_SUCH_JOB),
         lambda: slurm.remove_node(NO_SUCH_JOB, "nowhere7"),
-        lambda: slurm.set_comment(NO_SUCH_JOB, "x"),
+        lambda: slurm.set_comments(NO_SUCH_JOB, "x"),
         lambda: slurm.set_requeue_flag(NO_SUCH_JOB, True),
     ]
     for attempt in attempts:

@@ -181,29 +181,6 @@ async def test_a_call_with_an_unexpected_error_is_retried(slurm: FakeSlurm) -> N
     assert slurm.cluster.nodes()["n2"].drained
 
 
-async def test_the_reason_of_a_requeue_follows_the_users_own_comment(slurm: FakeSlurm) -> None:
-    cluster = slurm.cluster
-    assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
-    assert cluster.jobs()[1].comment == "muster: why"
-    await slurm.set_comment(1, "for the paper; muster: an older reason")
-    assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n2",)) is None
-    assert cluster.jobs()[1].comment == "for the paper; muster: why"
-
-
-class Wordless(FakeSlurm):
-    """Slurm refuses every change of a comment."""
-
-    async def set_comment(self, job: int, text: str, *, timeout_s: float = 5.0) -> None:
-        raise SlurmRefused("set the comment", "Access/permission denied")
-
-
-async def test_a_requeue_succeeds_without_its_comment(slurm: FakeSlurm, caplog: pytest.LogCaptureFixture) -> None:
-    wordless = Wordless(slurm.cluster)
-    assert await Owing(wordless, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
-    assert slurm.cluster.jobs()[1].excluded == ("n1",)
-    assert "Access/permission denied" in caplog.text
-
-
 async def test_a_requeue_from_before_a_restart_is_not_repeated(slurm: FakeSlurm) -> None:
     assert await Owing(slurm, Phase.GATHERING).answer("requeue", exclude=("n1",)) is None
     assert slurm.cluster.jobs()[1].restart_count == 0

@@ -200,6 +200,15 @@ class _Limits(BaseModel):
     observe: bool
 
 
+class Comments(BaseModel):
+    """[comments]: which of Muster's lines Slurm shows of a job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    comment: bool = True
+    admin_comment: bool = True
+
+
 class _Pool(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -213,12 +222,13 @@ class _Pool(BaseModel):
         return Pool(tuple(f"--{key}={value}" for key, value in options.items() if value), self.wait_s)
 
 
-_LIMITS, _POOL, _HOOKS = "limits", "pool", "hooks"
+_LIMITS, _POOL, _HOOKS, _COMMENTS = "limits", "pool", "hooks", "comments"
 _STRAGGLER = "straggler"
 """The one kind whose signals come from ranks: the core finds them, and no node daemon needs its rule."""
 _LIMITS_SCHEMA = TypeAdapter(_Limits)
 _POOL_SCHEMA = TypeAdapter(_Pool)
 _HOOKS_SCHEMA = TypeAdapter(HooksTable)
+_COMMENTS_SCHEMA = TypeAdapter(Comments)
 _KINDS_SCHEMA = TypeAdapter(dict[str, _SignalKind])
 T = TypeVar("T")
 
@@ -232,11 +242,13 @@ class Policy:
         limits: Limits,
         site: Mapping[str, Any] | None = None,
         hooks: Mapping[str, HookTable] | None = None,
+        comments: Comments | None = None,
     ) -> None:
         self._kinds = kinds
         self._site = _flat(site or {})
         self.limits = limits
         self.hooks: list[Hook] = [table.hook(name) for name, table in (hooks or {}).items()]
+        self.comments = comments or Comments()
 
     @classmethod
     def load(cls, override: Path | None = None) -> Policy:
@@ -256,16 +268,18 @@ class Policy:
 
     @classmethod
     def _from_table(cls, table: dict[str, Any], site: dict[str, Any], where: str, mistakes: list[str]) -> Policy:
-        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL, _HOOKS)}
+        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL, _HOOKS, _COMMENTS)}
         kinds = _checked(_KINDS_SCHEMA, rows, where, mistakes)
         limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
         pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
         hooks = _checked(_HOOKS_SCHEMA, table[_HOOKS], where, mistakes, _HOOKS)
+        comments = _checked(_COMMENTS_SCHEMA, table[_COMMENTS], where, mistakes, _COMMENTS)
         mistakes += (f"{where}: {words}" for words in _useless_conditions(kinds or {}))
         straggler = _straggler_rule(kinds[_STRAGGLER], where, mistakes) if kinds else None
         if mistakes or kinds is None or limits is None or pool is None or hooks is None:
             raise PolicyError(*mistakes)
-        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler), site, hooks)
+        whole = Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler)
+        return cls(kinds, whole, site, hooks, comments)
 
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
@@ -429,7 +443,12 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
     at = ".".join([*path, last])
     match fault["type"]:
         case "extra_forbidden":
-            tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool, _HOOKS: HookTable}
+            tables: dict[str, type[BaseModel]] = {
+                _LIMITS: _Limits,
+                _POOL: _Pool,
+                _HOOKS: HookTable,
+                _COMMENTS: Comments,
+            }
             model = tables[parents[0]] if parents else _Condition if "when" in path else _row_model(path)
             return f"unknown key {at}{_suggestion(last, list(model.model_fields))}"
         case "enum":

@@ -33,7 +33,6 @@ REQUEUE_DEADLINE_S = 30.0
 BUG_ATTEMPTS = 3
 """Attempts at a call that fails with an unexpected error."""
 _BUG_RETRY_INTERVAL_S = 0.25
-_COMMENT_PREFIX = "muster: "
 _BACKOFF = wait_exponential(multiplier=0.25, max=5.0)
 
 
@@ -193,20 +192,7 @@ async def _requeue(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState)
     gang = state.gangs.get(call.gang)
     if gang is not None and gang.phase in (Phase.REQUEUED, Phase.SUBMITTED):
         await _requeue_with_nodes(slurm, call, gang)
-        await _set_reason(slurm, call)  # after the requeue: Slurm accepts no comment for a job that has ended
     # Otherwise the job runs again: an earlier coordinator made the call and ended before it noted the answer.
-
-
-async def _set_reason(slurm: Slurm, call: facts.SlurmCallOwed) -> None:
-    """Write the reason for the requeue into the job's comment. The user's own comment stays in front."""
-    job = await _look_up(slurm, call.job)
-    if isinstance(job, Gone):
-        return
-    users_comment = job.comment.partition(_COMMENT_PREFIX)[0].rstrip(" ;")
-    try:
-        await slurm.set_comment(call.job, f"{users_comment}; {call.text}" if users_comment else call.text)
-    except SlurmRefused as refused:
-        _log.warning("%s: %s", call.gang, refused)  # the requeue succeeds without the comment
 
 
 async def _admit(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:

@@ -237,8 +237,12 @@ class Procedures(ABC):
         operation = f"set the requeue flag of job {job} to {int(flag)}"
         await self._update_job(operation, job, {"Requeue": str(int(flag))}, timeout_s)
 
-    async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        await self._update_job(f"set the comment of job {job}", job, {"Comment": one_line(text)}, timeout_s)
+    async def set_comments(
+        self, job: int, comment: str = "", admin_comment: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        texts = {"Comment": one_line(comment), "AdminComment": one_line(admin_comment)}
+        changes = {key: text for key, text in texts.items() if text}
+        await self._update_job(f"set the comments of job {job}", job, changes, timeout_s)
 
     async def complete_job(self, job: int, exit_code: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         await completion.complete(job, exit_code, timeout_s=timeout_s, lease_s=self._lease_guard())

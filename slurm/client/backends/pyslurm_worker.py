@@ -99,6 +99,7 @@ _JOB_CHANGES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "StartTime": ("begin_time", _now),
     "Requeue": ("is_requeueable", lambda value: value == "1"),
     "Comment": ("comment", str),
+    "AdminComment": ("admin_comment", str),
 }
 
 
@@ -141,6 +142,7 @@ def _job(job: Any) -> Record:
         "end_time": job.end_time or 0,
         "time_limit": job.time_limit,
         "comment": job.comment or "",
+        "admin_comment": job.admin_comment or "",
         "requeue": job.is_requeueable,
         "hold": job.priority == 0,
         "current_working_directory": job.working_directory or "",

@@ -264,15 +264,17 @@ class FakeCluster:
         self._changed(entry, replace(entry.job, excluded=excluded, reason="", held=False))
         self.apply_due_changes()
 
-    def update(self, operation: str, job: int, *, requeue: bool | None = None, comment: str | None = None) -> None:
-        """Changes the requeue flag or the comment of a job that has not ended."""
+    def update(
+        self, operation: str, job: int, *, requeue: bool | None = None, comment: str = "", admin_comment: str = ""
+    ) -> None:
+        """Changes the requeue flag or the comments of a job that has not ended. An empty comment changes nothing."""
         entry = self._entry(operation, job)
         self.apply_due_changes()
         if entry.job.state.ended:
             raise SlurmRefused(operation, f"Job has already finished for job {job}")
         flag = entry.job.requeue if requeue is None else requeue
-        text = entry.job.comment if comment is None else comment
-        self._changed(entry, replace(entry.job, requeue=flag, comment=text))
+        comment, admin_comment = comment or entry.job.comment, admin_comment or entry.job.admin_comment
+        self._changed(entry, replace(entry.job, requeue=flag, comment=comment, admin_comment=admin_comment))
 
     def cancel(self, job: int) -> None:
         """Ends `job` with CANCELLED. An unknown job, or one that has ended, does not change."""

@@ -90,8 +90,11 @@ class FakeSlurm:
     async def set_requeue_flag(self, job: int, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._available_cluster().update(f"set the requeue flag of job {job}", job, requeue=flag)
 
-    async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._available_cluster().update(f"set the comment of job {job}", job, comment=text)
+    async def set_comments(
+        self, job: int, comment: str = "", admin_comment: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        operation = f"set the comments of job {job}"
+        self._available_cluster().update(operation, job, comment=comment, admin_comment=admin_comment)
 
     async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         cluster = self._available_cluster()

@@ -83,6 +83,7 @@ def job(record: Record) -> Job:
         end_time=_time(record.get("end_time")),
         time_limit_s=None if limit is None else limit * 60,
         comment=_words(record.get("comment")),
+        admin_comment=_words(record.get("admin_comment")),
         requeue=bool(record.get("requeue", False)),
         held=bool(record.get("hold", False)),
         dependency=_words(record.get("dependency")),
