@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from muster.launcher.output.checkpoint_lines import size
 from muster.launcher.output.screen import Screen
+from muster.recovery_phases import RecoveryPhase, phase_seconds
 from muster.slurm.client.parsing.hostlist import collapse
 from muster.v1.api_pb2 import (
     CheckpointView,
     GangView,
     GoodputView,
-    MetricView,
     NodeSpread,
     NodeView,
     RecoveryView,
     TrainingView,
 )
+from muster.v1.common_pb2 import RankNumber
 from muster.wording import counted, duration
 
 FIRST_VALUES = ("loss", "gradient_norm", "lr")
 """Numbers of the script that stand before its own ones."""
-PHASES = ("detect", "fence", "place", "first step")
 """The phases of a recovery."""
 _VALUES_SHOWN = 5
 _LOSSES_SHOWN = 3
@@ -124,7 +124,7 @@ def _values(training: TrainingView) -> Iterator[str]:
         yield f"{training.tokens_per_gpu_s:,.0f} tokens/s a GPU"
 
 
-def _value(metric: MetricView) -> str:
+def _value(metric: RankNumber) -> str:
     spread = f" ({metric.least:.4g} to {metric.greatest:.4g})" if metric.least != metric.greatest else ""
     return f"{metric.name} {metric.median:.5g}{spread}"
 
@@ -232,18 +232,16 @@ def recovery_words(view: GangView, moment: Moment) -> str:
 
 def recovery_phases(recovery: RecoveryView) -> str:
     """How long each phase took, as far as they are over."""
-    return ", ".join(f"{name} {duration(spent)}" for name, spent in phase_seconds(recovery))
+    return ", ".join(f"{phase.words} {duration(spent)}" for phase, spent in phases_of(recovery).items())
 
 
-def phase_seconds(recovery: RecoveryView) -> Iterator[tuple[str, float]]:
+def phases_of(recovery: RecoveryView) -> dict[RecoveryPhase, float]:
     """The phases that are over, and their seconds."""
-    ends = (recovery.detected_s, recovery.fenced_s, recovery.started_s, recovery.first_step_s)
-    began = recovery.suspected_s or recovery.detected_s
-    for name, end in zip(PHASES, ends, strict=True):
-        if not end:
-            return
-        yield name, max(0.0, end - began)
-        began = end
+    ends = (
+        recovery.detected_s, recovery.fenced_s, recovery.started_s,
+        recovery.running_s, recovery.restored_s, recovery.first_step_s,
+    )  # fmt: skip
+    return dict(phase_seconds(recovery.suspected_s or recovery.detected_s, ends))
 
 
 def goodput_share(goodput: GoodputView) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from muster.launcher.report import faults
 from muster.launcher.report.picture import HATCHES, axes_of, colour, figure_of, svg_of, words
 from muster.launcher.report.report_data import Goodput, RecoveryParts
+from muster.recovery_phases import RecoveryPhase
 from muster.wording import counted, duration, percent
 
 MOST_BARS = 24
@@ -15,12 +15,7 @@ CATEGORIES = {
     "useful": "useful",
     "queue": "queue",
     "start": "start",
-    "detect": "detect",
-    "fence": "fence",
-    "place": "place",
-    "rendezvous": "rendezvous",
-    "load": "load",
-    "first_step": "first step",
+    **{phase.value: phase.words for phase in RecoveryPhase},
     "steps_again": "steps done again",
     "checkpoint": "checkpoint stalls",
     "straggler": "stragglers",
@@ -29,7 +24,7 @@ CATEGORIES = {
     "other": "other",
 }
 """Where time goes, with its words."""
-PHASES = {phase.value: CATEGORIES[phase.value] for phase in faults.PHASES}
+PHASES = {phase.value: phase.words for phase in RecoveryPhase}
 """The phases of a recovery, in their order, with their words."""
 _ROW_INCHES = 0.29
 

@@ -13,10 +13,9 @@ from muster.daemon.coordinator.goodput.intervals import Category, FaultKind, Int
 from muster.launcher.report.report_data import Fault, RecoveryParts
 from muster.launcher.report.story import Story
 from muster.node_health import OUT_OF_SERVICE
+from muster.recovery_phases import RecoveryPhase
 
-PHASES = (
-    Category.DETECT, Category.FENCE, Category.PLACE, Category.RENDEZVOUS, Category.LOAD, Category.FIRST_STEP,
-)  # fmt: skip
+PHASES = tuple(Category(phase) for phase in RecoveryPhase)
 """Of a recovery, in their order."""
 _STANDSTILL = {*PHASES, Category.QUEUE, Category.START}
 ENDS_A_PLAIN_JOB = {FaultKind.NODE, FaultKind.CRASH, FaultKind.HANG, FaultKind.CORRUPTION}
@@ -70,14 +69,8 @@ def recoveries(story: Story) -> tuple[RecoveryParts, ...]:
 
 def _until_start(known: Recovery) -> dict[Category, float]:
     """The phases that `muster status` shows, from the same times. The account alone tells what the first step took."""
-    if not known.started_at:
-        return {}
-    since = known.suspected_at or known.detected_at
-    return {
-        Category.DETECT: known.detected_at - since,
-        Category.FENCE: known.fenced_at - known.detected_at,
-        Category.PLACE: known.started_at - known.fenced_at,
-    }
+    spent = {Category(phase): seconds for phase, seconds in known.phase_seconds()}
+    return {phase: spent[phase] for phase in PHASES[:3]} if known.started_at else {}
 
 
 def faults(story: Story) -> tuple[Fault, ...]:

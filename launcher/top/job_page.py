@@ -11,12 +11,13 @@ from itertools import islice
 
 from muster.launcher.output import job_lines
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, newest_flush
-from muster.launcher.output.job_lines import PHASES, Moment
+from muster.launcher.output.job_lines import Moment
 from muster.launcher.output.node_tables import COLOURS, heard, lemon_words
 from muster.launcher.output.table import Cell, Coloured, Row
 from muster.launcher.output.tables import colour
 from muster.launcher.top.cells import Line, Listing, line, wrapped
 from muster.launcher.top.known import Job
+from muster.recovery_phases import RecoveryPhase
 from muster.v1.api_pb2 import EventRecord, GangView, NodeView, RankView, RecoveryView
 from muster.wording import duration
 
@@ -121,18 +122,18 @@ def _rank_words(rank: RankView) -> str:
 
 def recoveries(view: GangView, moment: Moment) -> Listing[RecoveryView]:
     """The recoveries, the newest first, with the time of each phase."""
-    titles = ("gen", "at", "out", "in", *PHASES, "all", "again", "action", "cause")
+    titles = ("gen", "at", "out", "in", "all", *(phase.words for phase in RecoveryPhase), "again", "action", "cause")
 
     def row(one: RecoveryView) -> Row:
-        spent = dict(job_lines.phase_seconds(one))
+        spent = job_lines.phases_of(one)
         again = one.step_before - one.step_restored if one.started_s else 0
         return (
             str(one.generation),
             clock_words(one.suspected_s or one.detected_s, moment),
             job_lines.short(one.nodes_out),
             job_lines.short(one.nodes_in),
-            *(duration(spent[phase]) if phase in spent else "" for phase in PHASES),
             _all_phases(view, one),
+            *(duration(spent[phase]) if phase in spent else "" for phase in RecoveryPhase),
             str(again) if again > 0 else "",
             one.action,
             one.cause,
@@ -144,8 +145,8 @@ def recoveries(view: GangView, moment: Moment) -> Listing[RecoveryView]:
 
 def _all_phases(view: GangView, one: RecoveryView) -> str:
     """How long a recovery took. Of a job that tells no steps, nobody knows the first one after it."""
-    spent = dict(job_lines.phase_seconds(one))
-    if PHASES[-1] in spent:
+    spent = job_lines.phases_of(one)
+    if RecoveryPhase.FIRST_STEP in spent:
         return duration(sum(spent.values()))
     return "" if view.final or view.phase == "RUNNING" or one != view.recoveries[-1] else "under way"
 
@@ -154,7 +155,8 @@ def _recovery_words(one: RecoveryView) -> str:
     nodes = "".join(
         f", {word} {' '.join(names)}" for word, names in (("out", one.nodes_out), ("in", one.nodes_in)) if names
     )
-    return f"generation {one.generation}, {one.action}{nodes}: {one.cause}"
+    phases = "; ".join(filter(None, (one.cause, job_lines.recovery_phases(one))))
+    return f"generation {one.generation}, {one.action}{nodes}: {phases}"
 
 
 def newest_recovery(view: GangView, moment: Moment) -> str:

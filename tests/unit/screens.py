@@ -119,8 +119,8 @@ def gang(nodes: int, *, final: bool = False) -> GangView:
         for at, cause in enumerate((LOST, EXITED, EXITED)):
             view.recoveries.add(generation=at + 2, action="restart in place", cause=cause, nodes_out=["n1"],
                                 suspected_s=NOW + at, detected_s=NOW + at + 0.03, fenced_s=NOW + at + 1.26,
-                                started_s=NOW + at + 2, first_step_s=NOW + at + 4.5, step_before=298,
-                                step_restored=297 + at)  # fmt: skip
+                                started_s=NOW + at + 2, running_s=NOW + at + 3, restored_s=NOW + at + 3.2,
+                                first_step_s=NOW + at + 4.5, step_before=298, step_restored=297 + at)  # fmt: skip
     return view
 
 
@@ -148,8 +148,8 @@ def measured(nodes: int) -> GangView:
         view.goodput.lost.add(category=category, node_s=node_s)
     view.recoveries[-1].MergeFrom(RecoveryView(action="swap", nodes_in=["n999"], step_restored=295, cause=LOST))
     for recovery in view.recoveries:
-        for phase in ("suspected_s", "detected_s", "fenced_s", "started_s", "first_step_s"):
-            setattr(recovery, phase, getattr(recovery, phase) - 5400)
+        for phase in ("suspected", "detected", "fenced", "started", "running", "restored", "first_step"):
+            setattr(recovery, f"{phase}_s", getattr(recovery, f"{phase}_s") - 5400)
     return view
 
 

@@ -14,7 +14,7 @@ from muster.daemon.agent.training.node_training import NodeSamples
 from muster.daemon.host import metric_series
 from muster.daemon.host.metric_series import NodeSeries, NumberPoint, RankPoint
 from muster.daemon.testing.scripted_gang import Gang, scripted_gang
-from muster.v1.agent_pb2 import NodeNumber
+from muster.v1.common_pb2 import RankNumber
 
 LOGS = """
     import os, time, muster
@@ -42,7 +42,7 @@ def test_ranks_are_put_together_on_their_node() -> None:
     assert (status.generation, status.last_step, status.step_s, status.flops) == (3, 900, 0.5, 6e9)
     assert (status.first_step, status.first_at_s, status.step) == (10, 1000.0, 20)
     assert list(status.numbers) == [
-        NodeNumber(name="loss", step=20, ranks=3, least=4.5, median=5.5, greatest=6.5, least_rank=4, greatest_rank=6)
+        RankNumber(name="loss", step=20, ranks=3, least=4.5, median=5.5, greatest=6.5, least_rank=4, greatest_rank=6)
     ]
     assert series.ranks[5] == {1000: RankPoint(1, 10), 1004: RankPoint(10, 20, 0.5, 0.2, 0.05, 0.01)}
     assert series.numbers["loss"][1004] == NumberPoint(20, 3, 4.5, 5.5, 6.5, 4, 6)

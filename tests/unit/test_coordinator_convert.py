@@ -169,7 +169,7 @@ def test_every_text_that_the_journal_gets_is_cut_and_plain(text: str) -> None:
         (agent_pb2.AgentStatus(shards=[agent_pb2.ShardStatus()] * 16_385), "shards has 16385 entries: 16384 at most"),
         (agent_pb2.AgentStatus(pool=[agent_pb2.PoolAnswer()] * 10_001), "pool has 10001 entries: 10000 at most"),
         (
-            agent_pb2.AgentStatus(training=agent_pb2.NodeTraining(numbers=[agent_pb2.NodeNumber(name="x" * 20_000)])),
+            agent_pb2.AgentStatus(training=agent_pb2.NodeTraining(numbers=[common_pb2.RankNumber(name="x" * 20_000)])),
             "training has 20008 bytes: 16384 at most",
         ),
         (

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.metrics import families
-from muster.daemon.coordinator.metrics.event_counters import PHASES, EventCounters
+from muster.daemon.coordinator.metrics.event_counters import EventCounters
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.host import private_file
@@ -35,6 +35,7 @@ from muster.daemon.metrics.metrics_server import MAX_CONNECTIONS, MetricsServer
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.authority import Authority, make_key, pem_of_key
 from muster.daemon.transport.site_config import Site, SiteError
+from muster.recovery_phases import RecoveryPhase
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 
 TOKEN = "0123456789abcdef"
@@ -143,8 +144,8 @@ async def test_a_recovery_is_counted_with_its_cause_its_phases_and_its_signal(wo
     assert found["muster_nodes", (("health", "UNFIT"),)] == 1
     assert found["muster_generation", (job,)] == 2
     assert found["muster_spares", (job, ("state", "missing"))] == 1
-    phases = {phase: found["muster_recovery_seconds_count", (("phase", phase),)] for phase in PHASES}
-    assert phases == dict.fromkeys(PHASES, 1)
+    phases = {phase: found["muster_recovery_seconds_count", (("phase", phase),)] for phase in RecoveryPhase}
+    assert phases == dict.fromkeys(RecoveryPhase, 1)
     exemplars = [
         one.exemplar.labels
         for family in text_string_to_metric_families(text)
@@ -152,7 +153,7 @@ async def test_a_recovery_is_counted_with_its_cause_its_phases_and_its_signal(wo
         if one.exemplar is not None
     ]
     assert 0 < found["muster_job_goodput_ratio", (job,)] <= 1
-    assert exemplars == [{"job_id": "1", "generation": "2"}] * len(PHASES)
+    assert exemplars == [{"job_id": "1", "generation": "2"}] * len(RecoveryPhase)
 
 
 def test_signals_that_nobody_knows_share_one_series() -> None:

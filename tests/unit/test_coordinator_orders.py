@@ -266,7 +266,9 @@ def test_what_a_gang_waits_for(story: tuple[facts.Fact, ...], words: str) -> Non
 
 
 def test_a_view_shows_node_health_and_recoveries() -> None:
-    state = _state(*LOST, facts.NodeJudged("n2", NodeHealth.LOST, "silent"), SWAP, facts.FirstStep("g", 2, 9))
+    judged, runs = facts.NodeJudged("n2", NodeHealth.LOST, "silent"), facts.PhaseChanged("g", Phase.RUNNING, "")
+    restored = facts.StateRestored("g", 2, Version(1, 8), 1, 0, 0, (), 0.1)
+    state = _state(*LOST, judged, SWAP, runs, restored, facts.FirstStep("g", 2, 9))
     observed = ObservedState(observing_since=0.0)
     observed.gang("g").suspected_since["n3"] = 99.0
     view = gang_view(state, observed, state.gangs["g"], 100.0)
@@ -280,7 +282,8 @@ def test_a_view_shows_node_health_and_recoveries() -> None:
         2, "swap", ["n2"], ["n3"]
     )  # fmt: skip
     assert (recovery.step_before, recovery.step_restored) == (9, 8)
-    assert recovery.suspected_s < recovery.detected_s < recovery.started_s < recovery.first_step_s
+    assert recovery.suspected_s < recovery.detected_s < recovery.started_s
+    assert recovery.started_s < recovery.running_s < recovery.restored_s < recovery.first_step_s
     assert (view.run_dir, view.slurm_job_ids) == ("/run", [7])
 
 

@@ -126,6 +126,7 @@ CORE_MAY_IMPORT = {
 SHARED_WITH_AGENTS = (
     "src/muster/wording.py",
     "src/muster/node_health.py",
+    "src/muster/recovery_phases.py",
     "daemon/transport/fencing_timeouts.py",
     "checkpoint/format/folder_names.py",
     "checkpoint/format/replica_agreement.py",

@@ -17,7 +17,8 @@ from muster.launcher.plan.arithmetic import Arithmetic, arithmetic_of
 from muster.launcher.spec.spec import Job
 from muster.simulator.scenario import Scenario
 from muster.v1 import agent_pb2
-from muster.v1.api_pb2 import GangView, GoodputView, MetricView
+from muster.v1.api_pb2 import GangView, GoodputView
+from muster.v1.common_pb2 import RankNumber
 
 
 def view_of(world: Scenario, *, brief: bool = False, for_people: bool = True) -> GangView:
@@ -57,7 +58,7 @@ def test_numbers_of_all_nodes_are_one_number() -> None:
     world = trained()
     report(world)
     loss, tokens = view_of(world).training.metrics
-    assert loss == MetricView(
+    assert loss == RankNumber(
         name="loss", step=40, ranks=3, least=1, median=2, greatest=3, least_rank=0, greatest_rank=2
     )
     assert tokens.name == "tokens"
@@ -139,9 +140,9 @@ def test_a_brief_view_has_the_pace_and_a_program_nothing() -> None:
 
 
 def test_numbers_of_an_agent_that_are_impossible_are_left_out() -> None:
-    good = agent_pb2.NodeNumber(name="loss", step=1, ranks=1, least=1, median=1, greatest=1)
-    wrong = agent_pb2.NodeNumber(name="loss", step=1, ranks=1, least=1, median=float("nan"), greatest=1)
-    empty = agent_pb2.NodeNumber(name="loss", step=1)
+    good = RankNumber(name="loss", step=1, ranks=1, least=1, median=1, greatest=1)
+    wrong = RankNumber(name="loss", step=1, ranks=1, least=1, median=float("nan"), greatest=1)
+    empty = RankNumber(name="loss", step=1)
     many = agent_pb2.NodeTraining(generation=1, numbers=[wrong, empty, *[good] * 100], step_s=float("inf"))
     found = conversion.status(agent_pb2.AgentStatus(training=many), ()).training
     assert found is not None
@@ -161,7 +162,7 @@ def test_times_that_no_step_takes_make_no_view_impossible() -> None:
 
 
 def test_the_largest_that_a_node_says_is_read() -> None:
-    number = agent_pb2.NodeNumber(name="\U0001f600" * 64, step=10**9, ranks=8, least=1.5, median=2, greatest=3)
+    number = RankNumber(name="\U0001f600" * 64, step=10**9, ranks=8, least=1.5, median=2, greatest=3)
     sent = agent_pb2.NodeTraining(generation=9, numbers=[number] * 32, last_step=10**9, step_s=1.5, flops=1e15)
     found = conversion.status(agent_pb2.AgentStatus(training=sent), ()).training
     assert found is not None

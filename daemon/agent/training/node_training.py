@@ -9,7 +9,8 @@ from statistics import median
 from muster.checkpoint.format.number_page import MOST_NUMBERS
 from muster.checkpoint.store.rank_samples import RankSample
 from muster.daemon.host.metric_series import NodeSeries, NumberPoint, RankPoint, can_be_kept
-from muster.v1.agent_pb2 import NodeNumber, NodeTraining
+from muster.v1.agent_pb2 import NodeTraining
+from muster.v1.common_pb2 import RankNumber
 
 _SAMPLES_KEPT = 16
 """Samples over which the time of a step is taken."""
@@ -95,9 +96,9 @@ def _number_point(values: dict[int, tuple[int, float]]) -> NumberPoint:
     return NumberPoint(step, len(values), values[least][1], middle, values[greatest][1], least, greatest)
 
 
-def _node_number(name: str, values: dict[int, tuple[int, float]]) -> NodeNumber:
+def _node_number(name: str, values: dict[int, tuple[int, float]]) -> RankNumber:
     point = _number_point(values)
-    return NodeNumber(
+    return RankNumber(
         name=name,
         step=point.step,
         ranks=point.values,

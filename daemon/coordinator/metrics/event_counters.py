@@ -8,7 +8,6 @@ the start, at 0: the first recovery is an increase, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -19,12 +18,12 @@ from muster.daemon.coordinator.core.state.state_tables import FINAL
 from muster.daemon.coordinator.goodput.faults import FaultFinder
 from muster.daemon.coordinator.goodput.intervals import Fault, FaultKind
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.recovery_phases import RecoveryPhase
 
 ACTIONS = (
     "restart in place", "swap", "planned swap", "fewer replicas", "more replicas", "pool node gives way", "requeue",
 )  # fmt: skip
 """What was done: the `action`, as `muster status` says it."""
-PHASES = ("detect", "fence", "place", "restore", "first_step")
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _OTHER = "other"
 _CAUSES = (*(kind.value for kind in FaultKind), _OTHER)
@@ -49,8 +48,6 @@ class EventCounters:
         self._state, self._now, self._policy = state, now, policy
         self._faults: dict[str, FaultFinder] = {}
         """Gang → what its recoveries are charged with."""
-        self._restored_at: dict[str, float] = {}
-        """Gang → when the ranks of its newest generation had their states."""
         self._recoveries = Counter(
             "muster_recoveries", "Generations that were started anew.", ["cause", "action"], registry=registry
         )
@@ -72,8 +69,8 @@ class EventCounters:
         for kind in policy.kinds:
             for code in policy.codes(kind) or (0,):
                 self._signals.labels(kind, str(code), policy.decide(kind, code).action)
-        for phase in PHASES:
-            self._recovery_s.labels(phase)
+        for phase in RecoveryPhase:
+            self._recovery_s.labels(phase.value)
         for end in FINAL:
             self._ended.labels(end.value)
 
@@ -93,14 +90,10 @@ class EventCounters:
                 self._faults.setdefault(gang, FaultFinder()).note(fact, self._now())
             match fact:
                 case facts.GenerationStarted():
-                    self._restored_at.pop(fact.gang, None)
                     self._note_start(fact, self._faults[fact.gang].taken())
-                case facts.StateRestored():
-                    self._restored_at[fact.gang] = self._now()
                 case facts.FirstStep() if fact.observed_live:
                     self._note_first_step(fact)
                 case facts.GangEnded():
-                    self._restored_at.pop(fact.gang, None)
                     self._ended.labels(fact.phase.value).inc()
                 case facts.GangForgotten():
                     del self._faults[fact.gang]
@@ -116,19 +109,10 @@ class EventCounters:
         recovery = self._recovery(fact)
         if recovery is None:
             return
-        restored_at = self._restored_at.pop(fact.gang, 0.0)
-        times = (
-            recovery.suspected_at,
-            recovery.detected_at,
-            recovery.fenced_at,
-            recovery.started_at,
-            restored_at or recovery.started_at,
-            self._now(),
-        )
         job = self._state.gangs[fact.gang].slurm.job
         exemplar = {"job_id": str(job), "generation": str(fact.generation)}
-        for phase, (begin, end) in zip(PHASES, pairwise(times), strict=True):
-            self._recovery_s.labels(phase).observe(max(0.0, end - begin), exemplar)
+        for phase, seconds in recovery.phase_seconds():
+            self._recovery_s.labels(phase.value).observe(seconds, exemplar)
 
     def _recovery(self, fact: facts.GenerationStarted | facts.FirstStep) -> Recovery | None:
         """The recovery that has led to this generation; None: there was none, or it is not known any more."""

@@ -326,7 +326,7 @@ def _read_training(message: bytes) -> events.NodeTraining:
 _kept_training = lru_cache(maxsize=16384)(_read_training)
 
 
-def _number(message: agent_pb2.NodeNumber) -> events.NodeNumber | None:
+def _number(message: common_pb2.RankNumber) -> events.NodeNumber | None:
     """None: a value is not finite or too large, or no rank has reported it."""
     values = message.least, message.median, message.greatest
     if not all(map(can_be_kept, values)) or not 0 < message.ranks <= job_limits.MAX_RANKS_PER_NODE:

@@ -516,6 +516,8 @@ def _recovery(recovery: Recovery) -> api_pb2.RecoveryView:
         detected_s=recovery.detected_at,
         fenced_s=recovery.fenced_at,
         started_s=recovery.started_at,
+        running_s=recovery.running_at,
+        restored_s=recovery.restored_at,
         first_step_s=recovery.first_step_at,
         step_before=recovery.step_before,
         step_restored=recovery.step_restored,

@@ -14,6 +14,7 @@ from muster.daemon.coordinator.view_parts.measured_steps import measured_steps
 from muster.daemon.host.metric_series import NumberPoint, merged_nodes
 from muster.daemon.transport.job_limits import MAX_SECONDS
 from muster.v1 import api_pb2
+from muster.v1.common_pb2 import RankNumber
 
 _TOKENS = "tokens"
 
@@ -93,13 +94,13 @@ def _by_name(reports: Iterable[NodeTraining]) -> dict[str, list[NodeNumber]]:
     return found
 
 
-def _metric(name: str, numbers: Iterable[NodeNumber]) -> api_pb2.MetricView:
+def _metric(name: str, numbers: Iterable[NodeNumber]) -> RankNumber:
     """One number of all nodes. The medians are put together as in the series of the job."""
     whole = merged_nodes(
         NumberPoint(one.step, one.ranks, one.least, one.median, one.greatest, one.least_rank, one.greatest_rank)
         for one in numbers
     )
-    return api_pb2.MetricView(
+    return RankNumber(
         name=name,
         step=whole.step,
         ranks=whole.values,

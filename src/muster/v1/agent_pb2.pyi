@@ -780,49 +780,6 @@ class RestoreProgress(_message.Message):
 Global___RestoreProgress: _TypeAlias = RestoreProgress  # noqa: Y015
 
 @_typing.final
-class NodeNumber(_message.Message):
-    """A number that ranks of one node report of a step ("loss"). Values that are NaN or infinite are left out."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
-    LEAST_FIELD_NUMBER: _builtins.int
-    MEDIAN_FIELD_NUMBER: _builtins.int
-    GREATEST_FIELD_NUMBER: _builtins.int
-    LEAST_RANK_FIELD_NUMBER: _builtins.int
-    GREATEST_RANK_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    step: _builtins.int
-    """The newest step of which a rank has reported it. The values are of this step, as far as ranks have reported it since."""
-    ranks: _builtins.int
-    least: _builtins.float
-    median: _builtins.float
-    greatest: _builtins.float
-    least_rank: _builtins.int
-    greatest_rank: _builtins.int
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        step: _builtins.int = ...,
-        ranks: _builtins.int = ...,
-        least: _builtins.float = ...,
-        median: _builtins.float = ...,
-        greatest: _builtins.float = ...,
-        least_rank: _builtins.int = ...,
-        greatest_rank: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["greatest", b"greatest", "greatest_rank", b"greatest_rank", "least", b"least", "least_rank", b"least_rank", "median", b"median", "name", b"name", "ranks", b"ranks", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NodeNumber: _TypeAlias = NodeNumber  # noqa: Y015
-
-@_typing.final
 class NodeTraining(_message.Message):
     """How the training goes on one node, as its ranks say. It changes every two seconds at most."""
 
@@ -849,14 +806,14 @@ class NodeTraining(_message.Message):
     """The oldest one that was seen, and when (seconds since the epoch, by the node's clock). 0: unknown."""
     first_at_s: _builtins.float
     @_builtins.property
-    def numbers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeNumber]:
+    def numbers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RankNumber]:
         """At most 32, with names of at most 64 characters."""
 
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
-        numbers: _abc.Iterable[Global___NodeNumber] | None = ...,
+        numbers: _abc.Iterable[_common_pb2.RankNumber] | None = ...,
         last_step: _builtins.int = ...,
         step_s: _builtins.float = ...,
         flops: _builtins.float = ...,

@@ -343,6 +343,8 @@ class RecoveryView(_message.Message):
     DETECTED_S_FIELD_NUMBER: _builtins.int
     FENCED_S_FIELD_NUMBER: _builtins.int
     STARTED_S_FIELD_NUMBER: _builtins.int
+    RUNNING_S_FIELD_NUMBER: _builtins.int
+    RESTORED_S_FIELD_NUMBER: _builtins.int
     FIRST_STEP_S_FIELD_NUMBER: _builtins.int
     STEP_BEFORE_FIELD_NUMBER: _builtins.int
     STEP_RESTORED_FIELD_NUMBER: _builtins.int
@@ -355,6 +357,9 @@ class RecoveryView(_message.Message):
     detected_s: _builtins.float
     fenced_s: _builtins.float
     started_s: _builtins.float
+    running_s: _builtins.float
+    """When every rank ran, and when every rank had its state; 0: not yet, or nobody knows."""
+    restored_s: _builtins.float
     first_step_s: _builtins.float
     step_before: _builtins.int
     """The newest step that any rank had finished before, and the restored step."""
@@ -375,13 +380,15 @@ class RecoveryView(_message.Message):
         detected_s: _builtins.float = ...,
         fenced_s: _builtins.float = ...,
         started_s: _builtins.float = ...,
+        running_s: _builtins.float = ...,
+        restored_s: _builtins.float = ...,
         first_step_s: _builtins.float = ...,
         step_before: _builtins.int = ...,
         step_restored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cause", b"cause", "detected_s", b"detected_s", "fenced_s", b"fenced_s", "first_step_s", b"first_step_s", "generation", b"generation", "nodes_in", b"nodes_in", "nodes_out", b"nodes_out", "started_s", b"started_s", "step_before", b"step_before", "step_restored", b"step_restored", "suspected_s", b"suspected_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cause", b"cause", "detected_s", b"detected_s", "fenced_s", b"fenced_s", "first_step_s", b"first_step_s", "generation", b"generation", "nodes_in", b"nodes_in", "nodes_out", b"nodes_out", "restored_s", b"restored_s", "running_s", b"running_s", "started_s", b"started_s", "step_before", b"step_before", "step_restored", b"step_restored", "suspected_s", b"suspected_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,53 +722,6 @@ class CheckpointView(_message.Message):
 Global___CheckpointView: _TypeAlias = CheckpointView  # noqa: Y015
 
 @_typing.final
-class MetricView(_message.Message):
-    """A number that ranks report of a step: "loss", "gradient_norm", "lr", or a name of the script's own."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
-    LEAST_FIELD_NUMBER: _builtins.int
-    MEDIAN_FIELD_NUMBER: _builtins.int
-    GREATEST_FIELD_NUMBER: _builtins.int
-    LEAST_RANK_FIELD_NUMBER: _builtins.int
-    GREATEST_RANK_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    step: _builtins.int
-    """The step that the values are of."""
-    ranks: _builtins.int
-    """How many ranks have reported it, the least, the median and the greatest of their values, and whose these are. Each node
-    reports the median of its ranks, and `median` is the weighted median of these: half of the ranks are on nodes whose
-    medians are not larger. With one rank a node it is exact.
-    """
-    least: _builtins.float
-    median: _builtins.float
-    greatest: _builtins.float
-    least_rank: _builtins.int
-    greatest_rank: _builtins.int
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        step: _builtins.int = ...,
-        ranks: _builtins.int = ...,
-        least: _builtins.float = ...,
-        median: _builtins.float = ...,
-        greatest: _builtins.float = ...,
-        least_rank: _builtins.int = ...,
-        greatest_rank: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["greatest", b"greatest", "greatest_rank", b"greatest_rank", "least", b"least", "least_rank", b"least_rank", "median", b"median", "name", b"name", "ranks", b"ranks", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___MetricView: _TypeAlias = MetricView  # noqa: Y015
-
-@_typing.final
 class TrainingView(_message.Message):
     """How fast the running generation trains, and what its script reports. Seconds; 0: not known."""
 
@@ -790,7 +750,7 @@ class TrainingView(_message.Message):
     """The last step of the training, as its script says, and when it will be finished at this pace (seconds since the epoch)."""
     done_s: _builtins.float
     @_builtins.property
-    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricView]: ...
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RankNumber]: ...
     def __init__(
         self,
         *,
@@ -803,7 +763,7 @@ class TrainingView(_message.Message):
         tokens_per_gpu_s: _builtins.float = ...,
         last_step: _builtins.int = ...,
         done_s: _builtins.float = ...,
-        metrics: _abc.Iterable[Global___MetricView] | None = ...,
+        metrics: _abc.Iterable[_common_pb2.RankNumber] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

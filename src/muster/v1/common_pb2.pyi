@@ -710,6 +710,55 @@ class Member(_message.Message):
 Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
+class RankNumber(_message.Message):
+    """A number that ranks report of a step: "loss", "gradient_norm", "lr", or a name of the script's own. Of the ranks of one
+    node, or of all ranks. Values that are NaN or infinite are left out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    GREATEST_FIELD_NUMBER: _builtins.int
+    LEAST_RANK_FIELD_NUMBER: _builtins.int
+    GREATEST_RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    step: _builtins.int
+    """The newest step of which a rank has reported it. The values are of this step, as far as ranks have reported it since."""
+    ranks: _builtins.int
+    """How many ranks have reported it, the least, the median and the greatest of their values, and whose these are. Each node
+    reports the median of its ranks, and that of all ranks is the weighted median of these: half of the ranks are on nodes
+    whose medians are not larger. With one rank a node it is exact.
+    """
+    least: _builtins.float
+    median: _builtins.float
+    greatest: _builtins.float
+    least_rank: _builtins.int
+    greatest_rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        step: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        least: _builtins.float = ...,
+        median: _builtins.float = ...,
+        greatest: _builtins.float = ...,
+        least_rank: _builtins.int = ...,
+        greatest_rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["greatest", b"greatest", "greatest_rank", b"greatest_rank", "least", b"least", "least_rank", b"least_rank", "median", b"median", "name", b"name", "ranks", b"ranks", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankNumber: _TypeAlias = RankNumber  # noqa: Y015
+
+@_typing.final
 class Release(_message.Message):
     """What a process says of its version in its first message (src/muster/compatibility.py). Absent: its version is older than
     this message, and compatibility.py knows its values.

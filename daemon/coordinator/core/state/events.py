@@ -332,7 +332,7 @@ class FlushProgress:
 
 @dataclass(frozen=True, slots=True)
 class NodeNumber:
-    """A number that ranks of one node report of a step (NodeNumber in agent.proto). All values are finite."""
+    """A number that ranks of one node report of a step (RankNumber in common.proto). All values are finite."""
 
     name: str
     step: int

@@ -1,12 +1,14 @@
 """Records of a gang: the newest generation, what is wrong with it, what its ranks are asked to stop for, and the
 recoveries so far."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
+from muster.recovery_phases import RecoveryPhase, phase_seconds
 
 
 @dataclass(slots=True)
@@ -137,6 +139,8 @@ class Recovery:
     detected_at: float = 0.0
     fenced_at: float = 0.0
     started_at: float = 0.0
+    running_at: float = 0.0
+    restored_at: float = 0.0
     first_step_at: float = 0.0
     step_before: int = 0
     step_restored: int = 0
@@ -150,6 +154,11 @@ class Recovery:
     """Those of `nodes_out` that were left because ranks crashed once they had come (see MemberRemoved)."""
     seats_undone: list[str] = field(default_factory=list)
     """Those of `nodes_undone` whose seats are gone, too."""
+
+    def phase_seconds(self) -> Iterator[tuple[RecoveryPhase, float]]:
+        """The phases that are over, and how long each took."""
+        known = (self.detected_at, self.fenced_at, self.started_at, self.running_at, self.restored_at)
+        return phase_seconds(self.suspected_at or self.detected_at, (*known, self.first_step_at))
 
 
 @dataclass(slots=True)

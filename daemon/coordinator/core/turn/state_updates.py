@@ -255,6 +255,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _remove_member(gang, fact, at)
         case facts.PhaseChanged():
             _enter_phase(gang, fact.phase, at)
+            if fact.phase is Phase.RUNNING and (recovery := _recovery_to(gang, gang.newest.generation)) is not None:
+                recovery.running_at = recovery.running_at or at
             gang.reason, gang.plans.phase_after_drain = fact.reason, fact.next_phase
             gang.order_serial += fact.phase is Phase.REQUEUED  # the agents are told to leave
             gang.slurm.runs_given_back += fact.given_back
@@ -276,6 +278,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.findings.corrupt_copies = (*gang.findings.corrupt_copies, fact)
         case facts.StateRestored():
             gang.restore.restored_generation = fact.generation
+            if (recovery := _recovery_to(gang, fact.generation)) is not None and not recovery.first_step_at:
+                recovery.restored_at = at
         case facts.StoreMoved():
             gang.recovery.next_store_node, gang.recovery.store_at = fact.store_node, at
             gang.recovery.stores_missed += fact.missed
@@ -287,8 +291,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.newest.progress = replace(gang.newest.progress, step=Version(fact.generation, fact.step))
             if fact.observed_live:
                 gang.newest.first_step_s = max(gang.newest.first_step_s, at - gang.newest.started_at)
-            if (last := gang.recovery.last) is not None and last.generation == fact.generation:
-                last.first_step_at = at
+            if (recovery := _recovery_to(gang, fact.generation)) is not None:
+                recovery.first_step_at = at
         case facts.FlushOrdered():
             gang.checkpoint.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
             gang.order_serial += 1
@@ -323,6 +327,12 @@ def _note_straggler(findings: Findings, fact: facts.StragglerDetected, at: float
     others = [known for known in findings.stragglers if (known.generation, known.rank) != (fact.generation, fact.rank)]
     straggler = Straggler(fact.generation, fact.rank, fact.node, fact.reason, fact.response, at)
     findings.stragglers = (*others[1 - STRAGGLERS_KEPT :], straggler)
+
+
+def _recovery_to(gang: Gang, generation: int) -> Recovery | None:
+    """The recovery that has led to `generation`; None: there was none, or it is not known any more."""
+    last = gang.recovery.last
+    return last if last is not None and last.generation == generation else None
 
 
 def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
