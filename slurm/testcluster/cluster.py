@@ -175,6 +175,12 @@ class Cluster:
         """The command line on this host that runs `command` on `host`, for callers that keep the process."""
         return self._process(host).enter_argv(user, *command)
 
+    def network_argv(self, host: str, *command: str) -> list[str]:
+        """The command line that runs a program of this host, with its files, in the network of `host`. What this host
+        sends into the cluster's network itself may be redirected by what else it runs.
+        """
+        return self.engine.host_argv("nsenter", "-t", str(self._process(host).pid), "-n", *command)
+
     def popen(self, host: str, *command: str, user: str = "root") -> subprocess.Popen[str]:
         """Starts `command` on `host`, with both output streams on one pipe. End it with `kill_and_read`."""
         return subprocess.Popen(

@@ -41,6 +41,11 @@ as() { # as USER command...
     exec setpriv --reuid "$user" --regid "$user" --init-groups "$@"
 }
 
+if [ -d /cluster/metrics ]; then
+    install -d -o slurm -g slurm -m 0700 $run/metrics # muster.toml names it
+    install -o slurm -g slurm -m 0400 /cluster/metrics/token /cluster/metrics/metrics/coordinator.{pem,key} $run/metrics
+fi
+
 supervise munged as munge munged --foreground &
 for _ in {1..200}; do
     [ -S /run/munge/munge.socket.2 ] && break

@@ -19,7 +19,9 @@ LOGIN = "login"
 STANDBY = "ctl2"
 USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shared/home
 
-COORDINATOR_PORT = 7070
+COORDINATOR_PORT, METRICS_PORT = 7070, 9464
+METRICS_NAME = "metrics"
+"""The host that the certificate for metrics names."""
 KMSG = "/var/log/muster-kmsg"
 HEALTH_CHECK_INTERVAL_S = 20
 """Seconds between two runs of HealthCheckProgram. A test waits for one of them."""
@@ -57,9 +59,10 @@ class ClusterSpec:
 
     `requeue_delay` is in seconds; None keeps Slurm's own value, 121 s. `extra` are additional slurm.conf lines.
     `daemons`: start Muster's daemons. `standby`: start a second coordinator. `plain_text`: Muster's connections use no
-    TLS. `topology` is one of topologies.py; `topology_yaml` is the text of topology.yaml in its place. `suite` is the
-    image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11 without pyslurm. `tests_image`: use the image
-    of the tests. The other image has no pyslurm, and its build takes a minute less. `policy`: the text of policy.toml.
+    TLS. `metrics`: the daemons serve metrics. `topology` is one of topologies.py; `topology_yaml` is the text of
+    topology.yaml in its place. `suite` is the image's Debian: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11
+    without pyslurm. `tests_image`: use the image of the tests. The other image has no pyslurm, and its build takes a
+    minute less. `policy`: the text of policy.toml.
     """
 
     nodes: int = 10
@@ -74,6 +77,7 @@ class ClusterSpec:
     daemons: bool = True
     standby: bool = False
     plain_text: bool = False
+    metrics: bool = False
     topology: str = "tree"
     topology_yaml: str = ""
     suite: str = "forky"

@@ -30,12 +30,26 @@ from muster.slurm.testcluster.registry import (
     owner_of_this_process,
     remove_cluster,
 )
-from muster.slurm.testcluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, STANDBY, USERS, ClusterSpec
+from muster.slurm.testcluster.spec import (
+    CONTROLLER,
+    COORDINATOR_PORT,
+    LOGIN,
+    METRICS_NAME,
+    METRICS_PORT,
+    STANDBY,
+    USERS,
+    ClusterSpec,
+)
 from muster.slurm.testcluster.waiting import WaitTimeout, wait_until
 
 _HERE = Path(__file__).resolve().parent
-_TLS_FOLDER = "/run/cluster/tls"
-"""Where init.sh installs the certificate of a coordinator's host."""
+_TLS_FOLDER, _METRICS_FOLDER = "/run/cluster/tls", "/run/cluster/metrics"
+"""Where init.sh installs the certificate of a coordinator's host, and on each host what its metrics are served with."""
+_METRICS = f"""metrics_listen = "0.0.0.0:{METRICS_PORT}"
+metrics_token = "{_METRICS_FOLDER}/token"
+metrics_certificate = "{_METRICS_FOLDER}/coordinator.pem"
+metrics_key = "{_METRICS_FOLDER}/coordinator.key"
+"""
 
 
 def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) -> Cluster:
@@ -119,8 +133,12 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     (folder / "muster" / "muster.toml").write_text(
         f'coordinator = "{listening}"\nconnections = "{connections}"\n'
         f'tls_certificate = "{_TLS_FOLDER}/coordinator.pem"\ntls_key = "{_TLS_FOLDER}/coordinator.key"\n'
+        + _METRICS
+        * spec.metrics
     )
     _make_certificates(folder, spec)
+    if spec.metrics:
+        _make_metrics_proofs(folder / "cluster")
     (folder / "muster" / "policy.toml").write_text(spec.policy)
     for script in ("init.sh", "healthy-host.sh"):
         shutil.copy(_HERE / script, folder / "cluster" / script)
@@ -133,13 +151,22 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
 def _make_certificates(folder: Path, spec: ClusterSpec) -> None:
     """As an administrator does. Each coordinator's host installs its own files (init.sh)."""
     made = folder / "cluster" / "pki"
-    subprocess.run(
-        [sys.executable, "-m", "muster.launcher", "pki", "init", str(made), *spec.coordinators],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    _make_authority(made, *spec.coordinators)
     (folder / "muster" / "tls").mkdir()
     shutil.copy(made / "authority.pem", folder / "muster" / "tls")
+
+
+def _make_metrics_proofs(folder: Path) -> None:
+    """One certificate for the metrics of all hosts. No caller of a coordinator trusts its authority."""
+    _make_authority(folder / "metrics", METRICS_NAME)
+    token = folder / "metrics" / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(16))
+
+
+def _make_authority(folder: Path, *hosts: str) -> None:
+    command = (sys.executable, "-m", "muster.launcher", "pki", "init", str(folder), *hosts)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _start_containers(cluster: Cluster, image: str, owner: str) -> None:

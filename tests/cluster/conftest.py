@@ -32,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A cluster of 10 nodes; a missing engine is a failure that says what to install, never a skip."""
     try:
-        one = Cluster.up(ClusterSpec(nodes=10, requeue_delay=1, suite=pytestconfig.getoption("--suite")))
+        spec = ClusterSpec(nodes=10, requeue_delay=1, metrics=True, suite=pytestconfig.getoption("--suite"))
+        one = Cluster.up(spec)
     except EngineError as error:
         pytest.fail(f"the cluster did not start: {error}", pytrace=False)
     with one:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.chromium import chromium, watched
+from tests.cluster.prometheus import metrics_tell_of_a_throttle, prometheus
 
 from muster.daemon.host.metric_series import read_job
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
@@ -195,10 +196,12 @@ def an_operators_drain_is_a_planned_swap(training: Training) -> None:
     assert "DRAIN" not in slurm_node(cluster, other)
 
 
-def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
+def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(
+    healthy: Cluster, tmp_path: Path
+) -> None:
     """Power loss and a fatal Xid: swap, drain and let go. Training goes on without the coordinator, and a restarted one
     completes a recovery. A node that hangs is replaced, too, and so are a node that the job's owner gives back and one
-    whose GPU throttles."""
+    whose GPU throttles: a real Prometheus reads that from the daemons."""
     with Training(healthy, TrainingSpec("swaps", nodes=3, spares=7, arguments=BUCKETS)) as training:
         job = training.submit()
         training.wait_step(20)
@@ -209,7 +212,10 @@ def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outag
         trains_without_a_coordinator(training)
         a_hung_node_is_a_swap(training)
         a_node_that_is_given_back_is_a_swap(training, job, held())
-        a_gpu_that_throttles_is_a_planned_swap(training)
+        with prometheus(healthy, tmp_path) as found:
+            found.wait_for(f'muster_step{{job_id="{job}"}}')
+            throttled = a_gpu_that_throttles_is_a_planned_swap(training)
+            metrics_tell_of_a_throttle(found, job, training.generation, throttled)
         run_to_the_end(training)
     shown = healthy.sh(CONTROLLER, f"scontrol show job {job}")
     # A job is COMPLETING for up to a minute after a node of its step has died.
@@ -306,8 +312,8 @@ def a_node_that_is_given_back_is_a_swap(training: Training, job: int, held: list
     assert "DOWN" not in slurm_node(cluster, node)
 
 
-def a_gpu_that_throttles_is_a_planned_swap(training: Training) -> None:
-    """From the sensor of the node to ranks that leave it without repeating a step."""
+def a_gpu_that_throttles_is_a_planned_swap(training: Training) -> str:
+    """From the sensor of the node to ranks that leave it without repeating a step. Returns the node."""
     cluster, node = training.cluster, training.node_of(1)
     cluster.throttle(node, 2)
     recovery = training.wait_left(node)
@@ -315,6 +321,7 @@ def a_gpu_that_throttles_is_a_planned_swap(training: Training) -> None:
     assert recovery["cause"].startswith("GPU throttled 64: slowed down by the hardware for heat")
     assert training.repeated_steps(int(recovery["generation"])) == 0
     wait_until(lambda: "muster: [node] GPU throttled" in slurm_node(cluster, node), 60, f"{node} is drained")
+    return node
 
 
 FAULTS_ON_SIGNALS = """
