@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from muster.launcher.output.job_lines import Moment, goodput_share, goodput_words, pace
+from muster.launcher.output.job_list import RECENT_S, Selection
 from muster.launcher.output.table import Cell, Coloured, Row
 from muster.launcher.output.tables import coloured
 from muster.launcher.top import job_page, place
@@ -26,7 +27,7 @@ def body_of(known: Known, where: Place, moment: Moment, width: int) -> Body | No
     """The list or the map of the place; None: it has none, or nothing came yet."""
     if not where.job:
         if where.page == place.JOBS:
-            return _job_list(known, moment).matching(where.wanted)
+            return _job_list(known, where, moment).matching(where.wanted)
         return _body_of_nodes(known.nodes, known.jobs_of, where, width)
     job = known.jobs.get(where.job)
     if job is None:
@@ -57,7 +58,7 @@ def _body_of_nodes(found: Sequence[NodeView], jobs: Callable[[NodeView], str], w
     return node_map(found, jobs, width)
 
 
-def _job_list(known: Known, moment: Moment) -> Listing[Job]:
+def _job_list(known: Known, where: Place, moment: Moment) -> Listing[Job]:
     titles = ("job", "name", "phase", "pace", "goodput", "recovery", "step", "why")
 
     def row(job: Job) -> Row:
@@ -73,8 +74,12 @@ def _job_list(known: Known, moment: Moment) -> Listing[Job]:
             view.reason if view.final else view.waiting_for,
         )
 
+    chosen = Selection(None if where.ended_too else RECENT_S)
+    found = [job for job in known.all_jobs if chosen.includes(job.view, moment.now)]
     nothing = "the coordinator knows no jobs of yours" if known.listed_at_s else "waits for the first list of jobs"
-    return Listing(titles, known.all_jobs, lambda job: job.view.gang_id, row, _job_words, nothing)
+    if known.listed:
+        nothing = "no job goes on or has ended within a day (a: all jobs)"
+    return Listing(titles, found, lambda job: job.view.gang_id, row, _job_words, nothing)
 
 
 def _first_job(ids: Sequence[int]) -> str:
@@ -181,7 +186,7 @@ def _footer(where: Place, width: int) -> Line:
         return fit(line(Coloured(f"/{where.wanted}_", MARKED), "  Enter keeps it, Esc drops it"), width)
     kept = f"only {where.wanted!r} (Esc: all)  " if where.wanted else ""
     pages = place.OF_JOB if where.job else place.OF_FLEET
-    cells: list[Cell] = [kept]
+    cells: list[Cell] = [kept, "with all that have ended (a: without)  " * where.ended_too]
     for key, page in pages.items():
         cells += [
             Coloured(f"[{key}]{page}" if page == where.page else f"{key} {page}", BOLD * (page == where.page)),

@@ -21,6 +21,7 @@ OF_FLEET = {"j": JOBS, "n": NODES, "m": MAP}
 KEYS = (
     ("o r v e n m", "of a job: overview, ranks, recoveries, events, nodes, map of the nodes"),
     ("j n m", "of all jobs: jobs, nodes, map of the nodes"),
+    ("a", "of the jobs: those, too, that ended more than a day ago; again: without them"),
     ("arrows, PgUp, PgDn, Home, End", "move the cursor"),
     ("Enter", "open the job, the node or the leaf under the cursor"),
     ("Esc, Backspace", "back: from a list, a node or a leaf to what was before, from a job to all jobs"),
@@ -61,6 +62,8 @@ class Place:
     wanted: str = ""
     typing: bool = False
     keys_shown: bool = False
+    ended_too: bool = False
+    """Jobs that ended more than a day ago are listed, too."""
     only_job: bool = False
     """`muster top JOB`: there is no fleet to go back to."""
 
@@ -86,6 +89,8 @@ def press(place: Place, key: str, character: str, body: Body | None) -> Place | 
             return None
         case "?":
             return replace(place, keys_shown=True)
+        case "a" if place.page == JOBS:
+            return replace(place, ended_too=not place.ended_too)
         case "/" if body is not None:
             return replace(place, typing=True, wanted="")
         case _ if character in pages:

@@ -300,6 +300,20 @@ def test_so_many_events_are_kept() -> None:
     assert (len(kept), kept[0].position, kept[-1].position) == (EVENTS_KEPT, EVENTS_KEPT + 5, 6)
 
 
+def test_jobs_that_ended_long_ago_are_listed_on_request_only() -> None:
+    known = known_of(ListReply(gangs=jobs(64)))
+    ended = [job for job in known.all_jobs if job.view.final and NOW - job.view.ended_s > 86_400]
+    assert len(ended) > 5
+    where = Place(JOBS)
+    assert "40063" not in "\n".join(shown(known, where, NOW, 80, 90))
+    for key in ("a", "a"):
+        where = press(where, key, key, None) or where
+        assert ("40063" in "\n".join(shown(known, where, NOW, 80, 90))) is where.ended_too
+    assert not where.ended_too
+    old = known_of(ListReply(gangs=[job.view for job in ended]))
+    assert any("no job goes on" in line for line in shown(old, Place(JOBS), NOW, 80, 24))
+
+
 CONTENTS: Sequence[GangView | EventRecord | ListReply | NodesReply | str] = (
     training(), EventRecord(position=3, text="é"), ListReply(gangs=jobs(2)), NodesReply(nodes=site(2, 1)),
     "it is silent",
