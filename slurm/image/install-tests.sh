@@ -1,5 +1,5 @@
 #!/bin/sh
-# Turns the base layer into that of the tests: pytest with its plugins, torchdata, matplotlib, and pyslurm.
+# Turns the base layer into that of the tests: pytest with its plugins, torchdata, matplotlib, textual, and pyslurm.
 # Reads /recipe/requirements.txt, /recipe/constraints.txt and, where one was built, a wheel in /wheels.
 set -eu
 set -- --quiet --disable-pip-version-check --no-cache-dir

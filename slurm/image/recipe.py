@@ -50,7 +50,7 @@ RUNTIME_PACKAGES = [
 # Installed only in a temporary container: the image has no compiler and no headers.
 BUILD_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "libslurm-dev"]
 
-TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis", "torchdata", "matplotlib")
+TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis", "torchdata", "matplotlib", "textual")
 
 PYSLURM = "25.11.2"
 

@@ -44,6 +44,12 @@ def diagnose(cluster: Cluster, job: int, *options: str) -> dict[str, Any]:
     return found
 
 
+def top(cluster: Cluster, job: int) -> str:
+    """What `muster top JOB` writes on a terminal of 80 columns until a user ends it."""
+    script = f"(sleep 8; printf n; sleep 2; printf q) | script -qec 'stty cols 80 rows 24; muster top {job}' /dev/null"
+    return cluster.sh(LOGIN, f"export TERM=xterm-256color; {script}", user="alice")
+
+
 def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None:
     spec = TrainingSpec("diagnosed", nodes=4, spares=1, arguments=SLOW_STEPS, settings=SETTINGS)
     with Training(healthy, spec) as training:
@@ -59,6 +65,10 @@ def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None
         assert min(found["step_s"], found["compute_s"], found["predicted"]["step_s"]) > 0
         refused = healthy.exec(LOGIN, "muster", "diagnose", str(job), "--measure", user="bob", check=False)
         assert (refused.rc, "no such job, or not yours" in refused.stderr) == (64, True)
+        assert "host RAM\t" in healthy.muster(LOGIN, "status", str(job), user="alice")
+        drawn = top(healthy, job)
+        for words in ("diagnosed", "generation 1", "host RAM", "recoveries (v)", "[n]nodes"):
+            assert words in drawn, words
         training.cancel()
     wait_until(lambda: diagnose(healthy, job)["phase"] == "CANCELLED", 30, "the gang has ended")
     text = healthy.exec(LOGIN, "muster", "diagnose", str(job), user="alice").stdout

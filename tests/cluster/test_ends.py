@@ -65,6 +65,8 @@ def test_a_script_that_fails_at_import_is_reported_with_its_own_error(healthy: C
         assert "no-such-option" in view["reason"]
         training.wait_job_ended()
         assert "no-such-option" in output(training)
+        shown = healthy.muster(LOGIN, "status", str(job), user="alice")
+        assert re.search(r"last words\t.*no-such-option", shown)
         assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         assert_nothing_left(healthy)
 
