@@ -91,7 +91,7 @@ class _QueuedHandler(logging.Handler):
 
 def path(run_dir: str, gang: str, node: str) -> Path:
     """The log file of the gang's agent on `node`."""
-    return rank_log_files.log_folder(run_dir, gang) / "agents" / f"{node}.log"
+    return rank_log_files.log_folder(run_dir, gang) / rank_log_files.AGENTS / f"{node}.log"
 
 
 def start(level: str, form: str, run_dir: str, gang: str, node: str, job: str) -> None:
@@ -109,6 +109,7 @@ def start(level: str, form: str, run_dir: str, gang: str, node: str, job: str) -
         with rank_log_files.hold_log_folder(run_dir, gang, file.parent.name) as folder:
             handlers.append(own := _LogFile(file, folder.append(file.name)))
             own.setFormatter(log_format.formatter(form))
+            rank_log_files.note_job(folder, job)
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)
     for handler in handlers:

@@ -20,6 +20,8 @@ from typing import BinaryIO
 from muster.daemon.host.held_folder import HeldFolder
 
 TAIL_BYTES = 4096
+AGENTS, _OF_JOB = "agents", "job-"
+"""The folder of the agents' logs beside those of the ranks. An empty file in it names each Slurm job of the gang."""
 _MIN_FREE_BYTES = 1 << 20
 _LOGS = "logs"
 _GENERATION, _LOG = re.compile(r"g(\d+)"), re.compile(r"rank\d+\.log")
@@ -39,6 +41,21 @@ def gangs_with_logs(run_dir: str) -> list[str]:
     except OSError:
         return []
     return [name for _, name in sorted(folders, reverse=True)]
+
+
+def is_of_job(run_dir: str, gang: str, job: str) -> bool:
+    """Whether agents of this Slurm job have written logs of the gang."""
+    return os.path.lexists(log_folder(run_dir, gang) / AGENTS / f"{_OF_JOB}{job}")
+
+
+def note_job(agents: HeldFolder, job: str) -> None:
+    """Note in the folder of the agents' logs that a Slurm job is of this gang. A local run has none.
+
+    Raises:
+        OSError: the note can't be written.
+    """
+    if job:
+        os.close(agents.append(f"{_OF_JOB}{job}"))
 
 
 def hold_log_folder(run_dir: str, gang: str, name: str) -> HeldFolder:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from muster.daemon.host import rank_log_files
+from muster.daemon.transport.gang_ids import name_of
 from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable, print_note
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
@@ -39,7 +40,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NODE", help="only the ranks that are on this node now")
     parser.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each rank")
     parser.add_argument("--grep", default="", metavar="WORDS", help="only lines with these words, whatever their case")
-    words = "read the logs in this run folder, without the coordinator; JOB is a gang id then"
+    words = "read the logs in this run folder, without the coordinator; JOB may be a job's name, too"
     parser.add_argument("--run-dir", metavar="DIR", help=words)
 
 
@@ -94,15 +95,22 @@ async def _read_alone(options: argparse.Namespace) -> int:
 
 
 def _gang_in(run_dir: str, job: str) -> str:
-    """The gang that has its logs in a run folder: the one that is named, else the only one."""
+    """The gang that has its logs in a run folder: the one of this id, the newest one of this Slurm job or of this name,
+    else the only one."""
     gangs = rank_log_files.gangs_with_logs(run_dir)
     if job in gangs:
         return job
+    if job.isdecimal() and (of_job := [gang for gang in gangs if rank_log_files.is_of_job(run_dir, gang, job)]):
+        return of_job[0]
+    if of_name := [gang for gang in gangs if name_of(gang) == job]:
+        if len(of_name) > 1:
+            print_note(f"muster: these are the logs of gang {of_name[0]}, the newest of {len(of_name)} with this name")
+        return of_name[0]
     if len(gangs) == 1:
         print_note(f"muster: these are the logs of gang {gangs[0]}: there are no others in {run_dir}")
         return gangs[0]
     known = f"{run_dir} has logs of {listed(gangs, ', ')}" if gangs else f"{run_dir} has no logs that you may read"
-    raise WrongInput(f"without the coordinator, {job!r} must be a gang id", known)
+    raise WrongInput(f"{job!r} is no gang id, Slurm job id or name of a job with logs in this folder", known)
 
 
 def _wanted(options: argparse.Namespace, view: GangView) -> Wanted:

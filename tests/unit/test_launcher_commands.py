@@ -636,6 +636,27 @@ async def test_logs_come_from_the_run_folder(
         await muster(world, "logs", "--grep", "bye", str(job))
 
 
+async def test_without_a_coordinator_a_job_is_found_by_its_number_and_by_its_name(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gangs = [f"train-u1000-{at:012x}" for at in range(3)]
+    for at, gang in enumerate(gangs):
+        written = rank_log_files.open_log(str(tmp_path), gang, 1, 0)
+        os.write(written, f"of run {at}\n".encode())
+        os.close(written)
+        with rank_log_files.hold_log_folder(str(tmp_path), gang, rank_log_files.AGENTS) as agents:
+            rank_log_files.note_job(agents, str(100 + at))
+        os.utime(rank_log_files.log_folder(str(tmp_path), gang), (at, at))
+    assert await muster(world, "logs", "--run-dir", str(tmp_path), "101") == 0
+    assert outputs(capsys)[0] == "g1 rank 0: of run 1\n"
+    assert await muster(world, "logs", "--run-dir", str(tmp_path), "train") == 0
+    assert outputs(capsys) == (
+        "g1 rank 0: of run 2\n", f"muster: these are the logs of gang {gangs[2]}, the newest of 3 with this name\n"
+    )  # fmt: skip
+    with pytest.raises(WrongInput, match="'103' is no gang id"):
+        await muster(world, "logs", "--run-dir", str(tmp_path), "103")
+
+
 async def test_logs_are_read_without_a_coordinator(
     world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -649,7 +670,7 @@ async def test_logs_are_read_without_a_coordinator(
     assert "muster logs --run-dir DIR 1" in unreached.value.hint
     assert await muster(world, "logs", "--run-dir", str(tmp_path), "g2") == 0
     assert outputs(capsys)[0] == "g1 rank 0: of g2\n"
-    with pytest.raises(WrongInput, match="without the coordinator, '1' must be a gang id") as unnamed:
+    with pytest.raises(WrongInput, match="'1' is no gang id, Slurm job id or name of a job with logs") as unnamed:
         await muster(world, "logs", "--run-dir", str(tmp_path), "1")
     assert sorted(unnamed.value.hint.removeprefix(f"{tmp_path} has logs of ").split(", ")) == ["g1", "g2"]
     with pytest.raises(WrongInput, match="--node needs the coordinator"):
