@@ -303,6 +303,10 @@ class Scenario:
             identity = replace(agent.identity, incarnation=f"{agent.identity.incarnation}-again")
             self.world.add_agent(Agent(self.world, agent.machine, identity))
 
+    def spoil_batches(self, first: str, last: str) -> None:
+        """From now on, the ranks report their losses, which are high for the batches of these steps."""
+        self.world.bad_batches["g"] = range(int(first), int(last) + 1)
+
     def flip_bit(self, node: str) -> None:
         """A bit of the parameters of the newest rank on the node flips."""
         self.world.flip_bit(max(self.agent(node).ranks.values(), key=lambda rank: rank.generation))

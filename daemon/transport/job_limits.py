@@ -70,3 +70,13 @@ MAX_ADDRESSES = 256
 """IP addresses that one node reports."""
 MAX_KEPT_GANGS = 256
 """Gangs in one heartbeat of a node daemon: as many descriptors as systemd stores for it (FileDescriptorStoreMax)."""
+LOSS_BOUNDS: dict[str, tuple[int, int]] = {
+    "deviations": (3, 1000),
+    "in_a_row": (1, 1000),
+    "window": (16, 1024),
+    "plateau_values": (0, 10_000_000),
+    "margin_steps": (0, MAX_STEPS),
+    "roll_backs": (0, 100),
+    "within_steps": (1, MAX_STEPS),
+}
+"""Least and greatest numbers in [loss] of a job, and of the policy."""

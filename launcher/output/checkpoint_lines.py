@@ -163,6 +163,8 @@ def why_not_by_itself(last: GangView) -> str:
         return "was cancelled"
     if last.not_finite:
         return f"ended after a value that is not finite ({last.not_finite})"
+    if last.last_loss and last.reason.startswith(last.last_loss):
+        return f"was stopped for its loss ({last.last_loss})"
     return "failed again and again" if last.exit_code == _CRASH_LOOP else ""
 
 

@@ -94,6 +94,8 @@ def conditions(view: GangView) -> Iterator[tuple[str, str]]:
         yield "placement", f"wider than asked: {view.wider_groups}"
     if view.not_finite:
         yield "not finite", view.not_finite
+    if view.last_loss:
+        yield "loss", view.last_loss
 
 
 def _stragglers(ranks: Iterable[RankView]) -> list[str]:

@@ -113,6 +113,8 @@ def _findings(story: Story, left: set[str]) -> Iterator[Fault]:
                 key: object = (fact.generation, fact.rank)
             case facts.NotFiniteReported() | facts.CorruptCopyFound() | facts.ReplicasDisagreed():
                 key = (type(fact), fact.node)
+            case facts.LossNoted():
+                key = (fact.kind, fact.step)
             case facts.NodeJudged() if (
                 fact.node not in left and fact.node in story.nodes and (fact.health in OUT_OF_SERVICE or fact.signal)
             ):

@@ -44,6 +44,7 @@ from muster.launcher.spec.explain import LINE_BREAK, explain_errors
 from muster.launcher.spec.flags import with_options
 from muster.launcher.spec.job_options import problems_of_texts
 from muster.launcher.spec.job_size import fill_in_nodes, require_nodes_or_gpus
+from muster.launcher.spec.loss import Loss
 from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
 from muster.launcher.spec.placement import Placement
@@ -244,6 +245,7 @@ class Job(Table):
     placement: Placement = _NO_TABLE
     model: Model = _NO_TABLE
     checkpoint: CheckpointTable = _NO_TABLE
+    loss: Loss = _NO_TABLE
     record: Record = _NO_TABLE
     slurm: Slurm = _NO_TABLE
 
@@ -448,6 +450,7 @@ class Job(Table):
             preflight=self.preflight,
             readers=self.readers,
             log_limit_bytes=int(self.log_limit_gb * 1e9),
+            loss=self.loss.to_proto(),
         )
 
 

@@ -129,6 +129,7 @@ class Agent(Process):
         self.silences = RankSilences(self.status_changed)
         self._counts_silences = False
         self.measures_idleness = True
+        self.training: events.NodeTraining | None = None
         self.memory = ShardMemory(self)
         self.peer_monitor = PeerMonitor(self)
         self.coordinator_contact = float("-inf")
@@ -267,6 +268,7 @@ class Agent(Process):
             warm=_ZYGOTES if self.machine.has_imported else 0,
             pool=tuple(answer for answer in self.pool_answers.values() if answer),
             disagreement=self.memory.disagreement,
+            training=self.training,
         )
 
     def start_node_check(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from muster.checkpoint.format.versions import source_rank
 from muster.checkpoint.redundancy import wire
-from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.events import NodeNumber, NodeTraining, Version
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
@@ -171,7 +171,16 @@ class Training:
             by_agent.setdefault(rank.agent.node, (rank.agent, []))[1].append(rank.rank)
             rank.agent.status_changed(0.0 if first or last else 0.25)
         for agent, numbers in by_agent.values():
+            agent.training = self._reported_numbers(len(numbers))
             agent.memory.store_step(self.generation, self.step, numbers, last)
+
+    def _reported_numbers(self, ranks: int) -> NodeTraining | None:
+        """The loss of a step: it falls and scatters, and is high for bad batches. None: the gang reports none."""
+        if (bad := self._world.bad_batches.get(self.gang)) is None:
+            return None
+        scatter = 0.002 * (self.step * 7919 % 13)
+        loss = 8.0 if self.step in bad else 2.0 + 1.0 / (self.step + 5) + scatter
+        return NodeTraining(self.generation, (NodeNumber("loss", self.step, ranks, loss, loss, loss, 0, 0),))
 
     @property
     def idle_since(self) -> float:

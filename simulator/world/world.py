@@ -134,6 +134,9 @@ class World:
         """Gang, rank and version of each shard that was written: the number of the bit flip in it; 0: none."""
         self.sharded_gangs: set[str] = set()
         """Gangs whose ranks hold different parts of one state. All other gangs have replicas."""
+        self.bad_batches: dict[str, range] = {}
+        """Gangs that report losses, and for which batches these are high. A batch is known by the step that reads it if
+        none is skipped."""
         self.flips = 0
         """How many bits have flipped so far."""
         self.crash_countdown: int | None = None

@@ -7,7 +7,7 @@ import pytest
 from muster.daemon.coordinator.core.detection.corruption_detector import MOST_CORRUPT_COPIES, MOST_DISAGREEMENTS
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.events import NotFinite, Shard, Version
+from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -355,26 +355,6 @@ def test_ranks_that_do_not_exist_name_no_node(ranks: tuple[int, ...]) -> None:
     world.post_event(events.AgentReported("g", node, agent.incarnation, replace(agent.status, disagreement=claim)))
     world.run_for(1)
     assert [found.node for found in world.facts(facts.ReplicasDisagreed)] == []
-
-
-def test_a_loss_that_is_nan_is_shown_and_accuses_nobody() -> None:
-    world = training()
-    for _ in range(2):
-        for seat in world.gang.roster.seats:
-            agent = world.core.observed.gang("g").agents[seat.node]
-            ranks = tuple(replace(r, not_finite=NotFinite(9 - r.rank, "loss = nan")) for r in agent.status.ranks)
-            status = replace(agent.status, ranks=ranks)
-            world.post_event(events.AgentReported("g", seat.node, agent.incarnation, status))
-        world.run_for(0.1)
-    found = world.facts(facts.NotFiniteReported)[0]
-    assert len(world.facts(facts.NotFiniteReported)) == 1
-    assert (
-        describe(found) == f"rank {found.rank} on {found.node} reports loss = nan at step {found.step} of generation 1"
-    )
-    assert f"loss = nan at step {found.step}, on rank {found.rank} ({found.node})" in shown(world)
-    world.run_for(10)
-    assert world.gang.newest.generation == 1
-    assert world.slurm == []
 
 
 def test_a_corrupt_copy_is_recorded_once_and_accuses_nobody() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.coordinator.core.losses.loss_watch import LossKind
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -215,6 +216,8 @@ def test_a_hook_that_fails_gets_the_next_message(caplog: pytest.LogCaptureFixtur
         (facts.NodeJudged("n1", NodeHealth.UNFIT, "Xid 79"), "node"),
         (facts.NodeJudged("n1", NodeHealth.FIT, ""), None),
         (facts.ActionWithheld("g", "n1", "drain", "20 nodes within an hour"), "fleet"),
+        (facts.NotFiniteReported("g", 1, 0, "n1", 9, "loss = nan"), "loss"),
+        (facts.LossNoted("g", 1, LossKind.SPIKE, "n1", 9, 8.1, 2.3), "loss"),
     ],
 )
 def test_what_is_told(fact: facts.Fact, occasion: str | None) -> None:

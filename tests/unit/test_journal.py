@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.coordinator.core.losses.loss_watch import LossKind
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import CheckOutcome, CorruptCopy, GangSpec, NodeCheck, Version
@@ -68,6 +69,7 @@ def _story() -> list[facts.Fact]:
         facts.StragglerDetected("g", 2, 1, "n1", "rank 1 on n1 computes 31 % longer, for 300 s", Response.SWAP),
         facts.ReplicasDisagreed("g", 2, Version(2, 9), (1,), ("n1",), "n1", "rank 1 on n1 differs"),
         facts.NotFiniteReported("g", 2, 1, "n1", 9, "loss = nan"),
+        facts.LossNoted("g", 2, LossKind.SPIKE, "n1", 9, 8.1, 2.31),
         facts.CorruptCopyFound("g", "n1", CorruptCopy(1, Version(1, 12), True, 1, 250)),
         facts.StateRestored("g", 2, Version(1, 12), 1 << 30, 0, 1 << 20, (("n2", 1 << 20),), 0.5),
         facts.NodeChecked("g", "n1", 7, NodeCheck(CheckOutcome.WRONG, "a product differs from the known one")),

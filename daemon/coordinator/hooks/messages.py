@@ -73,6 +73,8 @@ def _occasion(fact: facts.Fact) -> Occasion | None:
             return "node"
         case facts.ActionWithheld():
             return "fleet"
+        case facts.NotFiniteReported() | facts.LossNoted():
+            return "loss"
         case _:
             return None
 

@@ -1,4 +1,5 @@
-"""Counters of what happens: recoveries and their phases, steps done again, signals, jobs that end.
+"""Counters of what happens: recoveries and their phases, steps done again, signals, jobs
+that end, findings about losses.
 
 They count from the start of this coordinator, as every process does that Prometheus asks: its `rate` and `increase`
 know that a counter begins again at 0. Each label has a closed list of values, and all that are likely are there from
@@ -11,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from muster.daemon.coordinator.core.losses.loss_rule import LossResponse
+from muster.daemon.coordinator.core.losses.loss_watch import LossKind
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.generations import Recovery
@@ -25,7 +28,7 @@ ACTIONS = (
 )  # fmt: skip
 """What was done: the `action`, as `muster status` says it."""
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_OTHER = "other"
+_OTHER, _NOT_FINITE = "other", "not finite"
 _CAUSES = (*(kind.value for kind in FaultKind), _OTHER)
 
 
@@ -63,6 +66,13 @@ class EventCounters:
         self._signals = Counter(
             "muster_signals", "Hardware signals of nodes.", ["kind", "code", "action"], registry=registry
         )
+        self._losses = Counter(
+            "muster_loss_findings", "Losses of jobs that are not finite, have a spike or are on a plateau.",
+            ["kind", "response"], registry=registry,
+        )  # fmt: skip
+        for finding in (_NOT_FINITE, *LossKind):
+            for response in LossResponse:
+                self._losses.labels(str(finding), response.value)
         for cause in _CAUSES:
             for action in ACTIONS:
                 self._recoveries.labels(cause, action)
@@ -95,6 +105,10 @@ class EventCounters:
                     self._note_first_step(fact)
                 case facts.GangEnded():
                     self._ended.labels(fact.phase.value).inc()
+                case facts.NotFiniteReported():
+                    self._losses.labels(_NOT_FINITE, fact.response.value).inc()
+                case facts.LossNoted():
+                    self._losses.labels(fact.kind.value, fact.response.value).inc()
                 case facts.GangForgotten():
                     del self._faults[fact.gang]
 

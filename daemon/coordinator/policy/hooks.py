@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-Occasion = Literal["swap", "restart", "requeue", "failure", "end", "node", "fleet"]
+Occasion = Literal["swap", "restart", "requeue", "failure", "end", "node", "fleet", "loss"]
 """When a hook is called; docs/operations/hooks.md explains each."""
 OCCASIONS: tuple[Occasion, ...] = get_args(Occasion)
 MOST_HOOKS = 16

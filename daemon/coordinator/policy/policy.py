@@ -1,4 +1,5 @@
-"""The site's policy: which action follows a hardware signal, the circuit breaker's limits, the shared pool, and hooks.
+"""The site's policy: which action follows a hardware signal, the circuit breaker's limits, the shared pool,
+losses, and hooks.
 
 The policy is the shipped policy.toml with a site's own file merged over it.
 
@@ -32,10 +33,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from muster.daemon.coordinator.core.losses.loss_rule import LossResponse, LossRule
 from muster.daemon.coordinator.core.state.limits import Limits, Pool, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.hooks import OCCASIONS, Hook, HooksTable, HookTable
 from muster.daemon.host import toml_text
+from muster.daemon.transport.job_limits import LOSS_BOUNDS
 
 SignalAction = Literal["unfit", "unfit_unless_explained", "degraded", "rank", "ignore"]
 """What Muster does about a hardware signal; policy.toml explains each value."""
@@ -209,6 +212,11 @@ class Comments(BaseModel):
     admin_comment: bool = True
 
 
+def _within(name: str) -> Any:
+    least, most = LOSS_BOUNDS[name]
+    return Field(ge=least, le=most, strict=True)
+
+
 class _Pool(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -222,11 +230,33 @@ class _Pool(BaseModel):
         return Pool(tuple(f"--{key}={value}" for key, value in options.items() if value), self.wait_s)
 
 
-_LIMITS, _POOL, _HOOKS, _COMMENTS = "limits", "pool", "hooks", "comments"
+class _Loss(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    not_finite: LossResponse
+    spike: LossResponse
+    plateau: LossResponse
+    deviations: Annotated[float, _within("deviations")]
+    in_a_row: Annotated[int, _within("in_a_row")]
+    window: Annotated[int, _within("window")]
+    plateau_values: Annotated[int, _within("plateau_values")]
+    margin_steps: Annotated[int, _within("margin_steps")]
+    roll_backs: Annotated[int, _within("roll_backs")]
+    within_steps: Annotated[int, _within("within_steps")]
+
+    @model_validator(mode="after")
+    def _check_plateau(self) -> _Loss:
+        if self.plateau is LossResponse.ROLL_BACK:
+            raise ValueError('plateau = "roll_back": record or stop, because a plateau begins at no certain step')
+        return self
+
+
+_LIMITS, _POOL, _HOOKS, _COMMENTS, _LOSS = "limits", "pool", "hooks", "comments", "loss"
 _STRAGGLER = "straggler"
 """The one kind whose signals come from ranks: the core finds them, and no node daemon needs its rule."""
 _LIMITS_SCHEMA = TypeAdapter(_Limits)
 _POOL_SCHEMA = TypeAdapter(_Pool)
+_LOSS_SCHEMA = TypeAdapter(_Loss)
 _HOOKS_SCHEMA = TypeAdapter(HooksTable)
 _COMMENTS_SCHEMA = TypeAdapter(Comments)
 _KINDS_SCHEMA = TypeAdapter(dict[str, _SignalKind])
@@ -268,17 +298,19 @@ class Policy:
 
     @classmethod
     def _from_table(cls, table: dict[str, Any], site: dict[str, Any], where: str, mistakes: list[str]) -> Policy:
-        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL, _HOOKS, _COMMENTS)}
+        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL, _HOOKS, _COMMENTS, _LOSS)}
         kinds = _checked(_KINDS_SCHEMA, rows, where, mistakes)
         limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
         pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
+        loss = _checked(_LOSS_SCHEMA, table[_LOSS], where, mistakes, _LOSS)
         hooks = _checked(_HOOKS_SCHEMA, table[_HOOKS], where, mistakes, _HOOKS)
         comments = _checked(_COMMENTS_SCHEMA, table[_COMMENTS], where, mistakes, _COMMENTS)
         mistakes += (f"{where}: {words}" for words in _useless_conditions(kinds or {}))
         straggler = _straggler_rule(kinds[_STRAGGLER], where, mistakes) if kinds else None
-        if mistakes or kinds is None or limits is None or pool is None or hooks is None:
+        if mistakes or kinds is None or limits is None or pool is None or hooks is None or loss is None:
             raise PolicyError(*mistakes)
-        whole = Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler)
+        rule = LossRule(**loss.model_dump())
+        whole = Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler, loss=rule)
         return cls(kinds, whole, site, hooks, comments)
 
     def decide(self, kind: str, code: int) -> SignalDecision:
@@ -448,9 +480,12 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
                 _POOL: _Pool,
                 _HOOKS: HookTable,
                 _COMMENTS: Comments,
+                _LOSS: _Loss,
             }
             model = tables[parents[0]] if parents else _Condition if "when" in path else _row_model(path)
             return f"unknown key {at}{_suggestion(last, list(model.model_fields))}"
+        case "enum" if parents == (_LOSS,):
+            return f"{at} = {fault['input']!r}: a response to a loss is one of {', '.join(LossResponse)}"
         case "enum":
             return f"{at} = {fault['input']!r}: a response is one of {', '.join(Response)}"
         case "literal_error" if parents == (_HOOKS,):

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict, MessageToJson, Parse, ParseError
 
+from muster.daemon.coordinator.core.losses.loss_rule import LossChoice, LossResponse
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.turn import communication
 from muster.daemon.coordinator.journal.history import Record
@@ -188,6 +189,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         resume_from=message.resume_from,
         readers=tuple(message.readers),
         own_nodes=tuple(message.own_nodes),
+        loss=_loss(message.loss),
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):
         raise InvalidMessage(f"smaller must ascend from 1 or more to less than nodes = {found.nodes}")
@@ -224,6 +226,26 @@ def _if_worse(word: str) -> events.IfWorse:
         return events.IfWorse(word)
     except ValueError:
         raise InvalidMessage(f"if_worse = {word[:80]!r} must be empty, wait or shrink") from None
+
+
+def _loss(message: common_pb2.LossChoice) -> LossChoice:
+    found: dict[str, float | LossResponse] = {}
+    for field, value in message.ListFields():
+        if isinstance(value, str):
+            found[field.name] = _loss_response(field.name, value)
+        else:
+            least, most = job_limits.LOSS_BOUNDS[field.name]
+            if not least <= value <= most:  # false for NaN, too
+                raise InvalidMessage(f"loss.{field.name} = {value:.15g} must be {least} to {most}")
+            found[field.name] = value
+    return LossChoice(**found)  # type: ignore[arg-type]
+
+
+def _loss_response(name: str, word: str) -> LossResponse:
+    known = [one for one in LossResponse if name != "plateau" or one is not LossResponse.ROLL_BACK]
+    if word not in known:
+        raise InvalidMessage(f"loss.{name} = {word[:80]!r} must be {', '.join(known[:-1])} or {known[-1]}")
+    return LossResponse(word)
 
 
 def _traffic(message: common_pb2.GroupTraffic) -> events.GroupTraffic:

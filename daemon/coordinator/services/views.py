@@ -94,6 +94,7 @@ def gang_view(
         exclusions=[] if gang.final or brief else _exclusions(state, gang),
         replicas_disagree=gang.findings.disagreement.reason if gang.findings.disagreement is not None else "",
         not_finite=gang.findings.not_finite,
+        last_loss=gang.findings.last_loss,
         wider_groups=gang.roster.wider_groups,
         extra_communication_s=gang.roster.extra_communication_s,
         checkpoint=checkpoint_view(gang, seen, now),

@@ -942,6 +942,7 @@ class GangView(_message.Message):
     EXCLUSIONS_FIELD_NUMBER: _builtins.int
     REPLICAS_DISAGREE_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
+    LAST_LOSS_FIELD_NUMBER: _builtins.int
     WIDER_GROUPS_FIELD_NUMBER: _builtins.int
     EXTRA_COMMUNICATION_S_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
@@ -979,6 +980,8 @@ class GangView(_message.Message):
     """The newest time in this run at which replicas disagreed, in words; empty: never."""
     not_finite: _builtins.str
     """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
+    last_loss: _builtins.str
+    """The newest spike or plateau of the loss in this run, in words; empty: none."""
     wider_groups: _builtins.str
     """Which groups lie in more leaves or pods than the job asks, in words; empty: none."""
     extra_communication_s: _builtins.float
@@ -1055,6 +1058,7 @@ class GangView(_message.Message):
         exclusions: _abc.Iterable[Global___ExclusionView] | None = ...,
         replicas_disagree: _builtins.str = ...,
         not_finite: _builtins.str = ...,
+        last_loss: _builtins.str = ...,
         wider_groups: _builtins.str = ...,
         extra_communication_s: _builtins.float = ...,
         checkpoint: Global___CheckpointView | None = ...,
@@ -1074,7 +1078,7 @@ class GangView(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "last_loss", b"last_loss", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -190,6 +190,7 @@ class JobSpec(_message.Message):
     READERS_FIELD_NUMBER: _builtins.int
     LOG_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     OWN_NODES_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -322,6 +323,10 @@ class JobSpec(_message.Message):
         can. As many as `nodes`; empty: the coordinator chooses.
         """
 
+    @_builtins.property
+    def loss(self) -> Global___LossChoice:
+        """What counts as a spike of its loss, and what follows. Absent: what the site says."""
+
     def __init__(
         self,
         *,
@@ -376,14 +381,91 @@ class JobSpec(_message.Message):
         readers: _abc.Iterable[_builtins.str] | None = ...,
         log_limit_bytes: _builtins.int = ...,
         own_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        loss: Global___LossChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spreading", b"spreading"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "log_limit_bytes", b"log_limit_bytes", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "if_worse", b"if_worse", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class LossChoice(_message.Message):
+    """[loss] of job.toml. What is absent is as the site's policy says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
+    SPIKE_FIELD_NUMBER: _builtins.int
+    PLATEAU_FIELD_NUMBER: _builtins.int
+    DEVIATIONS_FIELD_NUMBER: _builtins.int
+    IN_A_ROW_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    PLATEAU_VALUES_FIELD_NUMBER: _builtins.int
+    MARGIN_STEPS_FIELD_NUMBER: _builtins.int
+    ROLL_BACKS_FIELD_NUMBER: _builtins.int
+    WITHIN_STEPS_FIELD_NUMBER: _builtins.int
+    not_finite: _builtins.str
+    """What follows: "record", "stop" or "roll_back"; empty: as the site's policy says."""
+    spike: _builtins.str
+    plateau: _builtins.str
+    deviations: _builtins.float
+    in_a_row: _builtins.int
+    window: _builtins.int
+    plateau_values: _builtins.int
+    margin_steps: _builtins.int
+    roll_backs: _builtins.int
+    within_steps: _builtins.int
+    def __init__(
+        self,
+        *,
+        not_finite: _builtins.str = ...,
+        spike: _builtins.str = ...,
+        plateau: _builtins.str = ...,
+        deviations: _builtins.float | None = ...,
+        in_a_row: _builtins.int | None = ...,
+        window: _builtins.int | None = ...,
+        plateau_values: _builtins.int | None = ...,
+        margin_steps: _builtins.int | None = ...,
+        roll_backs: _builtins.int | None = ...,
+        within_steps: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deviations", b"_deviations", "_in_a_row", b"_in_a_row", "_margin_steps", b"_margin_steps", "_plateau_values", b"_plateau_values", "_roll_backs", b"_roll_backs", "_window", b"_window", "_within_steps", b"_within_steps", "deviations", b"deviations", "in_a_row", b"in_a_row", "margin_steps", b"margin_steps", "plateau_values", b"plateau_values", "roll_backs", b"roll_backs", "window", b"window", "within_steps", b"within_steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deviations", b"_deviations", "_in_a_row", b"_in_a_row", "_margin_steps", b"_margin_steps", "_plateau_values", b"_plateau_values", "_roll_backs", b"_roll_backs", "_window", b"_window", "_within_steps", b"_within_steps", "deviations", b"deviations", "in_a_row", b"in_a_row", "margin_steps", b"margin_steps", "not_finite", b"not_finite", "plateau", b"plateau", "plateau_values", b"plateau_values", "roll_backs", b"roll_backs", "spike", b"spike", "window", b"window", "within_steps", b"within_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deviations: _TypeAlias = _typing.Literal["deviations"]  # noqa: Y015
+    _WhichOneofArgType__deviations: _TypeAlias = _typing.Literal["_deviations", b"_deviations"]  # noqa: Y015
+    _WhichOneofReturnType__in_a_row: _TypeAlias = _typing.Literal["in_a_row"]  # noqa: Y015
+    _WhichOneofArgType__in_a_row: _TypeAlias = _typing.Literal["_in_a_row", b"_in_a_row"]  # noqa: Y015
+    _WhichOneofReturnType__margin_steps: _TypeAlias = _typing.Literal["margin_steps"]  # noqa: Y015
+    _WhichOneofArgType__margin_steps: _TypeAlias = _typing.Literal["_margin_steps", b"_margin_steps"]  # noqa: Y015
+    _WhichOneofReturnType__plateau_values: _TypeAlias = _typing.Literal["plateau_values"]  # noqa: Y015
+    _WhichOneofArgType__plateau_values: _TypeAlias = _typing.Literal["_plateau_values", b"_plateau_values"]  # noqa: Y015
+    _WhichOneofReturnType__roll_backs: _TypeAlias = _typing.Literal["roll_backs"]  # noqa: Y015
+    _WhichOneofArgType__roll_backs: _TypeAlias = _typing.Literal["_roll_backs", b"_roll_backs"]  # noqa: Y015
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    _WhichOneofReturnType__within_steps: _TypeAlias = _typing.Literal["within_steps"]  # noqa: Y015
+    _WhichOneofArgType__within_steps: _TypeAlias = _typing.Literal["_within_steps", b"_within_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deviations) -> _WhichOneofReturnType__deviations | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_a_row) -> _WhichOneofReturnType__in_a_row | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_steps) -> _WhichOneofReturnType__margin_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__plateau_values) -> _WhichOneofReturnType__plateau_values | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__roll_backs) -> _WhichOneofReturnType__roll_backs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__within_steps) -> _WhichOneofReturnType__within_steps | None: ...
+
+Global___LossChoice: _TypeAlias = LossChoice  # noqa: Y015
 
 @_typing.final
 class Spreading(_message.Message):

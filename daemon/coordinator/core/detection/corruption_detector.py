@@ -1,4 +1,4 @@
-"""The corruption detector: replicas that must be equal are not, or a value of the training is no number.
+"""The corruption detector: replicas that must be equal are not, or a copy of a shard has changed.
 
 The commit leader compares digests that the agents have made anyway (`replica_agreement` in the checkpoint library). A
 version on which replicas disagree is void there, so it never becomes a restore point. What follows is decided in
@@ -13,12 +13,10 @@ Only the user's own processes report here. So the node keeps its health, Slurm d
 it.
 
 A copy of a shard that does not match its digests is recorded, and its agent uses it no more. It accuses nobody either.
-
-A loss that is NaN or infinite is recorded, once a generation. It accuses nobody: most come from the training itself.
 """
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import NotFinite, ReplicaDisagreement
+from muster.daemon.coordinator.core.state.events import ReplicaDisagreement
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import Disagreement
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
@@ -53,22 +51,6 @@ def detect_corruption(gang_turn: GangTurn) -> facts.ReplicasDisagreed | None:
     )
     gang_turn.turn.record(fact)
     return fact
-
-
-def note_not_finite(gang_turn: GangTurn) -> None:
-    """Record the first value of the generation that is NaN or infinite."""
-    gang, nodes = gang_turn.gang, gang_turn.index.not_finite
-    if not nodes or gang.findings.not_finite:
-        return
-    reports: list[tuple[int, int, str, NotFinite]] = [
-        (rank.not_finite.step, rank.rank, node, rank.not_finite)
-        for node in nodes
-        for rank in gang_turn.observed.status(node).ranks_of(gang.newest.generation)
-        if rank.not_finite is not None
-    ]
-    if reports:
-        step, rank, node, found = min(reports, key=lambda report: report[:2])
-        gang_turn.turn.record(facts.NotFiniteReported(gang.id, gang.newest.generation, rank, node, step, found.words))
 
 
 def note_corrupt_copies(gang_turn: GangTurn) -> None:

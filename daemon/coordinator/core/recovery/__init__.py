@@ -3,6 +3,6 @@
 `core.transitions` says which phase has which rules.
 
 May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.coordinator.core.detection`,
-`daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
-`fabric.cost`, `fabric.model`, `fabric.placement.maps`.
+`daemon.coordinator.core.recovery.growth`, `daemon.coordinator.core.recovery.losses`, `daemon.coordinator.core.state`,
+`daemon.coordinator.core.turn`, `fabric.cost`, `fabric.model`, `fabric.placement.maps`.
 """

@@ -26,6 +26,7 @@ from muster.daemon.coordinator.core.recovery import (
     restore_plan,
 )
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
+from muster.daemon.coordinator.core.recovery.losses import loss_findings
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
@@ -52,7 +53,7 @@ def supervise(gang_turn: GangTurn) -> None:
             facts.FirstStep(gang.id, gang.newest.generation, _first_step(gang, gang_turn.observed), watched)
         )
     attribution.attribute_to_node(gang_turn)
-    corruption_detector.note_not_finite(gang_turn)
+    loss_findings.respond(gang_turn)
     corruption_detector.note_corrupt_copies(gang_turn)
     restore_plan.note_restored(gang_turn)
     if _fence_if_replicas_disagree(gang_turn):

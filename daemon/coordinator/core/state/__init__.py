@@ -2,5 +2,6 @@
 
 `core.turn` changes it.
 
-May import: `checkpoint.format`, `checkpoint.redundancy`, `fabric.model`, `fabric.sources`.
+May import: `checkpoint.format`, `checkpoint.redundancy`, `daemon.coordinator.core.losses`, `fabric.model`,
+`fabric.sources`.
 """

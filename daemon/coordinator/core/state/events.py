@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from muster.checkpoint.redundancy.scheme import Redundancy
 from muster.checkpoint.redundancy.schemes import redundancy_of
+from muster.daemon.coordinator.core.losses.loss_rule import LossChoice
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 from muster.fabric.model.fabric import Fabric
@@ -103,6 +104,8 @@ class GangSpec:
     """Who may read it beside its owner and operators: login names, and Unix groups as "group:NAME"."""
     own_nodes: tuple[str, ...] = ()
     """Nodes that the job's script knows as its own: they have the first seats, in this order. Empty: any nodes."""
+    loss: LossChoice = field(default_factory=LossChoice)
+    """What counts as a spike of its loss, and what follows, as far as the job says it."""
 
     @property
     def fewest(self) -> int:
@@ -414,7 +417,7 @@ class AgentStatus:
     flush_progress: FlushProgress | None = None
     """Of the newest flush; None: it has not begun on this node."""
     training: NodeTraining | None = None
-    """For people: the journal does not keep it, and nothing is decided by it but what `training_watch` says."""
+    """For people: the journal does not keep it, and nothing is decided by it but what `loss_watch` finds."""
     use: NodeUse | None = None
     """For people, too, and nothing is decided by it."""
 

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from muster.checkpoint.format.folder_names import parse_path
+from muster.daemon.coordinator.core.losses.loss_rule import LossResponse
+from muster.daemon.coordinator.core.losses.loss_watch import LossKind
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.wording import counted
@@ -60,6 +62,7 @@ def describe(fact: facts.Fact) -> str:
             | facts.StragglerDetected()
             | facts.ReplicasDisagreed()
             | facts.NotFiniteReported()
+            | facts.LossNoted()
             | facts.StateRestored()
         ):
             return _of_generation(fact)
@@ -79,6 +82,18 @@ def version_words(version: Version | None) -> str:
 def call_words(call: facts.SlurmCallOwed) -> str:
     """The call in words: "drain n3"."""
     return _VERBS[call.verb].format(node=call.node, job=call.job, exit_code=call.exit_code)
+
+
+def loss_words(fact: facts.LossNoted) -> str:
+    """ "the loss on n1 has a spike at step 1200: 8.1, usually 2.31"."""
+    if fact.kind is LossKind.PLATEAU:
+        return f"the loss on {fact.node} is on a plateau at step {fact.step}: {fact.value:.4g}, before {fact.usual:.4g}"
+    return f"the loss on {fact.node} has a spike at step {fact.step}: {fact.value:.4g}, usually {fact.usual:.4g}"
+
+
+def _what_follows(fact: facts.LossNoted | facts.NotFiniteReported) -> str:
+    follows = {LossResponse.STOP: "; the job stops", LossResponse.ROLL_BACK: "; the gang goes back"}
+    return follows.get(fact.response, "") + (f" ({fact.why})" if fact.why else "")
 
 
 def _because(reason: str) -> str:
@@ -149,6 +164,7 @@ def _of_generation(
     | facts.StragglerDetected
     | facts.ReplicasDisagreed
     | facts.NotFiniteReported
+    | facts.LossNoted
     | facts.StateRestored,
 ) -> str:
     match fact:
@@ -158,7 +174,10 @@ def _of_generation(
             return f"{version_words(fact.version)} is void{_because(fact.reason)}"
         case facts.NotFiniteReported():
             where = f"rank {fact.rank} on {fact.node}"
-            return f"{where} reports {fact.words} at step {fact.step} of generation {fact.generation}"
+            what = f"{where} reports {fact.words} at step {fact.step} of generation {fact.generation}"
+            return what + _what_follows(fact)
+        case facts.LossNoted():
+            return f"generation {fact.generation}: {loss_words(fact)}{_what_follows(fact)}"
         case facts.HangDetected():
             reason = _because(fact.reason)
             return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from muster.daemon.coordinator.core.losses.loss_rule import LossResponse
+from muster.daemon.coordinator.core.losses.loss_watch import LossKind
 from muster.daemon.coordinator.core.state.events import CorruptCopy, GangSpec, NodeCheck, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
@@ -222,7 +224,7 @@ class ReplicasDisagreed:
 
 @dataclass(frozen=True, slots=True)
 class NotFiniteReported:
-    """A loss or a gradient norm is NaN or infinite. This says nothing about a node."""
+    """A loss or a gradient norm is NaN or infinite. That says nothing of a node. `response`, `why` as in LossNoted."""
 
     gang: str
     generation: int
@@ -230,6 +232,27 @@ class NotFiniteReported:
     node: str
     step: int
     words: str
+    response: LossResponse = LossResponse.RECORD
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LossNoted:
+    """The loss on `node` has a spike that began at `step`, or is on a plateau. That says nothing of the node.
+
+    `value`: the loss; `usual`: the median before. `response`: what follows. `why`: why that is not what the policy or
+    the job asks for; empty: it is.
+    """
+
+    gang: str
+    generation: int
+    kind: LossKind
+    node: str
+    step: int
+    value: float
+    usual: float
+    response: LossResponse = LossResponse.RECORD
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -616,7 +639,7 @@ Fact = (
     | NodeJudged | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
-    | CorruptCopyFound | StateRestored | GrowthPlanned | NewcomerKnown
+    | CorruptCopyFound | StateRestored | GrowthPlanned | NewcomerKnown | LossNoted
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

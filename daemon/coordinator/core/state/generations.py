@@ -81,6 +81,10 @@ class Findings:
     disagreement: Disagreement | None = None
     not_finite: str = ""
     """The first loss or gradient norm of the running generation that is NaN or infinite, in words; empty: none."""
+    losses_noted: int = 0
+    """Spikes and plateaus of the loss that were recorded of the running generation."""
+    last_loss: str = ""
+    """The newest one of this run of the job, in words; empty: none."""
     corrupt_copies: tuple[facts.CorruptCopyFound, ...] = ()
     """The first ones."""
 

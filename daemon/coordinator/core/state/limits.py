@@ -1,7 +1,8 @@
-"""The numbers of a site (policy.toml, [limits] and [pool]): what Muster may do by itself, and what users may use."""
+"""The numbers of a site (policy.toml: [limits], [pool], [loss]): what Muster may do by itself, what users may use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from muster.daemon.coordinator.core.losses.loss_rule import LossRule
 from muster.daemon.coordinator.core.state.state_tables import Response
 
 GANG_KEPT_S, GANGS_KEPT = 7 * 86400.0, 1000
@@ -64,3 +65,5 @@ class Limits:
     pool: Pool = Pool()
     straggler: StragglerRule | None = StragglerRule()
     """None: nothing follows from a straggler that lasts."""
+    loss: LossRule = field(default_factory=LossRule)
+    """What counts as a spike of the loss, and what follows, unless the job says otherwise."""

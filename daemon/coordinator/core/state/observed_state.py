@@ -6,6 +6,7 @@ with whole statuses. Times are seconds on the coordinator's clock; 0 means never
 
 from dataclasses import dataclass, field
 
+from muster.daemon.coordinator.core.losses.loss_watch import LossWatch
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence, Version
@@ -23,6 +24,8 @@ HEARTBEAT_TIMEOUT_S = 11.0
 """Seconds without a heartbeat after which an attached agent, or a node's daemon, counts as silent. An agent sends a
 heartbeat every 5 s: two are missed, and a margin. Watched peers notice a silent agent sooner."""
 
+LOSS = "loss"
+"""The name under which a script reports its loss."""
 HELD_AFTER_LAUNCH = "launch failed requeued held"
 """Slurm's reason for the hold of a job whose launch failed. Slurm writes it with blanks or with underscores."""
 
@@ -158,6 +161,7 @@ class ObservedGang:
     pace: StepPace = field(default_factory=StepPace)
     blocks: GangBlocks = field(default_factory=GangBlocks)
     """Step times of the ranks, split in compute and wait."""
+    losses: LossWatch = field(default_factory=LossWatch)
     stall: Stall | None = None
     agent_failure_since: float = 0.0
     """Since when agents report errors that no order mends, or SIGTERM; 0: none does."""
@@ -361,6 +365,7 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
     else:
         gang.pace.note_status(agent.status, event.status, now)
         gang.blocks.note_status(event.status)
+        _note_loss(gang.losses, event.node, event.status)
         gang.flush_pace.note(event.node, event.status.flush_progress, now)
         if (newest := _newest_step(event.status)) > gang.last_step:
             gang.pace.note_step(gang.last_step, newest, now)
@@ -368,6 +373,14 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
         gang.note_answer(event.node)
         _note_committed(gang, event.status.committed, now)
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
+
+
+def _note_loss(losses: LossWatch, node: str, status: AgentStatus) -> None:
+    """The median of the node's ranks counts."""
+    if status.training is not None:
+        for number in status.training.numbers:
+            if number.name == LOSS:
+                losses.add(status.training.generation, node, number.step, number.median)
 
 
 def _note_committed(gang: ObservedGang, version: Version | None, at: float) -> None:

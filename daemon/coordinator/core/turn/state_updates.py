@@ -20,6 +20,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     ReportedDrain,
 )
 from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.fact_text import loss_words
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import (
     Disagreement,
@@ -274,6 +275,9 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.order_serial += fact.comparison_ends
         case facts.NotFiniteReported():
             gang.findings.not_finite = f"{fact.words} at step {fact.step}, on rank {fact.rank} ({fact.node})"
+        case facts.LossNoted():
+            gang.findings.losses_noted += 1
+            gang.findings.last_loss = loss_words(fact)
         case facts.CorruptCopyFound():
             gang.findings.corrupt_copies = (*gang.findings.corrupt_copies, fact)
         case facts.StateRestored():
@@ -480,7 +484,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     _enter_phase(gang, Phase.STARTING, at)
     gang.newest.generation, gang.newest.started_at, gang.slurm.runs_without_start = fact.generation, at, 0
     gang.plans.swap = None
-    gang.findings.not_finite, gang.slurm.runs_given_back = "", 0
+    gang.findings.not_finite, gang.slurm.runs_given_back, gang.findings.losses_noted = "", 0, 0
     gang.roster.wider_groups, gang.roster.extra_communication_s = fact.wider_groups, fact.extra_communication_s
     gang.roster.seats, gang.roster.spares = fact.seats, fact.spares
     for member in gang.roster.members.values():
@@ -532,6 +536,7 @@ def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.restore.restored_version = gang.plans.stop = gang.plans.swap = gang.findings.hang = None
     gang.recovery.unattributed_node, gang.recovery.group_ranks_swapped_once = "", ()
     gang.findings.stragglers, gang.findings.disagreement, gang.findings.not_finite = (), None, ""
+    gang.findings.last_loss = ""
     gang.recovery.furthest_step = 0  # the new run may start from an old checkpoint
     gang.recovery.fenced_generation = -1
     gang.order_serial += 1

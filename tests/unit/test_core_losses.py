@@ -1,0 +1,144 @@
+"""What follows in a simulated gang when its loss is not finite, has a spike, or falls no more."""
+
+from dataclasses import replace
+
+import pytest
+
+from muster.daemon.coordinator.core.losses.loss_rule import LossChoice, LossResponse, LossRule
+from muster.daemon.coordinator.core.losses.loss_watch import LossKind
+from muster.daemon.coordinator.core.recovery.losses.loss_findings import FINDINGS_PER_GENERATION
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.events import NodeNumber, NodeTraining, NotFinite
+from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.services.views import gang_view
+from muster.launcher.output.screen import Screen
+from muster.launcher.output.tables import gang_details
+from muster.simulator.scenario import Scenario
+
+RULE = LossRule(window=16)
+
+
+def training(spike: str = "", rule: LossRule = RULE, **given: object) -> Scenario:
+    """A gang whose loss is high in steps 30 to 34."""
+    choice = LossChoice(spike=LossResponse(spike)) if spike else LossChoice()
+    world = Scenario(3, 1, limits=Limits(loss=rule), loss=choice, **given)  # type: ignore[arg-type]
+    world.spoil_batches("30", "34")
+    return world
+
+
+def shown(world: Scenario) -> str:
+    core = world.core
+    return "\n".join(gang_details(gang_view(core.state, core.observed, world.gang, world.now), Screen(120)))
+
+
+def report(world: Scenario, step: int, value: float) -> None:
+    """The node of rank 0 reports this loss."""
+    node = min(world.gang.roster.seats, key=lambda seat: seat.group_rank).node
+    agent = world.core.observed.gang("g").agents[node]
+    number = NodeNumber("loss", step, 1, value, value, value, 0, 0)
+    status = replace(agent.status, training=NodeTraining(world.gang.newest.generation, (number,)))
+    world.post_event(events.AgentReported("g", node, agent.incarnation, status))
+    world.run_for(0.01)
+
+
+def report_not_finite(world: Scenario) -> None:
+    """Every rank reports that its loss is no number."""
+    for seat in world.gang.roster.seats:
+        agent = world.core.observed.gang("g").agents[seat.node]
+        ranks = tuple(replace(r, not_finite=NotFinite(9 - r.rank, "loss = nan")) for r in agent.status.ranks)
+        status = replace(agent.status, ranks=ranks)
+        world.post_event(events.AgentReported("g", seat.node, agent.incarnation, status))
+    world.run_for(0.1)
+
+
+def reach(world: Scenario, step: int) -> None:
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= step)
+
+
+def test_a_loss_that_is_nan_is_shown_and_accuses_nobody() -> None:
+    world = training()
+    reach(world, 3)
+    for _ in range(2):
+        report_not_finite(world)
+    (found,) = world.facts(facts.NotFiniteReported)
+    where = f"rank {found.rank} on {found.node}"
+    assert describe(found) == f"{where} reports loss = nan at step {found.step} of generation 1"
+    assert f"loss = nan at step {found.step}, on rank {found.rank} ({found.node})" in shown(world)
+    world.run_for(10)
+    assert world.gang.newest.generation == 1
+    assert world.slurm == []
+
+
+def test_a_spike_is_recorded_once_and_the_gang_goes_on() -> None:
+    world = training()
+    reach(world, 60)
+    (found,) = world.facts(facts.LossNoted)
+    assert (found.kind, found.step, found.value) == (LossKind.SPIKE, 30, 8.0)
+    assert (found.response, found.why) == (LossResponse.RECORD, "")
+    words = f"the loss on {found.node} has a spike at step 30: 8, usually {found.usual:.4g}"
+    assert describe(found) == f"generation 1: {words}"
+    assert words in shown(world)
+    assert world.gang.phase is Phase.RUNNING
+    assert world.slurm == []
+
+
+def test_a_spike_stops_the_job_if_the_job_asks_for_it() -> None:
+    world = training("stop", durable_dir="/durable", requeue=True)
+    world.run_until(lambda: world.gang.final)
+    (found,) = world.facts(facts.LossNoted)
+    assert describe(found).endswith("; the job stops")
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    assert world.gang.reason == f"the loss on {found.node} has a spike at step 30: 8, usually {found.usual:.4g}"
+    assert world.gang.checkpoint.durable_path
+
+
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_loss_that_is_nan_stops_the_job_if_the_site_says_so(observe: bool) -> None:
+    world = Scenario(2, 0, limits=Limits(loss=replace(RULE, not_finite=LossResponse.STOP), observe=observe))
+    reach(world, 3)
+    report_not_finite(world)
+    (found,) = world.facts(facts.NotFiniteReported)
+    if observe:
+        assert found.why == "observe mode: stop would follow"
+        assert world.gang.plans.stop is None
+    else:
+        world.run_until(lambda: world.gang.final)
+        assert world.gang.reason.startswith(f"loss = nan at step {found.step}, on rank {found.rank}")
+
+
+def test_a_loss_that_falls_no_more_is_on_a_plateau() -> None:
+    world = Scenario(2, 0, limits=Limits(loss=replace(RULE, plateau_values=512, plateau=LossResponse.STOP)))
+    reach(world, 3)
+    for step in range(1, 2000):
+        report(world, step, 2.5)
+        if world.gang.plans.stop is not None:
+            break
+    (found,) = world.facts(facts.LossNoted)
+    assert describe(found) == (
+        f"generation 1: the loss on {found.node} is on a plateau at step {found.step}: 2.5, before 2.5; the job stops"
+    )
+
+
+def test_no_more_findings_of_a_generation_are_recorded_than_the_journal_bears() -> None:
+    world = Scenario(2, 0, limits=Limits(loss=replace(RULE, in_a_row=1)))
+    reach(world, 3)
+    for step in range(1, 4 * FINDINGS_PER_GENERATION):
+        report(world, step, 2.5 if step < 20 or step % 2 else 9.0)
+    assert len(world.facts(facts.LossNoted)) == FINDINGS_PER_GENERATION
+    world.kill_rank("n0")
+    world.run_until(lambda: world.gang.newest.generation == 2 and world.gang.phase is Phase.RUNNING)
+    for step in range(1, 100):
+        report(world, step, 2.5 if step < 99 else 9.0)
+    assert len(world.facts(facts.LossNoted)) == FINDINGS_PER_GENERATION + 1
+
+
+def test_a_restarted_coordinator_knows_the_spike_and_begins_anew_to_compare() -> None:
+    world = training()
+    reach(world, 40)
+    world.restart_coordinator()
+    reach(world, 60)
+    assert len(world.facts(facts.LossNoted)) == 1
+    assert "has a spike at step 30" in shown(world)
+    assert world.replayed_state().dump() == world.core.state.dump()
