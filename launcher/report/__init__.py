@@ -4,7 +4,7 @@
 modules draw them. `show` and `series` read; all else is pure. Only `commands` imports this room. The pictures need the
 extra `report`.
 
-May import: `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`, `daemon.coordinator.goodput`,
-`daemon.coordinator.journal`, `daemon.host`, `daemon.transport`, `fabric.model`, `launcher`, `launcher.output`,
-`slurm.client.parsing`.
+May import: `daemon.coordinator.accounting`, `daemon.coordinator.core.state`, `daemon.coordinator.core.turn`,
+`daemon.coordinator.goodput`, `daemon.coordinator.journal`, `daemon.host`, `daemon.transport`, `fabric.model`,
+`launcher`, `launcher.output`, `slurm.client.parsing`.
 """

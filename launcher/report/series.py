@@ -63,11 +63,18 @@ class Measured:
     numbers: dict[str, list[_Part]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Files that are not in it, each with the reason in words."""
+    most_ranks: int = MOST_RANKS
+    """A file with a rank beyond is no file of this job."""
+
+    @property
+    def most_bins(self) -> int:
+        """Of all files together. A user may write any file, and whoever looks at the job shall have memory for it."""
+        return 2 * metric_series.bins_of(self.most_ranks)
 
 
-def read(run_dir: str, gang: str) -> Measured:
-    """The files of all nodes of a gang."""
-    found = Measured()
+def read(run_dir: str, gang: str, ranks: int = 0) -> Measured:
+    """The files of all nodes of a gang. `ranks`: how many it has at most; 0: not known."""
+    found = Measured(most_ranks=min(ranks or MOST_RANKS, MOST_RANKS))
     for name, text in metric_series.texts(run_dir, gang, found.left_out):
         try:
             _add_node(found, from_json(text))
@@ -84,7 +91,7 @@ def _add_node(found: Measured, whole: Mapping[str, Any]) -> None:
     for name, columns in whole.items():
         kind, _, key = name.partition(" ")
         if kind == "rank" and columns:
-            ranks[_rank(key)] = read.part(columns, _OF_RANK)
+            ranks[_rank(key, found.most_ranks)] = read.part(columns, _OF_RANK)
         elif kind == "number" and columns:
             numbers[key] = read.part(columns, _OF_NUMBER)
     for rank, part in ranks.items():
@@ -93,10 +100,10 @@ def _add_node(found: Measured, whole: Mapping[str, Any]) -> None:
         found.numbers.setdefault(name, []).append(part)
 
 
-def _rank(text: str) -> int:
+def _rank(text: str, most: int) -> int:
     rank = int(text)
-    if not 0 <= rank < MOST_RANKS:
-        raise ValueError("no job has such a rank")
+    if not 0 <= rank < most:
+        raise ValueError("the job has no such rank")
     return rank
 
 
@@ -146,9 +153,9 @@ def curves_of(measured: Measured, work: Work) -> tuple[Curve, ...]:
     others = sorted(measured.numbers.keys() - {*_FIRST, "tokens"})
     made = [
         _throughput(measured, pace, work),
-        *(_number(name, measured.numbers[name]) for name in names),
+        *(_number(name, measured) for name in names),
         _mfu(pace, work),
-        *(_number(name, measured.numbers[name]) for name in others),
+        *(_number(name, measured) for name in others),
     ]
     return tuple(one for one in made if one.steps)[:MOST_CURVES]
 
@@ -156,13 +163,14 @@ def curves_of(measured: Measured, work: Work) -> tuple[Curve, ...]:
 def _pace(measured: Measured) -> tuple[Array, Array]:
     """The newest step of each bin, and the median over all ranks of the seconds that a step took."""
     parts = [part for of_rank in measured.ranks.values() for part in of_rank]
-    starts, width_s = _bins(parts)
+    starts, width_s = _bins(parts, measured.most_bins)
     newest = _joined(parts, starts, width_s, "step", numpy.fmax)
-    rows = numpy.full((len(parts), len(starts)), numpy.nan)
-    for row, part in zip(rows, parts, strict=True):
-        known = part.columns["step_s"] > 0
-        at = numpy.searchsorted(starts, part.columns["at_s"][known] // width_s * width_s)
-        row[at] = part.columns["step_s"][known]
+    rows = numpy.full((len(measured.ranks), len(starts)), numpy.nan)
+    for row, of_rank in zip(rows, measured.ranks.values(), strict=True):
+        for part in of_rank:
+            known = part.columns["step_s"] > 0
+            at = numpy.searchsorted(starts, part.columns["at_s"][known] // width_s * width_s)
+            row[at] = part.columns["step_s"][known]
     step_s = _median(rows)
     known = numpy.isfinite(step_s) & numpy.isfinite(newest)
     return newest[known], step_s[known]
@@ -171,8 +179,8 @@ def _pace(measured: Measured) -> tuple[Array, Array]:
 def _throughput(measured: Measured, pace: tuple[Array, Array], work: Work) -> Curve:
     steps, step_s = pace
     tokens = work.tokens_per_gpu
-    if reported := measured.numbers.get("tokens"):
-        tokens = statistics.median(_number("tokens", reported).median or (0.0,)) / work.ranks_per_replica
+    if "tokens" in measured.numbers:
+        tokens = statistics.median(_number("tokens", measured).median or (0.0,)) / work.ranks_per_replica
     if tokens:
         return Curve("throughput", "tokens per GPU and second", *_plain(steps, tokens / step_s))
     return Curve("throughput", "steps per second", *_plain(steps, 1 / step_s))
@@ -188,9 +196,10 @@ def _plain(steps: Array, values: Array) -> tuple[tuple[float, ...], tuple[float,
     return tuple(steps.tolist()), tuple(values.tolist())
 
 
-def _number(name: str, parts: list[_Part]) -> Curve:
+def _number(name: str, measured: Measured) -> Curve:
     """One number of the whole job: as `metric_series.merged_nodes` has it."""
-    starts, width_s = _bins(parts)
+    parts = measured.numbers[name]
+    starts, width_s = _bins(parts, measured.most_bins)
     steps, least, greatest = (
         _joined(parts, starts, width_s, column, join)
         for column, join in (("step", numpy.fmax), ("least", numpy.fmin), ("greatest", numpy.fmax))
@@ -220,12 +229,17 @@ def _weighted_median(values: Array, weights: Array) -> Array:
     return numpy.asarray(both.mean(axis=0))
 
 
-def _bins(parts: list[_Part]) -> tuple[Array, int]:
-    """The starts of all bins, in the widest ones that a part has."""
+def _bins(parts: list[_Part], most: int) -> tuple[Array, int]:
+    """The starts of all bins, in the widest ones that a part has, or in wider ones if there are more than `most`."""
     width_s = max((part.width_s for part in parts), default=1)
     times = {id(part.columns["at_s"]): part.columns["at_s"] for part in parts}
-    starts = [numpy.unique(at_s // width_s * width_s) for at_s in times.values()]
-    return (numpy.unique(numpy.concatenate(starts)) if starts else numpy.empty(0)), width_s
+    if not times:
+        return numpy.empty(0), width_s
+    every = numpy.unique(numpy.concatenate([numpy.unique(at_s // width_s) for at_s in times.values()])) * width_s
+    while len(every) > most:
+        width_s *= 2
+        every = numpy.unique(every // width_s * width_s)
+    return every, width_s
 
 
 def _joined(
@@ -257,7 +271,7 @@ def heat_of(measured: Measured) -> HeatMap | None:
     """The time of each rank in a step, without what it waits for others, as far as that is known. None: no rank has
     finished a step."""
     parts = [part for of_rank in measured.ranks.values() for part in of_rank]
-    starts, width_s = _bins(parts)
+    starts, width_s = _bins(parts, measured.most_bins)
     if not parts:
         return None
     column = "compute_s" if any((part.columns["compute_s"] > 0).any() for part in parts) else "step_s"
@@ -265,24 +279,25 @@ def heat_of(measured: Measured) -> HeatMap | None:
     kept = starts
     if (starts[-1] - starts[0]) / width_s <= 2 * metric_series.MOST_BINS:  # no step: an empty place, as long as it was
         kept = numpy.arange(starts[0], starts[-1] + width_s, width_s)
-    values = numpy.full((ranks, len(kept)), numpy.nan, dtype=numpy.float32)
+    per_row = -(-ranks // MOST_ROWS)
+    rows = numpy.full((-(-ranks // per_row), len(kept)), numpy.nan, dtype=numpy.float32)
+    medians = dict[int, float]()
     for rank, of_rank in measured.ranks.items():
+        values = numpy.full(len(kept), numpy.nan, dtype=numpy.float32)
         for part in of_rank:
             at = numpy.searchsorted(kept, part.columns["at_s"] // width_s * width_s)
             known = part.columns[column] > 0
-            numpy.fmax.at(values[rank], at[known], part.columns[column][known].astype(numpy.float32))
-    per_row = -(-ranks // MOST_ROWS)
-    padded = numpy.full((-(-ranks // per_row) * per_row, len(kept)), numpy.nan, dtype=numpy.float32)
-    padded[:ranks] = values
-    rows = numpy.fmax.reduce(padded.reshape(-1, per_row, len(kept)), axis=1)
+            numpy.fmax.at(values, at[known], part.columns[column][known].astype(numpy.float32))
+        numpy.fmax(rows[rank // per_row], values, out=rows[rank // per_row])
+        if (known_values := values[numpy.isfinite(values)]).size:
+            medians[rank] = float(numpy.median(known_values))
     return HeatMap(
         float(kept[0]), float(kept[-1] + width_s), ranks, per_row, tuple(map(tuple, rows.tolist())),
-        _outstanding(values), is_own=column == "compute_s",
+        _outstanding(medians), is_own=column == "compute_s",
     )  # fmt: skip
 
 
-def _outstanding(values: NDArray[numpy.float32]) -> tuple[tuple[int, float], ...]:
-    medians = _median(values.T.astype(numpy.float64))
-    whole = numpy.nanmedian(medians) if numpy.isfinite(medians).any() else 0.0
-    slow = [(rank, float(value)) for rank, value in enumerate(medians) if value > _OUTSTANDING * whole]
+def _outstanding(medians: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    whole = statistics.median(medians.values()) if medians else 0.0
+    slow = [(rank, value) for rank, value in sorted(medians.items()) if value > _OUTSTANDING * whole]
     return tuple(sorted(slow, key=lambda item: -item[1])[:_MOST_OUTSTANDING])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import pwd
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from google.protobuf import json_format
 
+from muster.daemon.coordinator.accounting.account_store import read_measured
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.stored_names import stored_class
+from muster.daemon.coordinator.goodput import intervals as account
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
 from muster.daemon.host import clock
@@ -31,12 +34,14 @@ from muster.v1.common_pb2 import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known of a job before it is told as a story. `view` and `until`: of a coordinator that answers."""
+    """What is known of a job before it is told as a story. `view` and `until`: of a coordinator that answers. `shares`:
+    by generation, what was measured of its steps' time, where no coordinator answers."""
 
     records: list[Record]
     spec: JobSpec
     view: GangView | None = None
     until: float = 0.0
+    shares: Mapping[int, account.Measured] = field(default_factory=dict)
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -66,8 +71,11 @@ def report_data(source: Source, price: float) -> ReportData:
     """
     view = source.view
     run_dir = (view.run_dir if view else "") or source.spec.run_dir
-    measured = series.read(run_dir, source.records[0].gang) if run_dir and source.records else series.Measured()
-    story = told(source.records, source.until, view.step if view else 0, partial(series.logged, measured))
+    measured, ranks = series.Measured(), source.spec.nodes * source.spec.ranks_per_node
+    if run_dir and source.records:
+        measured = series.read(run_dir, source.records[0].gang, ranks)
+    logged = partial(series.logged, measured)
+    story = told(source.records, source.until, view.step if view else 0, logged, source.shares)
     per_node = _gpus_per_node(source.spec)
     return assemble.report_of(
         story,
@@ -152,7 +160,7 @@ def _from_journal(folder: Path, job: str) -> Source:
         spec = json_format.Parse(text, JobSpec(), ignore_unknown_fields=True)
     except json_format.ParseError:
         spec = JobSpec()
-    return Source(records, spec)
+    return Source(records, spec, shares=read_measured(folder, records[0].gang))
 
 
 async def _ask(site: Site, job: str) -> Source:

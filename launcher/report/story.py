@@ -5,7 +5,7 @@ A running coordinator sends these records, and a journal holds them. Whoever tel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from muster.launcher.errors import WrongInput
 
 LoggedSteps = Callable[[float, float], Measured]
 """What ranks have logged between two moments."""
+_NO_SHARES: Mapping[int, Measured] = {}
 
 
 @dataclass(slots=True)
@@ -51,28 +52,35 @@ def nothing_logged(since: float, until: float) -> Measured:
     return Measured()
 
 
-def told(records: Iterable[Record], until: float = 0.0, step: int = 0, logged: LoggedSteps = nothing_logged) -> Story:
+def told(
+    records: Iterable[Record],
+    until: float = 0.0,
+    step: int = 0,
+    logged: LoggedSteps = nothing_logged,
+    shares: Mapping[int, Measured] = _NO_SHARES,
+) -> Story:
     """The story of these records, which are all those of one gang.
 
     Args:
         until: now, if the gang goes on; else the time of the newest record is taken.
         step: the newest finished step, if it is known better than from the records.
         logged: what a script that reports no finished steps has logged.
+        shares: by generation, what a coordinator has kept of what agents have measured. It counts before `logged`.
 
     Raises:
         WrongInput: a record can't be read, or the first one is missing.
     """
-    state, ledger, began = DurableState(), Ledger(), 0.0
+    state, ledger, began, generation = DurableState(), Ledger(), 0.0, 0
     story: Story | None = None
     for record in records:
         fact = _decoded(record)
         if not isinstance(fact, facts.NodeJudged):
             _apply(state, fact, record)
         if isinstance(fact, SETTLING):
-            ledger.measure(logged(began, record.at))
+            ledger.measure(shares.get(generation) or logged(began, record.at))
         ledger.note(fact, record.at)
         if isinstance(fact, facts.GenerationStarted):
-            began = record.at
+            began, generation = record.at, fact.generation
         if story is None and isinstance(fact, facts.GangRegistered):
             story = Story(state.gangs[fact.gang], record.at)
         if story is not None:
@@ -81,7 +89,7 @@ def told(records: Iterable[Record], until: float = 0.0, step: int = 0, logged: L
         raise WrongInput("the records of the job lack its registration")
     gang = story.gang
     story.until = story.until if gang.final else max(story.until, until)
-    ledger.measure(logged(began, story.until))
+    ledger.measure(shares.get(generation) or logged(began, story.until))
     reached = gang.newest.progress.step
     story.intervals = ledger.take() + ledger.unsettled(story.until, step or (reached.step if reached else 0))
     return story

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -19,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.daemon.coordinator.accounting.account_store import AccountStore, read_measured
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.goodput.intervals import Measured
+from muster.daemon.coordinator.goodput.intervals import Category, Measured, sums
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.journal.reading import UnreadableJournal, read_gang
@@ -198,6 +200,28 @@ def test_a_slow_rank_stands_out_and_many_ranks_share_rows(tmp_path: Path) -> Non
     assert heat.slowest == ((700, pytest.approx(0.8)),)
     assert [round(value, 3) for value in heat.rows[233] if value == value] == [0.8, 0.8]
     assert heat.rows[233][1] != heat.rows[233][1]  # nobody finished a step then
+
+
+def test_ranks_that_the_job_does_not_have_and_many_bins_take_no_memory(tmp_path: Path) -> None:
+    """A user writes what they like into the files that an operator's report reads."""
+    far, long = metric_series.NodeSeries("n0", 4), metric_series.NodeSeries("n1", 1)
+    of_rank = metric_series.RankPoint(10, 10, 1.0, 0.5, 0.2)
+    far.ranks[249_999] = {1000: of_rank}
+    long.ranks[1] = {7 * at: of_rank for at in range(60_000)}
+    for one in (far, long):
+        metric_series.write_node(str(tmp_path), GANG, one)
+    found = series.read(str(tmp_path), GANG, 4)
+    assert found.left_out == {"n0.json": "damaged: it is no series of a node: ValueError"}
+    heat = series.heat_of(found)
+    assert heat is not None
+    assert len(heat.rows) == 2
+    assert len(heat.rows[0]) <= 2 * metric_series.MOST_BINS + 1
+    assert all(len(one.steps) <= found.most_bins for one in series.curves_of(found, series.Work()))
+    unknown = series.read(str(tmp_path), GANG)
+    tracemalloc.start()
+    assert series.heat_of(unknown) is not None
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
 
 
 GOOD = '"steps": [1], "step": [1], "step_s": [1], "compute_s": [1]'
@@ -425,6 +449,25 @@ def test_the_command_reads_a_journal_and_writes_a_page(
     assert "CANCELLED" in text
     assert main(["report", "--journal", str(tmp_path), "99"]) == 64
     assert "has no job 99" in capsys.readouterr().err
+
+
+def test_what_a_dead_coordinator_has_kept_of_measured_times_counts(world: Scenario, tmp_path: Path) -> None:
+    shares = Measured(checkpoint=0.25, data=0.125)
+    AccountStore(tmp_path).note_measured("g", 1, shares)
+    kept, records = read_measured(tmp_path, "g"), records_of(world)
+    assert kept == {1: shares}
+    alone, beside = sums(told(records, world.now).intervals), sums(told(records, world.now, shares=kept).intervals)
+    assert sum(beside.values()) == pytest.approx(sum(alone.values()))
+    assert beside[Category.USEFUL] < alone[Category.USEFUL]
+    assert beside[Category.CHECKPOINT] == pytest.approx(2 * beside[Category.DATA])
+
+
+def test_a_store_is_only_read_and_one_that_is_missing_or_damaged_is_no_error(tmp_path: Path) -> None:
+    assert read_measured(tmp_path, "g") == {}
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "goodput.db").write_text("no database" * 100)
+    assert read_measured(tmp_path, "g") == {}
+    assert (tmp_path / "goodput.db").read_text() == "no database" * 100
 
 
 def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:

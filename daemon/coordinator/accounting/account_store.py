@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlite_utils import Database
 
@@ -128,10 +129,7 @@ class AccountStore:
             AccountStoreError: the file can't be read.
         """
         with self._opened() as database:
-            rows = database.execute(
-                f"SELECT generation, {', '.join(_MEASURED)} FROM generations WHERE gang = ?", (gang,)
-            )
-            return {generation: Measured(*values) for generation, *values in rows.fetchall()}
+            return _measured_of(database, gang)
 
     def complete(self) -> set[str]:
         """The gangs of which nothing more follows.
@@ -169,6 +167,21 @@ class AccountStore:
                 yield database
         except (sqlite3.Error, OSError) as error:
             raise AccountStoreError(f"{self._database.path}: {error}") from error
+
+
+def read_measured(folder: Path, gang: str) -> dict[int, Measured]:
+    """As `AccountStore.measured`, of a store that nothing is written to: for whoever looks at the journal beside it.
+    Empty: there is no store, or it can't be read so."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str((folder / FILE).absolute()))}?mode=ro", uri=True)) as database:
+            return _measured_of(database, gang)
+    except sqlite3.Error:
+        return {}
+
+
+def _measured_of(database: Database | sqlite3.Connection, gang: str) -> dict[int, Measured]:
+    rows = database.execute(f"SELECT generation, {', '.join(_MEASURED)} FROM generations WHERE gang = ?", (gang,))
+    return {generation: Measured(*values) for generation, *values in rows.fetchall()}
 
 
 def _filled(query: str, key: str) -> str:
