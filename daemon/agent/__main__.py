@@ -1,5 +1,5 @@
-"""The commands `muster-agent run` (srun starts it once per node) and `muster-agent batch -- srun ...` (the last line of
-the batch script).
+"""The commands `muster-agent run` (srun starts it once per node; with `-- WORDS`, a user's launcher says what runs) and
+`muster-agent batch -- srun ...` (the last line of the batch script).
 
 Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 69 if no port is free; 71 if memory has run
 out; 78 if the site has to correct something; 143 after SIGTERM.
@@ -91,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOCKET",
         default=SOCKET,
         help=f"musterd's socket for memory of requeued jobs; empty: keep no memory; default {SOCKET}",
+    )
+    run.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="a launcher (torchrun, accelerate launch), or a command that starts one, after --: its launch becomes the "
+        "gang; without it, the spec has the command",
     )
     batch = commands.add_parser("batch", help="start srun, and wait until the gang is final")
     add_arguments(batch, listen="")

@@ -79,7 +79,7 @@ class Agent:
             job,
             self._checkpoints.rank_socket,
             self._on_ranks_changed,
-            lambda: self._node_check.pids,
+            lambda: self._node_check.pids | settings.other_children,
             places=places,
         )
         self._ranks = OrderedRanks(

@@ -50,5 +50,7 @@ class AgentSettings:
     """The environment of ranks before [env], with what Slurm says of this node."""
     hardware_socket: str = ""
     """The socket on which this node's musterd says what hardware the node has; empty: ask nobody."""
+    other_children: frozenset[int] = frozenset()
+    """Children of this process that are not the agent's to end."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

@@ -9,6 +9,8 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -21,11 +23,14 @@ from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
+from muster.daemon.agent.launch.handover import MACRO, Handover, WrongHandover
+from muster.daemon.agent.launch.task import Task
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults, job_end_time
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
-from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec, modules_to_import
+from muster.daemon.agent.ranks.zygote_handle import StartedAs, ZygoteSpec, modules_to_import
 from muster.daemon.agent.start_checks import node_problems
+from muster.daemon.host import private_file
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.slurm.client import names
 from muster.slurm.client.batch_script import RANK_ENVIRONMENT, PoolJob
@@ -43,18 +48,13 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         BadOption, SiteError, IdentityError, ListenError: the message says what would be right.
     """
-    spec = read_spec(options.spec)
+    spec = read_spec(options.spec, launches=bool(options.words))
     site = _load_site(options)
-    settings = _settings(options, spec, site)
-    job = os.environ.get("SLURM_JOB_ID", "")
-    agent_log.start(
-        options.log_level, options.log_format, spec.run_dir, settings.identity.gang, settings.identity.node, job
-    )
     # Do not use asyncio.run: it waits for all tasks and threads, even blocked ones. The end of the process does not.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(settings))
+        return loop.run_until_complete(_launch(options, spec, site) if options.words else _run(options, spec, site))
     finally:
         agent_log.stop()
 
@@ -97,8 +97,8 @@ def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
     return Allocation(run.slurm_job_id, nodes, needed, spec.requeue, host, run.slurm_restart_count)
 
 
-def read_spec(text: str) -> JobSpec:
-    """Parse the JobSpec from `text`: JSON, or the path of a file with JSON.
+def read_spec(text: str, *, launches: bool = False) -> JobSpec:
+    """Parse the JobSpec from `text`: JSON, or the path of a file with JSON. `launches`: a launcher says the command.
 
     Raises:
         BadOption: `text` is neither.
@@ -111,28 +111,74 @@ def read_spec(text: str) -> JobSpec:
         raise BadOption(f"--spec: {text!r} can't be read: {error.strerror}") from None
     except json_format.ParseError as error:
         raise BadOption(f"--spec is not a JobSpec as JSON: {error}") from None
-    for field in ("command", "run_dir", "ranks_per_node"):
+    for field in ("run_dir",) if launches else ("command", "run_dir", "ranks_per_node"):
         if not getattr(spec, field):
             raise BadOption(f"--spec: {field} is missing")
     return spec
 
 
-def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSettings:
+async def _run(options: argparse.Namespace, spec: JobSpec, site: Site) -> int:
+    return await _serve(options, _settings(options, spec, site, _identity(options), _given_environment()))
+
+
+async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int:
+    """Run the command with which a user's own script launches, and what its launcher hands over."""
+    own = _identity(options)
+    environment = rank_environment.without_agent_settings(_given_environment())
+    task = Task.start(options.words, rank_environment.task_environment(environment, tuple(spec.own_nodes), own.node))
+    if isinstance(task, int):
+        return task
+    _on_end(task.terminate)
+    found = await task.handed_over()
+    if isinstance(found, int):
+        words = " ".join(options.words)
+        print(f"muster-agent: on {own.node}, {words[:200]!r} has ended with exit code {found} and launched "
+              "nothing that Muster can supervise", file=sys.stderr)  # fmt: skip
+        return found
+    try:
+        spec = found.of_job(spec)
+    except WrongHandover as error:
+        return await task.refuse(str(error))
+    code = await _serve(options, _settings(options, spec, site, own, found.environment, found, {task.pid}))
+    _on_end(task.terminate)
+    await task.finish(code)
+    return code
+
+
+def _identity(options: argparse.Namespace) -> AgentIdentity:
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     try:
         gang, node = names.check_gang(options.gang), names.check_node(node_name(options.node))
     except names.InvalidName as error:
         raise BadOption(str(error)) from None
-    own = AgentIdentity(gang, node, secrets.token_hex(8), os.getuid())
-    launched = os.environ.get(RANK_ENVIRONMENT, "")
-    given = _launched_environment(launched) if launched else dict(os.environ)
+    return AgentIdentity(gang, node, secrets.token_hex(8), os.getuid())
+
+
+def _settings(
+    options: argparse.Namespace,
+    spec: JobSpec,
+    site: Site,
+    own: AgentIdentity,
+    given: Mapping[str, str],
+    launch: Handover | None = None,
+    other_children: Collection[int] = (),
+) -> AgentSettings:
+    """`given`: the environment of ranks, before [env]. `launch`: what a launcher has handed over."""
     environment = rank_environment.shared_environment(given, spec.env)
     pool_serial = int(os.environ.get("MUSTER_POOL") or 0)
     pool_job = PoolJob(
-        own.gang, spec, _restart_count(), os.environ.get("MUSTER_COORDINATOR", ""), sys.argv[0], launched
+        own.gang,
+        spec,
+        _restart_count(),
+        os.environ.get("MUSTER_COORDINATOR", ""),
+        sys.argv[0],
+        _environment_for_pool(own, spec, launch),
     )
     zygote_spec = ZygoteSpec(tuple(spec.command), modules_to_import(spec.preload), environment, spec.work_dir)
+    if launch is not None:
+        started_as = StartedAs(launch.processors, launch.limits, launch.umask)
+        zygote_spec = replace(zygote_spec, started_as=started_as, cold=launch.why_cold, macro=MACRO)
     return AgentSettings(
         identity=own,
         job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node),
@@ -153,18 +199,35 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         # A pool job is never requeued.
         memory_socket="" if pool_serial else options.memory,
         environ=given,
+        other_children=frozenset(other_children),
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )
 
 
-def _launched_environment(path: str) -> dict[str, str]:
-    """What a process on this node would have in its environment if srun had been started with that in the file."""
+def _given_environment() -> dict[str, str]:
+    """What a process on this node would have in its environment if srun had been started where the user's own batch
+    script launches. Without such a script: the environment of this process."""
+    path = os.environ.get(RANK_ENVIRONMENT, "")
+    if not path:
+        return dict(os.environ)
     try:
         launch = rank_environment.read_environment(Path(path).read_bytes())
     except OSError as error:
         raise BadOption(f"{RANK_ENVIRONMENT} = {path!r} can't be read: {error.strerror}") from None
     return rank_environment.launched_environment(os.environ, launch)
+
+
+def _environment_for_pool(own: AgentIdentity, spec: JobSpec, launch: Handover | None) -> str:
+    """The file with the environment of ranks on nodes of the shared pool, where no launcher runs; empty: as here."""
+    if launch is None or not spec.pool_nodes:
+        return os.environ.get(RANK_ENVIRONMENT, "")
+    path = Path(spec.run_dir, f"{own.gang}-{own.node}.environment")
+    try:
+        private_file.replace(path, rank_environment.environment_text(launch.environment))
+    except OSError as error:
+        raise BadOption(f"{path} can't be written: {error.strerror}") from None
+    return str(path)
 
 
 def _restart_count() -> int:
@@ -188,9 +251,16 @@ def _address_towards(towards: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-async def _serve(settings: AgentSettings) -> int:
+async def _serve(options: argparse.Namespace, settings: AgentSettings) -> int:
+    own, job = settings.identity, os.environ.get("SLURM_JOB_ID", "")
+    agent_log.start(options.log_level, options.log_format, settings.spec.run_dir, own.gang, own.node, job)
     agent = Agent(settings)
+    _on_end(agent.wind_down.on_sigterm)
+    return await agent.run()
+
+
+def _on_end(follow: Callable[[], None]) -> None:
+    """What SIGTERM and SIGINT do from now on."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.wind_down.on_sigterm)
-    return await agent.run()
+        loop.add_signal_handler(number, follow)

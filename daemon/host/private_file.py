@@ -22,7 +22,7 @@ def create(path: Path, text: str) -> None:
     """
     descriptor = os.open(path, _NEW, 0o600)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
     except OSError:
         with suppress(OSError):

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,13 +64,19 @@ class Gang:
     def launch(self, node: str, *command: str, **spec: object) -> None:
         """Start one agent; its messages go to FOLDER/NODE.err."""
         folder = str(self.folder)
-        settings = {"ranks_per_node": 1, "run_dir": folder, "work_dir": folder, "preload": self.preload, **spec}
-        text = json.dumps({"command": command, **settings})
+        self._launch(node, (), {"command": command, "ranks_per_node": 1, "work_dir": folder, **spec})
+
+    def launch_task(self, node: str, *words: str, **spec: object) -> None:
+        """Start one agent with the command of a user's own launcher; it writes to FOLDER/NODE.out and NODE.err."""
+        self._launch(node, ("--", *words), spec)
+
+    def _launch(self, node: str, words: tuple[str, ...], spec: Mapping[str, object]) -> None:
+        text = json.dumps({"run_dir": str(self.folder), "preload": self.preload, **spec})
         argv = [sys.executable, "-m", "muster.daemon.agent", "run", "--gang", "g", "--node", node, "--spec", text]
         argv += ["--coordinator", self.address, "--auth", f"secret:{self.folder}/secret", "--log-level", "debug"]
         argv += [f"--notice={self.notice_s}", f"--memory={self.memory}"]
-        with (self.folder / f"{node}.err").open("ab") as errors:
-            self.agents[node] = subprocess.Popen(argv, stderr=errors)
+        with (self.folder / f"{node}.err").open("ab") as errors, (self.folder / f"{node}.out").open("ab") as output:
+            self.agents[node] = subprocess.Popen([*argv, *words], stdout=output, stderr=errors, cwd=self.folder)
 
     @property
     def nodes(self) -> list[str]:

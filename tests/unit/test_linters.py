@@ -60,6 +60,7 @@ BOUNDARIES = {
             "slurm/image/nvml_stand_in.py": "gcc, for the test image and for tests",
             "slurm/image/install.py": "ldconfig, inside the test image",
             "daemon/agent/ranks/zygote_handle.py": "starts the zygote, whose children the ranks are",
+            "daemon/agent/launch/task.py": "the command of a user, which starts a launcher",
             "daemon/agent/ranks/stack_dumps.py": "py-spy, which reads the stacks of ranks that hang",
             "daemon/agent/ranks/zygote.py": "the zygote forks into the rank",
             "daemon/agent/ranks/rank_main.py": "a command that is not Python is executed in the rank's place",

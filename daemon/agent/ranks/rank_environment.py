@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 # torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
@@ -86,8 +86,12 @@ class StoreAccess:
 
 def shared_environment(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """The environment that all ranks and generations share: this process's environment under the spec's [env]."""
-    kept = {name: value for name, value in environ.items() if name not in _AGENT_VARIABLES}
-    return {OMP_THREADS_VARIABLE: "1", **kept, **wanted}
+    return {OMP_THREADS_VARIABLE: "1", **without_agent_settings(environ), **wanted}
+
+
+def without_agent_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without the settings of the agent."""
+    return {name: value for name, value in environ.items() if name not in _AGENT_VARIABLES}
 
 
 def launched_environment(own: Mapping[str, str], launch: Mapping[str, str]) -> dict[str, str]:
@@ -101,6 +105,23 @@ def launched_environment(own: Mapping[str, str], launch: Mapping[str, str]) -> d
     told = {name: value for name, value in of_slurm.items() if not name.startswith(_OPTIONS_OF_AGENTS)}
     of_step = {name: value for name, value in of_slurm.items() if name.startswith(_OF_STEP)}
     return {**told, **launch, **of_step}
+
+
+def task_environment(base: Mapping[str, str], own_nodes: Sequence[str], node: str) -> dict[str, str]:
+    """`base` with what srun would say to a task on `node`, if it had started one on each node of the script.
+
+    Args:
+        own_nodes: the nodes of the script. A node that is none of them, a spare, is told what the last one is told.
+    """
+    if not own_nodes:
+        return dict(base)
+    at = own_nodes.index(node) if node in own_nodes else len(own_nodes) - 1
+    return {**base, **_as_slurm_says(RankPosition(at, 0, len(own_nodes), 1, at, tuple(own_nodes), "", 0, 0))}
+
+
+def environment_text(environment: Mapping[str, str]) -> str:
+    """What `read_environment` reads."""
+    return "".join(f"{name}={value}\0" for name, value in environment.items())
 
 
 def read_environment(text: bytes) -> dict[str, str]:

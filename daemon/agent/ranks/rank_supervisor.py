@@ -256,9 +256,9 @@ class RankSupervisor:
     # --- zygotes -----------------------------------------------------------------------------------------------------
 
     def _start_zygote(self, zygote: _LocalZygote) -> bool:
-        zygote_spec = (
-            self._job.zygote_spec if zygote.deaths < _MAX_PRELOAD_DEATHS else self._job.zygote_spec.without_preload()
-        )
+        zygote_spec = self._job.zygote_spec.for_local_rank(self._zygotes.index(zygote))
+        if zygote.deaths >= _MAX_PRELOAD_DEATHS:
+            zygote_spec = zygote_spec.without_preload()
         handle = ZygoteHandle(partial(self._on_message, zygote), partial(self._on_zygote_exit, zygote))
         try:
             handle.start(zygote_spec)

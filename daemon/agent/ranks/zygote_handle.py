@@ -1,6 +1,6 @@
 """The agent's side of one zygote: start it, give it work, receive its messages.
 
-Only this module of the agent starts subprocesses. Every process that runs for the gang on this node is a child of a
+Only this module of the agent starts processes of the gang. Every one that runs on this node is a child of a
 zygote.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +60,48 @@ class CannotStart(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class StartedAs:
+    """What the processes of a launcher have from it, and those of the agent don't.
+
+    processors: those that they may use; empty: as the agent.
+    limits: by the name after RLIMIT_, soft and hard.
+    umask: -1: as the agent.
+    """
+
+    processors: frozenset[int] = frozenset()
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    umask: int = -1
+
+    def give(self, pid: int) -> None:
+        """Give processors and limits to a process that has just been started, as far as it may have them."""
+        if self.processors:
+            with suppress(OSError):
+                os.sched_setaffinity(pid, self.processors)
+        for name, limits in self.limits.items():
+            with suppress(OSError, ValueError):
+                resource.prlimit(pid, getattr(resource, f"RLIMIT_{name}"), limits)
+
+
+@dataclass(frozen=True, slots=True)
 class ZygoteSpec:
-    """What a zygote is started with: the job's argv, the modules to import, the environment, the working folder."""
+    """What a zygote is started with: the job's argv, the modules to import, the environment, the working folder.
+
+    started_as: what it has of a launcher.
+    cold: why ranks are started by exec, whatever the command is; empty: they are forked, if the command allows it.
+    macro: what stands for LOCAL_RANK in argv; empty: nothing does.
+    """
 
     argv: tuple[str, ...]
     preload: tuple[str, ...]
     environment: Mapping[str, str]
     work_dir: str
+    started_as: StartedAs = field(default_factory=StartedAs)
+    cold: str = ""
+    macro: str = ""
+
+    def for_local_rank(self, number: int) -> ZygoteSpec:
+        """The same for the zygote of one local rank."""
+        return replace(self, argv=tuple(w.replace(self.macro, str(number)) for w in self.argv)) if self.macro else self
 
     def without_preload(self) -> ZygoteSpec:
         """The same without early imports."""
@@ -80,6 +117,7 @@ class ZygoteHandle:
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._environment: Mapping[str, str] = {}
+        self._cold = ""
         self._wait_task: asyncio.Task[None] | None = None
         self.ready = False
         self.has_torch = False
@@ -104,19 +142,19 @@ class ZygoteHandle:
             ours.close()
             raise
         ours.setblocking(False)
-        self._environment = spec.environment
+        self._environment, self._cold = spec.environment, spec.cold
         self._sock = ours
         self._send({"argv": spec.argv, "preload": spec.preload})
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
 
     def run_rank(self, key: str, environment: Mapping[str, str], log: RankLog, link: int, *, cold: str = "") -> None:
         """Fork into a rank. `link`: the rank's socket; a copy is passed. `cold`: why the rank must be started by exec;
-        empty: fork."""
+        empty: as the spec says."""
         own = self._environment
         changed = {name: value for name, value in environment.items() if own.get(name) != value}
         unset = [name for name in own if name not in environment]
         self._send(
-            {"do": "rank", "key": key, "env": changed, "unset": unset, "log": log, "cold": cold},
+            {"do": "rank", "key": key, "env": changed, "unset": unset, "log": log, "cold": cold or self._cold},
             [link],
         )
 
@@ -187,13 +225,14 @@ class ZygoteHandle:
 
 
 def interpreter_of(spec: ZygoteSpec) -> list[str]:
-    """The interpreter and the flags of the job's command; the agent's own interpreter if the command is not Python.
+    """The interpreter and the flags of the job's command. If no rank is forked: the agent's own interpreter, in which
+    nothing of the user's counts.
 
     Raises:
         CannotStart: no such interpreter.
     """
-    command = parse_python_command(spec.argv, sys.executable)
-    return [sys.executable] if command is None else [_interpreter(command.interpreter, spec), *command.flags]
+    command = None if spec.cold else parse_python_command(spec.argv, sys.executable)
+    return [sys.executable, "-I"] if command is None else [_interpreter(command.interpreter, spec), *command.flags]
 
 
 def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -201,17 +240,20 @@ def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
     root = str(Path(next(iter(muster.__path__))).parent)
     argv = [*interpreter, "-c", COMMAND, root, str(theirs.fileno()), str(os.getpid())]
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             cwd=spec.work_dir or None,
             env=dict(spec.environment),
             start_new_session=True,
+            umask=spec.started_as.umask,
         )
     except OSError as error:
         what = f"the working folder {spec.work_dir!r}" if error.filename == spec.work_dir else interpreter[0]
         raise CannotStart(f"{what} can't be used on this node: {error.strerror}") from None
+    spec.started_as.give(process.pid)
+    return process
 
 
 def _interpreter(word: str, spec: ZygoteSpec) -> str:

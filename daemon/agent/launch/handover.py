@@ -1,0 +1,103 @@
+"""What a launcher hands over: the command of one rank, and how it would have started it. Pure.
+
+`user_path/sitecustomize.py` writes it in the user's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.v1.common_pb2 import JobSpec
+
+MACRO = "${local_rank}"
+"""What torch replaces by the local rank in the words of a rank: `python -m torch.distributed.launch` uses it."""
+_OLDEST_WARM = (3, 11)
+"""The oldest Python that the warm process of a rank runs in."""
+
+
+class WrongHandover(ValueError):
+    """A launch that the gang can't run. The message says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What one launcher would have started on this node.
+
+    argv, environment, folder: of each rank.
+    min_nodes, max_nodes: for how many launchers it would have waited.
+    interpreter, python: the launcher's own, and its version.
+    processors: those that the launcher may use.
+    limits: its limits (the name after RLIMIT_), soft and hard.
+    """
+
+    argv: tuple[str, ...]
+    ranks_per_node: int
+    environment: Mapping[str, str]
+    folder: str
+    min_nodes: int
+    max_nodes: int
+    interpreter: str
+    python: tuple[int, ...]
+    torch: str
+    processors: frozenset[int]
+    limits: Mapping[str, tuple[int, int]]
+    umask: int
+
+    @property
+    def why_cold(self) -> str:
+        """Why no warm process of the interpreter can be forked into a rank; empty: one can."""
+        if self.argv[0] != self.interpreter or self.python >= _OLDEST_WARM:
+            return ""
+        return f"Python {'.'.join(map(str, self.python))} is older than {'.'.join(map(str, _OLDEST_WARM))}"
+
+    def of_job(self, spec: JobSpec) -> JobSpec:
+        """The job with this launch.
+
+        Raises:
+            WrongHandover: the launcher would wait for more nodes than the job has, or for fewer.
+        """
+        if not self.min_nodes <= spec.nodes <= self.max_nodes:
+            asked = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes < self.max_nodes else f"{self.min_nodes}"
+            raise WrongHandover(
+                f"the launcher runs on {spec.nodes} nodes with --nnodes={asked}: write "
+                "--nnodes=$SLURM_NNODES, or start it on as many nodes as it asks for (without --nnodes: one)"
+            )
+        made = JobSpec()
+        made.CopyFrom(spec)
+        del made.command[:]
+        made.command.extend(self.argv)
+        made.ranks_per_node, made.work_dir = self.ranks_per_node, self.folder
+        return made
+
+
+def read(line: bytes) -> Handover:
+    """The hand-over in one line.
+
+    Raises:
+        WrongHandover: it is none.
+    """
+    try:
+        found = json.loads(line)
+        return Handover(
+            argv=tuple(map(str, found["argv"])),
+            ranks_per_node=int(found["ranks"]),
+            environment={str(name): str(value) for name, value in found["environment"].items()},
+            folder=str(found["folder"]),
+            min_nodes=int(found["min_nodes"]),
+            max_nodes=int(found["max_nodes"]),
+            interpreter=str(found["interpreter"]),
+            python=tuple(map(int, found["python"])),
+            torch=str(found["torch"]),
+            processors=frozenset(map(int, found["processors"])),
+            limits={str(name): _pair(limits) for name, limits in found["limits"].items()},
+            umask=int(found["umask"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WrongHandover(f"this is no hand-over of a launcher: {error!r}") from None
+
+
+def _pair(limits: Sequence[int]) -> tuple[int, int]:
+    soft, hard = map(int, limits)
+    return soft, hard

@@ -1,0 +1,180 @@
+"""Hands what a launcher of PyTorch would start to the agent on this node, which starts it in the launcher's place.
+
+The folder of this file is the first one of PYTHONPATH in a task of `muster-agent run -- WORDS`. Every interpreter of
+the task imports it before all else. torchrun, `python -m torch.distributed.run` and `accelerate launch` read their
+options and then call `torch.distributed.launcher.api.launch_agent`. That function is replaced when its module is
+imported, so no option is read twice, and a program without torch pays nothing. Ranks don't have this folder in
+PYTHONPATH.
+
+It runs in the user's interpreter: syntax and library of Python 3.9, no import of Muster. Nothing here may harm a
+program that launches nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # the module typing would cost every program of the task its import
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+SOCKET = "MUSTER_TASK_SOCKET"
+"""Environment variable: the name of the agent's socket, in the abstract namespace."""
+_API = "torch.distributed.launcher.api"
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_SIGNALS_OF_RANKS = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR")
+_LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
+_REFUSED = 64
+
+
+class ReplacedLauncher:
+    """A finder of modules that replaces the launcher when its module is imported, and finds nothing itself."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """See importlib.abc.MetaPathFinder."""
+        if name != _API:
+            return None
+        sys.meta_path.remove(FINDER)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                _replace_after(spec.loader)
+                return spec
+        return None
+
+
+FINDER = ReplacedLauncher()
+
+
+def _replace_after(loader: Any) -> None:
+    """Have `loader` replace the launcher as soon as it has run the module."""
+    run = loader.exec_module
+
+    def run_and_replace(module: Any) -> None:
+        run(module)
+        module.launch_agent = hand_over
+
+    loader.exec_module = run_and_replace
+
+
+def hand_over(config: Any, entrypoint: Any, args: list[Any], *_: Any, **__: Any) -> dict[int, None]:
+    """In the place of launch_agent: have the agent run the ranks, and wait until the gang has ended.
+
+    Returns:
+        What torch returns: the (empty) result of each local rank.
+
+    Raises:
+        SystemExit: the gang has ended with another exit code than 0, or the launch is refused.
+    """
+    argv = _command(entrypoint, args)
+    if argv is None:
+        _exit("the launcher starts a Python function, and not a program: give torchrun a script", _REFUSED)
+    _ignore_signals_of_ranks()
+    answer = _ask(_described(config, argv))
+    if answer.get("refused"):
+        _exit(answer["refused"], _REFUSED)
+    if answer["exit_code"]:
+        sys.exit(answer["exit_code"])
+    return dict.fromkeys(range(config.nproc_per_node))
+
+
+def _command(entrypoint: Any, args: list[Any]) -> list[str] | None:
+    """The command of one rank; None: it is none."""
+    if isinstance(entrypoint, str):
+        return [entrypoint, *map(str, args)]
+    if getattr(entrypoint, "__name__", "") == "run_script_path":  # torchrun --run-path
+        return [sys.executable, "-u", *map(str, args)]
+    return None
+
+
+def _described(config: Any, argv: list[str]) -> dict[str, Any]:
+    import resource
+
+    umask = os.umask(0o77)
+    os.umask(umask)
+    return {
+        "argv": argv,
+        "ranks": config.nproc_per_node,
+        "min_nodes": config.min_nodes,
+        "max_nodes": config.max_nodes,
+        "environment": environment_of_ranks(os.environ),
+        "folder": os.getcwd(),
+        "python": list(sys.version_info[:2]),
+        "interpreter": sys.executable,
+        "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+        "processors": sorted(os.sched_getaffinity(0)),
+        "limits": {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in _LIMITS},
+        "umask": umask,
+    }
+
+
+def environment_of_ranks(environ: Any) -> dict[str, str]:
+    """The launcher's environment without what brought this module here."""
+    kept = dict(environ)
+    kept.pop(SOCKET, None)
+    path = [entry for entry in kept.pop("PYTHONPATH", "").split(os.pathsep) if not _is_own(entry)]
+    if any(path):
+        kept["PYTHONPATH"] = os.pathsep.join(path)
+    return kept
+
+
+def _is_own(folder: str) -> bool:
+    return bool(folder) and os.path.abspath(folder) == _FOLDER
+
+
+def _ask(message: dict[str, Any]) -> dict[str, Any]:
+    """Send one line to the agent, and wait for the line that it answers when the gang has ended."""
+    import json
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_UNIX) as link:
+        try:
+            link.connect("\0" + os.environ[SOCKET])
+            peer = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if peer[1] != os.getuid():
+                raise OSError("another user has its socket")
+            link.sendall(json.dumps(message).encode() + b"\n")
+            line = link.makefile("rb").readline()
+        except OSError as error:
+            _exit(f"the agent on this node can't be reached: {error.strerror or error}", 1)
+    if not line:
+        _exit("the agent on this node has ended before the job", 1)
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _exit(words: str, code: int) -> NoReturn:
+    sys.stderr.write(f"muster: {words}\n")
+    sys.exit(code)
+
+
+def _ignore_signals_of_ranks() -> None:
+    """Slurm passes them to all processes of a step. They are meant for ranks, and would end this process."""
+    import signal
+
+    for name in _SIGNALS_OF_RANKS:
+        try:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        except ValueError:  # not the main thread: then they are as the launcher has them
+            return
+
+
+def _import_next() -> None:
+    """Run the sitecustomize that the interpreter would have without this one."""
+    sys.path[:] = [entry for entry in sys.path if not _is_own(entry)]
+    own = sys.modules.pop(__name__)
+    try:
+        __import__(__name__)
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, own)
+
+
+if __name__ == "sitecustomize":
+    if SOCKET in os.environ:
+        sys.meta_path.insert(0, FINDER)
+    _import_next()

@@ -1,0 +1,246 @@
+"""A user's own launcher becomes the gang: what it hands over, what its ranks get of it, how it learns of the end.
+
+The launcher of these tests has the seam of PyTorch's, and nothing else: `torch.distributed.launcher.api.launch_agent`.
+tests/torch has the real one.
+"""
+
+import ast
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent.launch import handover
+from muster.daemon.agent.launch.task import USER_PATH
+from muster.daemon.agent.launch.user_path import sitecustomize
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
+from muster.v1.agent_pb2 import DUTY_EXIT, RANK_PHASE_EXITED, Order
+from muster.v1.common_pb2 import JobSpec
+
+API = """
+    class LaunchConfig:
+        def __init__(self, nodes, ranks):
+            self.min_nodes = self.max_nodes = nodes
+            self.nproc_per_node = ranks
+
+    def launch_agent(config, entrypoint, args):
+        print("nobody took the launch over")
+
+    def launch(config, entrypoint, args):
+        return launch_agent(config, entrypoint, args)
+"""
+LAUNCHER = """
+    import sys
+    from torch.distributed.launcher import api
+
+    nodes, ranks, *args = sys.argv[1:]
+    print("results:", api.launch(api.LaunchConfig(int(nodes), int(ranks)), sys.executable, ["-u", *args]))
+"""
+SHOW = """
+    import os, resource, sys
+    print(sys.argv[1:], os.getcwd(), os.environ.get("PYTHONPATH"), os.environ.get("MUSTER_TASK_SOCKET"))
+    print(os.environ["RANK"], os.environ["OF_WRAPPER"], resource.getrlimit(resource.RLIMIT_NOFILE)[0], oct(os.umask(0)))
+    sys.exit(int(os.environ["RANK"]))
+"""
+
+
+def interpreters() -> list[str]:
+    """All interpreters of pyenv from Python 3.9 on, and this one."""
+    found = Path(os.path.expanduser("~/.pyenv/versions")).glob("3.*/bin/python")
+    old = ("3.6", "3.7", "3.8")
+    return [sys.executable, *sorted(str(path) for path in found if not path.parts[-3].startswith(old))]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A folder with lib/torch and launcher.py."""
+    folder = tmp_path / "lib/torch/distributed/launcher"
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent, folder.parent.parent):
+        (path / "__init__.py").touch()
+    (folder / "api.py").write_text(textwrap.dedent(API))
+    (tmp_path / "launcher.py").write_text(textwrap.dedent(LAUNCHER))
+    return tmp_path
+
+
+@pytest.fixture
+async def gang(library: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
+    monkeypatch.setenv("PYTHONPATH", f"{library}/lib")
+    async with scripted_gang(library) as found:
+        yield found
+
+
+async def run_two_ranks(gang: Gang) -> None:
+    """From the hand-over on, until both ranks of the one node have ended."""
+    await gang.until(lambda: "n0" in gang.coordinator.agents and gang.status("n0").warm == 2)
+    gang.fence(0)
+    await gang.until(lambda: gang.status("n0").store_generation == 1)
+    order = gang.run_order(1)
+    order.world_size = 2
+    order.places.add(rank=1, node="n0", local_rank=1)
+    gang.coordinator.order(order)
+    await gang.until(lambda: [r.phase for r in gang.status("n0").ranks] == [RANK_PHASE_EXITED] * 2)
+
+
+async def test_what_a_launcher_would_start_becomes_the_gang_and_it_learns_of_the_end(gang: Gang) -> None:
+    (gang.folder / "sub").mkdir()
+    (gang.folder / "sub/show.py").write_text(textwrap.dedent(SHOW))
+    wrapper = f"""
+        cd sub && export OF_WRAPPER=yes && ulimit -Sn 321 && umask 027
+        {sys.executable} ../launcher.py 1 2 show.py --lr 1 "a b"
+        code=$?; echo after: $code; exit $code
+    """
+    gang.launch_task("n0", "bash", "-c", wrapper, nodes=1)
+    await run_two_ranks(gang)
+    spec = gang.coordinator.agents["n0"].hello.spec
+    assert list(spec.command) == [sys.executable, "-u", "show.py", "--lr", "1", "a b"]
+    assert (spec.ranks_per_node, spec.work_dir) == (2, str(gang.folder / "sub"))
+    shown = gang.output(1, 1).splitlines()
+    assert shown == [
+        f"['--lr', '1', 'a b'] {gang.folder}/sub {gang.folder}/lib None",
+        "1 yes 321 0o27",
+    ]
+    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=9))
+    assert await gang.exit_code("n0") == 9
+    assert (gang.folder / "n0.out").read_text() == "after: 9\n"
+
+
+OLD = [python for python in interpreters() if "/3.9." in python or "/3.10." in python]
+
+
+@pytest.mark.skipif(not OLD, reason="no interpreter before Python 3.11 is here")
+async def test_an_old_interpreter_launches_ranks_of_its_own(gang: Gang) -> None:
+    (gang.folder / "show.py").write_text(
+        "import os, sys; print(sys.version_info[:2], os.environ['RANK'], sys.argv[1:])"
+    )
+    gang.launch_task("n0", OLD[0], "launcher.py", "1", "2", "show.py", "--local-rank=${local_rank}", nodes=1)
+    await run_two_ranks(gang)
+    version = (3, 9) if "/3.9." in OLD[0] else (3, 10)
+    assert gang.output(1, 1) == f"{version} 1 ['--local-rank=1']\n"
+    assert "started by exec: Python 3." in (gang.folder / "n0.err").read_text()
+
+
+async def test_a_good_end_returns_what_the_launcher_expects(gang: Gang) -> None:
+    (gang.folder / "show.py").write_text("")
+    gang.launch_task("n0", sys.executable, "launcher.py", "1", "2", "show.py", nodes=1)
+    await run_two_ranks(gang)
+    gang.coordinator.order(Order(duty=DUTY_EXIT))
+    assert await gang.exit_code("n0") == 0
+    assert (gang.folder / "n0.out").read_text() == "results: {0: None, 1: None}\n"
+
+
+async def test_a_command_that_launches_nothing_ends_with_its_own_exit_code(gang: Gang) -> None:
+    gang.launch_task("n0", "bash", "-c", "echo prepared; exit 7", nodes=1)
+    assert await gang.exit_code("n0") == 7
+    assert (gang.folder / "n0.out").read_text() == "prepared\n"
+    assert "launched nothing that Muster can supervise" in (gang.folder / "n0.err").read_text()
+
+
+async def test_a_command_that_does_not_exist_is_named(gang: Gang) -> None:
+    gang.launch_task("n0", "/no/torchrun", "train.py", nodes=1)
+    assert await gang.exit_code("n0") == 127
+    assert "can't run '/no/torchrun': No such file" in (gang.folder / "n0.err").read_text()
+
+
+async def test_a_launcher_of_another_number_of_nodes_is_refused_in_words(gang: Gang) -> None:
+    gang.launch_task("n0", sys.executable, "launcher.py", "1", "2", "show.py", nodes=4)
+    assert await gang.exit_code("n0") == 64
+    assert "muster: the launcher runs on 4 nodes with --nnodes=1: write" in (gang.folder / "n0.err").read_text()
+
+
+async def test_sigterm_before_the_launch_ends_the_command(gang: Gang) -> None:
+    gang.launch_task("n0", "bash", "-c", "echo $$; trap 'echo told; exit 3' TERM; sleep 60 & wait", nodes=1)
+    output = gang.folder / "n0.out"
+    while not output.exists() or not output.read_text():  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(0.01)
+    gang.agents["n0"].terminate()
+    assert await gang.exit_code("n0") == 3
+    assert output.read_text().splitlines()[1:] == ["told"]
+
+
+async def test_a_task_sees_the_nodes_of_the_script_and_its_place_among_them(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gang.folder / "env").write_bytes(b"PATH=/bin:/usr/bin\0OF_LAUNCH=1\0SLURM_NNODES=9\0")
+    monkeypatch.setenv("MUSTER_RANK_ENVIRONMENT", str(gang.folder / "env"))
+    monkeypatch.setenv("SLURM_STEP_ID", "4")
+    words = "echo $OF_LAUNCH $SLURM_PROCID $SLURM_NODEID $SLURM_NNODES $SLURM_NTASKS $SLURM_STEP_NODELIST $MUSTER_SPEC"
+    for node in ("n1", "n5"):  # n5 is a spare
+        gang.launch_task(node, "bash", "-c", words, nodes=3, own_nodes=["n2", "n1", "n0"])
+        assert await gang.exit_code(node) == 0
+    assert (gang.folder / "n1.out").read_text() == "1 1 1 3 3 n2,n1,n0\n"
+    assert (gang.folder / "n5.out").read_text() == "1 2 2 3 3 n2,n1,n0\n"
+
+
+# --- the module in the user's interpreter ---------------------------------------------------------------------------
+
+
+def test_what_runs_in_the_users_interpreter_keeps_to_python_3_9() -> None:
+    ast.parse(Path(sitecustomize.__file__).read_text(), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_it_replaces_the_launcher_lets_the_next_sitecustomize_run_and_leaves_no_trace(
+    python: str, library: Path
+) -> None:
+    (library / "lib/sitecustomize.py").write_text("print('the next one')")
+    show = """
+        import sys, sitecustomize
+        from torch.distributed.launcher import api
+        print(sitecustomize.__file__, api.launch_agent.__name__, [p for p in sys.path if "muster" in p])
+    """
+    environment = {"PYTHONPATH": f"{USER_PATH}:{library}/lib", "MUSTER_TASK_SOCKET": "none"}
+    argv = [python, "-c", textwrap.dedent(show)]
+    found = subprocess.run(argv, env=environment, cwd=library, capture_output=True, text=True, check=True)
+    assert found.stdout == f"the next one\n{library}/lib/sitecustomize.py hand_over []\n"
+    lost = [python, "launcher.py", "1", "1", "x"]
+    ended = subprocess.run(lost, env=environment, cwd=library, capture_output=True, text=True, check=False)
+    words = "muster: the agent on this node can't be reached: Connection refused\n"
+    assert (ended.returncode, ended.stderr) == (1, words)
+    del environment["MUSTER_TASK_SOCKET"]
+    found = subprocess.run(lost, env=environment, cwd=library, capture_output=True, text=True, check=True)
+    assert found.stdout == "the next one\nnobody took the launch over\nresults: None\n"
+
+
+def test_ranks_lose_the_folder_and_nothing_else_of_pythonpath() -> None:
+    environ = {"PYTHONPATH": f"{USER_PATH}:/a::/b", "MUSTER_TASK_SOCKET": "x", "A": "1"}
+    assert sitecustomize.environment_of_ranks(environ) == {"PYTHONPATH": "/a::/b", "A": "1"}
+    assert sitecustomize.environment_of_ranks({"PYTHONPATH": f"{USER_PATH}"}) == {}
+
+
+def handed_over(**changed: object) -> handover.Handover:
+    settings = {
+        **{"argv": ("/venv/bin/python", "-u", "x.py"), "ranks_per_node": 4, "environment": {}, "folder": "/work"},
+        **{"min_nodes": 2, "max_nodes": 2, "interpreter": "/venv/bin/python", "python": (3, 12), "torch": "2.6"},
+        **{"processors": frozenset(), "limits": {}, "umask": 0o22, **changed},
+    }
+    return handover.Handover(**settings)  # type: ignore[arg-type]
+
+
+def test_an_elastic_launcher_fits_each_number_of_nodes_between_its_bounds() -> None:
+    assert handed_over(min_nodes=1, max_nodes=4).of_job(JobSpec(nodes=3, name="a")).name == "a"
+    with pytest.raises(handover.WrongHandover, match=r"on 5 nodes with --nnodes=1:4: write --nnodes=\$SLURM_NNODES"):
+        handed_over(min_nodes=1, max_nodes=4).of_job(JobSpec(nodes=5))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"python": (3, 11)}, ""),
+        ({"python": (3, 9)}, "Python 3.9 is older than 3.11"),
+        ({"python": (3, 9), "argv": ("./train",)}, ""),
+    ],
+)
+def test_an_old_interpreter_starts_its_ranks_anew(changed: dict[str, object], why: str) -> None:
+    assert handed_over(**changed).why_cold == why
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[]", b'{"argv": 1}', b"\xff", b'{"limits": {"CORE": 1}}'])
+def test_what_is_no_handover_is_refused(line: bytes) -> None:
+    with pytest.raises(handover.WrongHandover, match="no hand-over"):
+        handover.read(line)
