@@ -20,6 +20,7 @@ from muster.daemon.agent import agent_log
 from muster.daemon.agent.agent import Agent
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
+from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
@@ -80,7 +81,7 @@ def batch(options: argparse.Namespace) -> int:
         gang_id=options.gang, slurm_job_id=int(os.environ["SLURM_JOB_ID"]), slurm_restart_count=_restart_count()
     )
     remote = RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())
-    seen = Summarised(remote, spec.run_dir, options.gang) if spec else remote
+    seen = Hooked(Summarised(remote, spec.run_dir, options.gang), spec.hooks, spec.run_dir) if spec else remote
     return asyncio.run(run_batch(options.command, seen, _allocation(spec, run) if spec else None))
 
 

@@ -42,6 +42,7 @@ from muster.launcher.spec.checkpoint import (
 from muster.launcher.spec.cross_checks import check_model, check_placement
 from muster.launcher.spec.explain import LINE_BREAK, explain_errors
 from muster.launcher.spec.flags import with_options
+from muster.launcher.spec.hooks import Hooks
 from muster.launcher.spec.job_options import problems_of_texts
 from muster.launcher.spec.job_size import fill_in_nodes, require_nodes_or_gpus
 from muster.launcher.spec.loss import Loss
@@ -247,6 +248,8 @@ class Job(Table):
     checkpoint: CheckpointTable = _NO_TABLE
     loss: Loss = _NO_TABLE
     record: Record = _NO_TABLE
+    hooks: Hooks = Field(default_factory=dict)
+    """Your programs that are told what happens to the job."""
     slurm: Slurm = _NO_TABLE
 
     _fill_in_nodes = model_validator(mode="before")(fill_in_nodes)
@@ -451,6 +454,7 @@ class Job(Table):
             readers=self.readers,
             log_limit_bytes=int(self.log_limit_gb * 1e9),
             loss=self.loss.to_proto(),
+            hooks=[hook.to_proto(name) for name, hook in self.hooks.items()],
         )
 
 

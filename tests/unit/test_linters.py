@@ -74,6 +74,7 @@ BOUNDARIES = {
             "daemon/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/runs/origins.py": "git, and the job's Python, each with a deadline",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
+            "daemon/agent/batch/run_hooks.py": "the user's hooks, beside the batch script",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
             "simulator/parallel.py": "seeds run in processes; no daemon imports it",
             "simulator/planted_bugs/known_seeds.py": "several bugs are looked for at once",
