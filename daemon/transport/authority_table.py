@@ -88,8 +88,8 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     # As Describe: to measure a link takes half a second of it, and shows no more than the job's own traffic does.
     ("/muster.v1.Diagnosis/Measurements",         (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _YES)),
     ("/muster.v1.Diagnosis/MeasureLink",          (_WHO,    _HID,  _YES,  _YES,   _HID,  _YES,     _HID,      _NO)),
-    # As List: what a caller's own jobs have used.
-    ("/muster.v1.Goodput/Account",                (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN,      _OWN)),
+    # As List: what the jobs have used that a caller may read.
+    ("/muster.v1.Goodput/Account",                (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN,      _YES)),
     ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO,       _NO)),
     ("/muster.v1.NodeService/Attach",             (_WHO,    _NO,   _NO,   _NO,    _YES,  _NO,      _NO,       _NO)),
     # Between the agents of one gang.

@@ -1,6 +1,6 @@
 """`muster goodput`: to what the time of the GPUs went, over all jobs (docs/GOODPUT.md).
 
-Users see their own jobs, operators all. What has lost most stands first: with `--by node`, the lemons.
+Users see the jobs that they may read, operators all. What has lost most stands first: with `--by node`, the lemons.
 """
 
 from __future__ import annotations

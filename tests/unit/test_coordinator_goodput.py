@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, AccountStoreError, Job, Row
+from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, AccountStoreError, Job, Reader, Row
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Measured, Wait
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
@@ -160,10 +160,32 @@ def test_a_window_cuts_what_lies_across_its_edges(tmp_path: Path) -> None:
     assert store.summary(1070, 1080, "job", None) == {}
 
 
-def test_users_see_their_own(tmp_path: Path) -> None:
-    store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
-    assert store.summary(0, 2000, "job", 2) == {}
-    assert len(store.summary(0, 2000, "job", 1)) == 1
+def test_users_see_their_own_and_what_they_may_read(tmp_path: Path) -> None:
+    store, waits = AccountStore(tmp_path), (Wait(1000, 300, 2, swap=False), Wait(1600, 10, 2, swap=True))
+    for uid, readers in ((1, "[]"), (2, '["carol", "group:physics"]'), (3, '["carole"]')):
+        job = Job(f"g{uid}", uid, "train", uid, "physics", 8, readers=readers)
+        store.note(job, {}, [span(Category.USEFUL, 1000, 1050)], waits, anew=False)
+
+    def seen(uid: int, *names: str) -> set[str]:
+        return set(store.summary(0, 2000, "job", Reader(uid, frozenset(names))))
+
+    assert seen(1) == {"1 train"}
+    assert seen(9, "carol") == seen(9, "dan", "group:physics") == {"2 train"}
+    assert seen(3, "group:physics") == {"2 train", "3 train"}
+    assert seen(9, "physics") == seen(9) == set()
+    assert store.summary(0, 2000, "account", Reader(9, frozenset(("carol",))))["physics"].saved_node_s == 580.0
+    assert len(store.summary(0, 2000, "job", None)) == 3
+    assert Job("g", 1, "", 2, "", 8, readers='["carol"]').is_shown_to(Reader(9, frozenset(("carol",))))
+    assert not Job("g", 1, "", 2, "", 8).is_shown_to(Reader(9, frozenset(("carol",))))
+
+
+def test_the_store_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.execute("ALTER TABLE jobs DROP COLUMN readers")
+    store = AccountStore(tmp_path)
+    assert set(store.summary(0, 2000, "job", Reader(1))) == {"7 train"}
+    assert store.summary(0, 2000, "job", Reader(2, frozenset(("carol",)))) == {}
 
 
 def test_a_spare_has_saved_what_a_run_of_the_job_took_to_start(tmp_path: Path) -> None:

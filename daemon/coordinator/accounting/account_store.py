@@ -6,6 +6,7 @@ block, and are called from one thread.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -30,7 +31,7 @@ class AccountStoreError(Exception):
 @dataclass(frozen=True, slots=True)
 class Job:
     """Whose time it is. `account`: of Slurm; empty: not named. `gpus`: of one of its nodes. `complete`: nothing
-    follows."""
+    follows. `readers`: users and groups that its owner has named, as JSON."""
 
     gang: str
     job: int
@@ -39,6 +40,19 @@ class Job:
     account: str
     gpus: int
     complete: bool = False
+    readers: str = "[]"
+
+    def is_shown_to(self, reader: Reader | None) -> bool:
+        """`reader` may see what it has used; None: whoever sees all."""
+        return reader is None or self.owner_uid == reader.uid or not reader.names.isdisjoint(json.loads(self.readers))
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A user who sees their own jobs, and those whose owner has named them. `names`: as owners can name them."""
+
+    uid: int
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -70,7 +84,11 @@ class Row:
 KEYS = {"job": "j.job || ' ' || j.name", "account": "j.account", "cause": "s.cause", "node": "s.node", "leaf": "s.leaf"}
 """What an account may be grouped by."""
 _MEASURED = {name: type(value) for name, value in asdict(Measured()).items()}
-_OF_WINDOW = "s.until > :since AND s.since < :until AND (:uid IS NULL OR j.owner_uid = :uid)"
+_SHOWN = """
+(:uid IS NULL OR j.owner_uid = :uid OR EXISTS (SELECT 1 FROM json_each(coalesce(j.readers, '[]')) AS named
+    WHERE named.value IN (SELECT value FROM json_each(:names))))
+"""
+_OF_WINDOW = f"s.until > :since AND s.since < :until AND {_SHOWN}"
 _CLIPPED = "s.node_s * (min(s.until, :until) - max(s.since, :since)) / (s.until - s.since)"
 _SUMS = """
 SELECT {key}, s.category, sum({part}), sum({part} * j.gpus) FROM spans s JOIN jobs j ON j.gang = s.gang
@@ -80,11 +98,11 @@ _FAULTS = """
 SELECT key, count(*) FROM (SELECT DISTINCT {key} AS key, s.gang, s.fault_at FROM spans s JOIN jobs j ON j.gang = s.gang
 WHERE {window} AND s.cause != '') GROUP BY key
 """
-_SAVED = """
-SELECT {key}, total(max(0, r.seconds - w.seconds) * w.nodes), total(max(0, r.seconds - w.seconds) * w.nodes * j.gpus)
+_SAVED = f"""
+SELECT {{key}}, total(max(0, r.seconds - w.seconds) * w.nodes), total(max(0, r.seconds - w.seconds) * w.nodes * j.gpus)
 FROM waits w JOIN jobs j ON j.gang = w.gang
 JOIN (SELECT gang, avg(seconds) AS seconds FROM waits WHERE NOT swap GROUP BY gang) r ON r.gang = w.gang
-WHERE w.swap AND w.at > :since AND w.at < :until AND (:uid IS NULL OR j.owner_uid = :uid) GROUP BY 1
+WHERE w.swap AND w.at > :since AND w.at < :until AND {_SHOWN} GROUP BY 1
 """
 
 
@@ -140,14 +158,15 @@ class AccountStore:
         with self._opened() as database:
             return {gang for (gang,) in database.execute("SELECT gang FROM jobs WHERE complete")}
 
-    def summary(self, since: float, until: float, by: str, owner_uid: int | None) -> dict[str, Row]:
-        """What was used between two moments, by one of KEYS. `owner_uid`: of whose jobs; None: of all.
+    def summary(self, since: float, until: float, by: str, reader: Reader | None) -> dict[str, Row]:
+        """What was used between two moments, by one of KEYS. `reader`: who wants to see it; None: whoever sees all.
 
         Raises:
             AccountStoreError: the file can't be read.
         """
         rows: dict[str, Row] = {}
-        values = {"since": since, "until": until, "uid": owner_uid}
+        names = json.dumps(sorted(reader.names) if reader else [])
+        values = {"since": since, "until": until, "uid": reader.uid if reader else None, "names": names}
         of_job = KEYS[by] if by in ("job", "account") else "''"
         with self._opened() as database:
             for key, category, node_s, gpu_s in database.execute(_filled(_SUMS, KEYS[by]), values):
@@ -209,7 +228,11 @@ def span_row(gang: str, one: Interval, leaves: dict[str, str]) -> dict[str, obje
 def make_tables(database: Database) -> None:
     """Makes the tables that are missing."""
     columns = asdict(Job("", 0, "", 0, "", 0))
-    database.table("jobs").create({name: type(value) for name, value in columns.items()}, pk="gang", if_not_exists=True)
+    jobs = database.table("jobs").create(
+        {name: type(value) for name, value in columns.items()}, pk="gang", if_not_exists=True
+    )
+    if "readers" not in jobs.columns_dict:  # the file of an earlier version
+        jobs.add_column("readers", str)
     kinds = {"gang": str, "generation": int, "category": str, "cause": str, "node": str, "leaf": str}
     times = dict.fromkeys(("fault_at", "since", "until", "node_s"), float)
     spans = database.table("spans").create(kinds | times, if_not_exists=True)

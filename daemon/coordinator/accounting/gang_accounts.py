@@ -7,6 +7,7 @@ no heartbeat waits. The store is on a disk that may be slow, so a thread writes.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from muster.daemon.coordinator.accounting.account_store import AccountStore, AccountStoreError, Job, Row
+from muster.daemon.coordinator.accounting.account_store import AccountStore, AccountStoreError, Job, Reader, Row
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -158,14 +159,14 @@ class GangAccounts:
             account.ledger.measure(measured_shares(gang, seen))
         return seen.last_step[1] if seen.last_step[0] == gang.newest.generation else 0
 
-    async def summary(self, since: float, until: float, by: str, owner_uid: int | None) -> list[Row] | None:
+    async def summary(self, since: float, until: float, by: str, reader: Reader | None) -> list[Row] | None:
         """What was used between two moments, by one of account_store.KEYS; what has lost most first. None: the store
         can't be read."""
-        rows = await self._in_thread(lambda: self._store.summary(since, until, by, owner_uid))
+        rows = await self._in_thread(lambda: self._store.summary(since, until, by, reader))
         if rows is None:
             return None
         for id, account in list(self._accounts.items()):
-            if owner_uid is None or account.job.owner_uid == owner_uid:
+            if account.job.is_shown_to(reader):
                 step = self._newest_step(self._engine.core.state.gangs.get(id), account)
                 for one in account.ledger.unsettled(self._engine.clock.now(), step):
                     _add(rows, account, one, since, until, by)
@@ -241,7 +242,15 @@ class GangAccounts:
 
 def _job_of(fact: facts.GangRegistered) -> Job:
     account = _ACCOUNT.search(fact.spec_json)
-    return Job(fact.gang, fact.job, fact.name, fact.owner_uid, account[1] if account else "", fact.spec.ranks_per_node)
+    return Job(
+        fact.gang,
+        fact.job,
+        fact.name,
+        fact.owner_uid,
+        account[1] if account else "",
+        fact.spec.ranks_per_node,
+        readers=json.dumps(fact.spec.readers),
+    )
 
 
 def _add(rows: dict[str, Row], account: GangAccount, one: Interval, since: float, until: float, by: str) -> None:

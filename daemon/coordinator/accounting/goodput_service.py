@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from muster.compatibility import Side
-from muster.daemon.coordinator.accounting.account_store import Row
+from muster.daemon.coordinator.accounting.account_store import Reader, Row
 from muster.daemon.coordinator.accounting.gang_accounts import GangAccounts
 from muster.daemon.coordinator.services.api_handlers import stream_handler
 from muster.daemon.coordinator.services.api_service import MusterService
@@ -56,9 +56,11 @@ class GoodputService(goodput_pb2_grpc.GoodputServicer):
         until = request.until_s or self._engine.clock.now()
         if request.since_s >= until:
             raise invalid_argument("the window of an account ends after it begins: give an earlier since_s")
-        owner_uid = None if self.callers_gangs.allows(None) else current_caller().uid
+        reader = None
+        if not self.callers_gangs.allows(None):
+            reader = Reader(current_caller().uid, await self.callers_gangs.names_of_reader())
         async with self._api.one_of_the_site():
-            rows = await self._accounts.summary(request.since_s, until, by, owner_uid)
+            rows = await self._accounts.summary(request.since_s, until, by, reader)
         if rows is None:
             raise unavailable("the store of what jobs have used can't be read: see the coordinator's log")
         for first in range(0, max(1, len(rows)), PAGE_ROWS):

@@ -36,6 +36,14 @@ class CallersGangs:
         if not self._rights.is_operators(uid) and self._names_readers():
             await self._readers.learn(uid)
 
+    async def names_of_reader(self) -> frozenset[str]:
+        """By which names jobs may have named the caller, if this method shows readers more than their own jobs."""
+        caller = current_caller()
+        if not self._rights.allows(current_method(), caller, is_reader=True):
+            return frozenset()
+        await self._readers.learn(caller.uid)
+        return self._readers.known(caller.uid)
+
     def _names_readers(self) -> bool:
         return any(gang.spec.readers for gang in self._engine.core.state.gangs.values())
 
