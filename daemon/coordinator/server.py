@@ -139,7 +139,7 @@ class Coordinator:
             shedding=settings.shedding,
         )
         self._recorder = RunRecorder(self.engine, settings.state_dir)
-        self._accounts = GangAccounts(self.engine, settings.state_dir)
+        self._accounts = GangAccounts(self.engine, settings.state_dir, settings.policy.goodput_kept_s)
         # The site's hooks are about its cluster: `muster run --local` reads the same policy.
         if hooks := Hooks([] if isinstance(settings.slurm, LocalSlurm) else settings.policy.hooks):
             state, now = self.engine.core.state, self.engine.clock.now

@@ -91,7 +91,7 @@ def _kind(one: Interval) -> str:
     """The band of the time line that an interval belongs to; empty: none."""
     if one.category is Category.QUEUE:
         return "queue"
-    if not one.nodes or one.category in (Category.SPARE, Category.OTHER):
+    if not one.nodes or one.category is Category.SPARE:
         return ""
     if one.category in _TRAINING or (one.category is Category.CHECKPOINT and one.share < 1):
         return "training"

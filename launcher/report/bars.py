@@ -21,7 +21,6 @@ CATEGORIES = {
     "straggler": "stragglers",
     "data": "waiting for data",
     "spare": "spares that stood by",
-    "other": "other",
 }
 """Where time goes, with its words."""
 PHASES = {phase.value: phase.words for phase in RecoveryPhase}

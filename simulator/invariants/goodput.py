@@ -21,8 +21,6 @@ from muster.simulator.world.observer import require
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
-MOST_OTHER = 0.01
-"""The share of the allocated time that may be in no category with a meaning."""
 _OF_FAULTS = frozenset({Category.DETECT, Category.FENCE, Category.PLACE, Category.STEPS_AGAIN})
 """Categories of time that only a fault or a plan can take."""
 
@@ -83,17 +81,11 @@ class GoodputInvariant:
 
     def _check_sums(self, gang: str, intervals: Iterable[Interval]) -> None:
         taken: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
-        other = allocated = 0.0
         for one in intervals:
             require(one.since <= one.until and 0 <= one.share <= 1, f"invariant 14: {gang} has a negative part: {one}")
-            if one.category is not Category.QUEUE:
-                allocated, other = allocated + one.node_s, other + one.node_s * (one.category is Category.OTHER)
             for node in one.nodes:
                 taken[node][one.since] += one.share
                 taken[node][one.until] -= one.share
-        require(
-            other <= MOST_OTHER * allocated, f"invariant 14: {other:.1f} s of the time of {gang} are in no category"
-        )
         for node, changes in taken.items():
             _check_node(gang, node, changes, self._held_s[gang, node])
 

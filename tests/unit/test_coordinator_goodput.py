@@ -204,6 +204,21 @@ def test_an_account_that_is_made_again_counts_once(tmp_path: Path) -> None:
     assert store.measured("g") == {3: Measured(0.1, 0.2, 0.3, 900.5, 7, 40)}
 
 
+def test_what_is_older_than_the_policy_says_is_forgotten_and_its_job_is_not_made_again(tmp_path: Path) -> None:
+    day = 86_400.0
+    store = AccountStore(tmp_path, kept_s=10 * day)
+    for number, since in enumerate((0.0, 5 * day, 20 * day), start=1):
+        job = Job(f"g{number}", number, "train", 1, "", 8, complete=True)
+        store.note_measured(job.gang, 1, Measured(0.1))
+        waits = [Wait(since + 1, 5.0, 2, swap=False)]
+        store.note(job, {}, [span(Category.USEFUL, since, since + 1000)], waits, anew=False)
+    assert set(store.summary(0, 30 * day, "job", None)) == {"3 train"}
+    assert [bool(store.measured(f"g{number}")) for number in (1, 2, 3)] == [False, False, True]
+    assert store.complete() == {"g1", "g2", "g3"}
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT DISTINCT gang FROM waits").fetchall() == [("g3",)]
+
+
 def test_a_store_that_somebody_else_holds_loses_nothing(tmp_path: Path) -> None:
     store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:

@@ -285,3 +285,14 @@ def test_ranks_alone_never_make_a_node_unfit(tmp_path: Path) -> None:
 
 def test_no_node_daemon_is_told_a_rule_about_ranks() -> None:
     assert "straggler" not in {rule.kind for rule in SHIPPED.rules()}
+
+
+def test_a_site_says_how_long_the_account_of_goodput_is_kept(tmp_path: Path) -> None:
+    assert Policy.load().goodput_kept_s == 400 * 86_400
+    site = tmp_path / "site.toml"
+    site.write_text("[goodput]\nkept_days = 30\n")
+    assert Policy.load(site).goodput_kept_s == 30 * 86_400
+    for text, words in (("kept_days = 0", "goodput.kept_days = 0"), ("keptdays = 3", "unknown key goodput.keptdays")):
+        site.write_text(f"[goodput]\n{text}\n")
+        with pytest.raises(PolicyError, match=words):
+            Policy.load(site)

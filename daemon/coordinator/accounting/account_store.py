@@ -21,7 +21,7 @@ from muster.daemon.coordinator.journal.side_database import SideDatabase
 
 FILE = "goodput.db"
 KEPT_S = 400 * 86400.0
-"""Seconds for which intervals are kept: a year, and a month to look back on it."""
+"""Seconds for which intervals are kept, unless the policy says otherwise: a year, and a month to look back on it."""
 
 
 class AccountStoreError(Exception):
@@ -109,8 +109,10 @@ WHERE w.swap AND w.at > :since AND w.at < :until AND {_SHOWN} GROUP BY 1
 class AccountStore:
     """The store in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept_s: float = KEPT_S) -> None:
+        """`kept_s`: seconds for which what was used is kept."""
         self._database = SideDatabase(folder / FILE, make_tables)
+        self._kept_s = kept_s
 
     def note(
         self, job: Job, leaves: dict[str, str], intervals: Sequence[Interval], waits: Sequence[Wait], *, anew: bool
@@ -128,7 +130,7 @@ class AccountStore:
             database.table("spans").insert_all(span_row(job.gang, one, leaves) for one in intervals if one.node_s > 0)
             database.table("waits").insert_all({"gang": job.gang, **asdict(one)} for one in waits)
             if job.complete and intervals:
-                database.execute("DELETE FROM spans WHERE until < ?", (intervals[-1].until - KEPT_S,))
+                _forget(database, intervals[-1].until - self._kept_s)
 
     def note_measured(self, gang: str, generation: int, measured: Measured) -> None:
         """Keeps what was measured of a generation, for an account that is made again.
@@ -186,6 +188,15 @@ class AccountStore:
                 yield database
         except (sqlite3.Error, OSError) as error:
             raise AccountStoreError(f"{self._database.path}: {error}") from error
+
+
+def _forget(database: Database, before: float) -> None:
+    """Removes what ended before a moment. A job stays in its table: without it, its account would be made again from
+    the journal at each start."""
+    database.execute("DELETE FROM spans WHERE until < ?", (before,))
+    database.execute("DELETE FROM waits WHERE at < ?", (before,))
+    of_over = "SELECT gang FROM jobs WHERE complete AND gang NOT IN (SELECT gang FROM spans)"
+    database.execute(f"DELETE FROM generations WHERE gang IN ({of_over})")
 
 
 def read_measured(folder: Path, gang: str) -> dict[int, Measured]:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from muster.daemon.coordinator.accounting.account_store import AccountStore, AccountStoreError, Job, Reader, Row
+from muster.daemon.coordinator.accounting.account_store import KEPT_S, AccountStore, AccountStoreError, Job, Reader, Row
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -96,11 +96,12 @@ class GangAccount:
 
 
 class GangAccounts:
-    """The accounts of `engine`'s gangs, and the store of all gangs in `folder`."""
+    """The accounts of `engine`'s gangs, and the store of all gangs in `folder`. `kept_s`: seconds for which it keeps
+    what was used."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, kept_s: float = KEPT_S) -> None:
         self._engine = engine
-        self._store = AccountStore(folder)
+        self._store = AccountStore(folder, kept_s)
         self._thread = ThreadPoolExecutor(1, "goodput")
         self._accounts: dict[str, GangAccount] = {}
         self.is_complete = False

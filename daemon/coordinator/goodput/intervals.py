@@ -25,7 +25,6 @@ class Category(StrEnum):
     STRAGGLER = "straggler"  # all ranks wait for a slow one
     DATA = "data"  # ranks wait for their next batch
     SPARE = "spare"  # nodes that carry no rank
-    OTHER = "other"  # nothing tells to what
 
 
 class FaultKind(StrEnum):

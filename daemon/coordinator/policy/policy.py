@@ -212,6 +212,12 @@ class Comments(BaseModel):
     admin_comment: bool = True
 
 
+class _Goodput(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kept_days: Annotated[float, Field(ge=1, le=36_500)]
+
+
 def _within(name: str) -> Any:
     least, most = LOSS_BOUNDS[name]
     return Field(ge=least, le=most, strict=True)
@@ -251,11 +257,14 @@ class _Loss(BaseModel):
         return self
 
 
-_LIMITS, _POOL, _HOOKS, _COMMENTS, _LOSS = "limits", "pool", "hooks", "comments", "loss"
+_LIMITS, _POOL, _HOOKS, _COMMENTS, _LOSS, _GOODPUT = "limits", "pool", "hooks", "comments", "loss", "goodput"
+_NO_KINDS = frozenset((_LIMITS, _POOL, _HOOKS, _COMMENTS, _LOSS, _GOODPUT))
+"""Tables that are no kind of signal."""
 _STRAGGLER = "straggler"
 """The one kind whose signals come from ranks: the core finds them, and no node daemon needs its rule."""
 _LIMITS_SCHEMA = TypeAdapter(_Limits)
 _POOL_SCHEMA = TypeAdapter(_Pool)
+_GOODPUT_SCHEMA = TypeAdapter(_Goodput)
 _LOSS_SCHEMA = TypeAdapter(_Loss)
 _HOOKS_SCHEMA = TypeAdapter(HooksTable)
 _COMMENTS_SCHEMA = TypeAdapter(Comments)
@@ -273,12 +282,14 @@ class Policy:
         site: Mapping[str, Any] | None = None,
         hooks: Mapping[str, HookTable] | None = None,
         comments: Comments | None = None,
+        goodput: _Goodput | None = None,
     ) -> None:
         self._kinds = kinds
         self._site = _flat(site or {})
         self.limits = limits
         self.hooks: list[Hook] = [table.hook(name) for name, table in (hooks or {}).items()]
         self.comments = comments or Comments()
+        self.goodput_kept_s = 86400.0 * (goodput.kept_days if goodput else 400)
 
     @classmethod
     def load(cls, override: Path | None = None) -> Policy:
@@ -298,20 +309,21 @@ class Policy:
 
     @classmethod
     def _from_table(cls, table: dict[str, Any], site: dict[str, Any], where: str, mistakes: list[str]) -> Policy:
-        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL, _HOOKS, _COMMENTS, _LOSS)}
+        rows = {name: rows for name, rows in table.items() if name not in _NO_KINDS}
         kinds = _checked(_KINDS_SCHEMA, rows, where, mistakes)
         limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
         pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
         loss = _checked(_LOSS_SCHEMA, table[_LOSS], where, mistakes, _LOSS)
         hooks = _checked(_HOOKS_SCHEMA, table[_HOOKS], where, mistakes, _HOOKS)
         comments = _checked(_COMMENTS_SCHEMA, table[_COMMENTS], where, mistakes, _COMMENTS)
+        goodput = _checked(_GOODPUT_SCHEMA, table[_GOODPUT], where, mistakes, _GOODPUT)
         mistakes += (f"{where}: {words}" for words in _useless_conditions(kinds or {}))
         straggler = _straggler_rule(kinds[_STRAGGLER], where, mistakes) if kinds else None
         if mistakes or kinds is None or limits is None or pool is None or hooks is None or loss is None:
             raise PolicyError(*mistakes)
         rule = LossRule(**loss.model_dump())
         whole = Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler, loss=rule)
-        return cls(kinds, whole, site, hooks, comments)
+        return cls(kinds, whole, site, hooks, comments, goodput)
 
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
@@ -480,6 +492,7 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
                 _POOL: _Pool,
                 _HOOKS: HookTable,
                 _COMMENTS: Comments,
+                _GOODPUT: _Goodput,
                 _LOSS: _Loss,
             }
             model = tables[parents[0]] if parents else _Condition if "when" in path else _row_model(path)
