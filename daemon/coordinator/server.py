@@ -150,7 +150,11 @@ class Coordinator:
         )
         self.engine.on_facts.append(self._comments.note)
         self._watch = SlurmWatch(
-            settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
+            settings.slurm,
+            self.engine.core.state,
+            self.engine.post,
+            lambda: self.engine.clock.ahead_s(),
+            self._accounts.note_account,
         )
         self.roster = SlurmRoster(settings.slurm)
         self.fabric = FabricWatch(settings.slurm, self.roster, self.engine.post, settings.fabric_file)

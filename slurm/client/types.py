@@ -87,6 +87,8 @@ class Job:
     user_id: int = -1
     user_name: str = ""
     partition: str = ""
+    account: str = ""
+    """Whom Slurm charges for it."""
     reason: str = ""
     nodes: tuple[str, ...] = ()
     batch_host: str = ""

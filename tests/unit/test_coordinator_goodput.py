@@ -68,6 +68,23 @@ async def test_the_parts_of_a_running_job_add_up(world: ScriptedWorld) -> None:
     assert {"queue", "start", "useful", "spare"} <= by_account["physics"].keys()
 
 
+async def test_the_account_is_the_one_that_slurm_charges(world: ScriptedWorld) -> None:
+    """What a job says of itself would let a user charge anybody."""
+
+    async def charged() -> set[str]:
+        async with asyncio.timeout(60):
+            while (found := set(await account(world, goodput_pb2.GOODPUT_GROUP_ACCOUNT))) != {"biology"}:
+                pass  # the coordinator asks Slurm every two seconds
+        return found
+
+    world.cluster.charge(1, "biology")
+    assert await charged() == {"biology"}
+    await world.stop_coordinator()
+    assert AccountStore(world.folder).account_of("g1") == "biology"
+    await world.start_coordinator()
+    assert await charged() == {"biology"}
+
+
 async def test_the_account_of_a_recovery_outlives_the_coordinator_and_the_store(world: ScriptedWorld) -> None:
     await world.agents["n1"].end_ranks(1)
     await world.wait_for_duty("RUN 2", ["n1", "n2"])

@@ -24,7 +24,7 @@ UNSET = {"set": False, "infinite": True, "number": 0}
 # Trimmed from `squeue --json --states=all` and `scontrol show node --json` of Slurm 26.05.5.
 JOB = {
     "job_id": 7, "job_state": ["RUNNING", "COMPLETING"], "name": "gang", "user_id": 2001, "user_name": "alice",
-    "account": "", "partition": "main", "state_reason": "None", "nodes": "n[1-3]", "batch_host": "n1",
+    "account": "physics", "partition": "main", "state_reason": "None", "nodes": "n[1-3]", "batch_host": "n1",
     "excluded_nodes": "n4", "restart_cnt": 1, "comment": "hello", "requeue": True, "hold": False, "dependency": "",
     "exit_code": {"status": ["SUCCESS"], "return_code": number(0), "signal": {"id": UNSET, "name": ""}},
     "submit_time": number(1795247925), "start_time": number(1795247926), "end_time": number(1795249726),
@@ -75,8 +75,8 @@ async def test_a_job_in_full(commands: Commands, slurm: CliSlurm) -> None:
     assert answer == {
         7: Job(
             7, JobState.RUNNING, frozenset({JobFlag.COMPLETING}), name="gang", user_id=2001, user_name="alice",
-            partition="main", nodes=("n1", "n2", "n3"), batch_host="n1", excluded=("n4",), restart_count=1,
-            start_time=1795247926.0, end_time=1795249726.0, time_limit_s=1800,
+            partition="main", account="physics", nodes=("n1", "n2", "n3"), batch_host="n1", excluded=("n4",),
+            restart_count=1, start_time=1795247926.0, end_time=1795249726.0, time_limit_s=1800,
             comment="hello", requeue=True, work_dir="/home/alice",
         ),
         8: GONE,

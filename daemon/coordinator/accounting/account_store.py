@@ -151,6 +151,16 @@ class AccountStore:
         with self._opened() as database:
             return _measured_of(database, gang)
 
+    def account_of(self, gang: str) -> str:
+        """The account that was charged last; empty: it is not known.
+
+        Raises:
+            AccountStoreError: the file can't be read.
+        """
+        with self._opened() as database:
+            row = database.execute("SELECT account FROM jobs WHERE gang = ?", (gang,)).fetchone()
+            return row[0] if row else ""
+
     def complete(self) -> set[str]:
         """The gangs of which nothing more follows.
 

@@ -104,6 +104,8 @@ class GangAccounts:
         self._store = AccountStore(folder, kept_s)
         self._thread = ThreadPoolExecutor(1, "goodput")
         self._accounts: dict[str, GangAccount] = {}
+        self._charged: dict[str, str] = {}
+        """By gang that lives: the account that Slurm charges. What a job says of itself counts until that is known."""
         self.is_complete = False
         """No account is still made again after the start."""
         self._problem = LastingProblem(_log, "the account of goodput can be used again")
@@ -143,6 +145,14 @@ class GangAccounts:
                 self._keep(account, settled)
             if isinstance(fact, facts.GangForgotten):
                 del self._accounts[id]
+                self._charged.pop(id, None)
+
+    def note_account(self, id: str, charged: str) -> None:
+        """Slurm charges this account for the job of a gang."""
+        self._charged[id] = charged
+        if (account := self._accounts.get(id)) is not None and account.job.account != charged:
+            account.job = replace(account.job, account=charged)
+            self._keep(account, ())
 
     def view(self, gang: Gang, now: float) -> api_pb2.GoodputView | None:
         """The account of a gang until now; None: it has not started, or its account is still made again."""
@@ -180,6 +190,7 @@ class GangAccounts:
 
     async def _make_again(self, id: str) -> None:
         measured = await self._in_thread(lambda: self._store.measured(id)) or {}
+        charged_before = await self._in_thread(lambda: self._store.account_of(id))
         account: GangAccount | None = None
         settled: list[Interval] = []
         after = 0
@@ -201,6 +212,8 @@ class GangAccounts:
             after = page[-1].position
             await asyncio.sleep(PAUSE_S)
         if account is not None:
+            if charged := self._charged.get(id) or charged_before:
+                account.job = replace(account.job, account=charged)
             if id in self._engine.core.state.gangs:
                 self._accounts[id] = account
             self._keep(account, settled, anew=True, complete=id not in self._engine.core.state.gangs)

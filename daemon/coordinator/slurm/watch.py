@@ -54,7 +54,8 @@ class SlurmQueries(Protocol):
 class SlurmWatch:
     """Polls `slurm` for the jobs and nodes in `state`, and posts changes.
 
-    `ahead_s` returns the seconds by which the core's clock is ahead of the wall clock, which Slurm uses.
+    `ahead_s` returns the seconds by which the core's clock is ahead of the wall clock, which Slurm uses. `note_account`
+    is told, at each poll, the account that Slurm charges for the job of a gang.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class SlurmWatch:
         state: DurableState,
         post: Callable[[events.Event], None],
         ahead_s: Callable[[], float] = lambda: 0.0,
+        note_account: Callable[[str, str], None] = lambda gang, account: None,
     ) -> None:
         self._slurm = slurm
         self._state = state
         self._post = post
         self._ahead_s = ahead_s
+        self._note_account = note_account
         self._jobs_unknown = LastingProblem(_log, "Slurm answers for its jobs again")
         self._nodes_unknown = LastingProblem(_log, "Slurm answers for its nodes again")
         self._jobs: dict[str, events.SlurmJobChanged] = {}
@@ -102,6 +105,9 @@ class SlurmWatch:
         if lost and not await self.poll_nodes():
             return  # the next poll looks at both again
         for gang, seen in seen_jobs:
+            job = found[gang.slurm.job]
+            if isinstance(job, Job) and job.account and job.user_id == gang.account.owner_uid:
+                self._note_account(gang.id, job.account)
             self._post_if_changed(gang, seen)
         for key, seen_pool_job in seen_pool_jobs.items():
             if self._pool_jobs.get(key) != seen_pool_job:

@@ -132,6 +132,7 @@ def _job(job: Any) -> Record:
         "user_id": job.user_id,
         "user_name": job.user_name or "",
         "partition": job.partition or "",
+        "account": job.account or "",
         "state_reason": job.state_reason or "",
         "nodes": job.allocated_nodes or "",
         "batch_host": job.batch_host or "",

@@ -276,6 +276,11 @@ class FakeCluster:
         comment, admin_comment = comment or entry.job.comment, admin_comment or entry.job.admin_comment
         self._changed(entry, replace(entry.job, requeue=flag, comment=comment, admin_comment=admin_comment))
 
+    def charge(self, job: int, account: str) -> None:
+        """Has an account pay for the job."""
+        entry = self._entry(f"update job {job}", job)
+        self._changed(entry, replace(entry.job, account=account))
+
     def cancel(self, job: int) -> None:
         """Ends `job` with CANCELLED. An unknown job, or one that has ended, does not change."""
         if (entry := self._entries.get(job)) and not entry.job.state.ended:

@@ -71,6 +71,7 @@ def job(record: Record) -> Job:
         user_id=_integer(-1 if record.get("user_id") is None else record["user_id"]),
         user_name=_words(record.get("user_name")),
         partition=_words(record.get("partition")),
+        account=_words(record.get("account")),
         # The description says more, where there is one: "launch failed requeued held".
         reason=_reason(_words(record.get("state_description")) or _words(record.get("state_reason"))),
         nodes=expand(_words(record.get("nodes"))),
