@@ -22,6 +22,7 @@ from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, 
 from muster.daemon.agent.failure_detector.peer_prober import PeerProber
 from muster.daemon.agent.failure_detector.peers import PeerChannels, PeerService, make_agent_server
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
+from muster.daemon.agent.launch.rank_output import RankOutput
 from muster.daemon.agent.link_meter import LinkMeter
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.ordered_flush import OrderedFlush
@@ -82,6 +83,7 @@ class Agent:
             lambda: self._node_check.pids | settings.other_children,
             places=places,
         )
+        self._output = RankOutput(job.run_dir, job.gang, job.node) if settings.copies_output else None
         self._ranks = OrderedRanks(
             identity.node, self._supervisor, self._checkpoints.fence, lifetime, stream.schedule_status
         )
@@ -152,6 +154,8 @@ class Agent:
             muster.daemon.transport.channel.ListenError: no port is free for the agent.
         """
         self._supervisor.start_zygotes()
+        if self._output is not None:
+            self._output.start()
         settings, spec, key = self._settings, self._settings.spec, self._key
         limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
         server = make_agent_server(settings.credentials, limits, settings.identity, self._peer_service)
@@ -188,6 +192,9 @@ class Agent:
         self._peer_monitor.stop()
         self._stacks.close()
         await self._supervisor.stop()
+        if self._output is not None:
+            self._output.note(self._supervisor.outcomes())
+            await asyncio.to_thread(self._output.close)
         last = self._handover.deposit() if keep_memory else self._handover.withdraw()
         await _within(_HANDOVER_TIMEOUT_S, last)
         await _within(_CLOSE_TIMEOUT_S, self._training.close())
@@ -298,6 +305,8 @@ class Agent:
         return max((rank.generation for rank in ranks if rank.rank == 0 and rank.alive), default=0)
 
     def _on_ranks_changed(self) -> None:
+        if self._output is not None:
+            self._output.note(self._supervisor.outcomes())
         self._ranks.converge()
         self._stream.schedule_status()
         self.wind_down.on_ranks_changed()

@@ -52,5 +52,7 @@ class AgentSettings:
     """The socket on which this node's musterd says what hardware the node has; empty: ask nobody."""
     other_children: frozenset[int] = frozenset()
     """Children of this process that are not the agent's to end."""
+    copies_output: bool = False
+    """What ranks write goes to the output of this process, too."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

@@ -167,6 +167,7 @@ def _settings(
 ) -> AgentSettings:
     """`given`: the environment of ranks, before [env]. `launch`: what a launcher has handed over."""
     environment = rank_environment.shared_environment(given, spec.env)
+    from_script = bool(os.environ.get(RANK_ENVIRONMENT))
     pool_serial = int(os.environ.get("MUSTER_POOL") or 0)
     pool_job = PoolJob(
         own.gang,
@@ -182,7 +183,7 @@ def _settings(
         zygote_spec = replace(zygote_spec, started_as=started_as, cold=launch.why_cold, macro=MACRO)
     return AgentSettings(
         identity=own,
-        job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node),
+        job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node, from_script),
         spec=spec,
         coordinator=site.coordinator,
         credentials=site.credentials(),
@@ -201,6 +202,7 @@ def _settings(
         memory_socket="" if pool_serial else options.memory,
         environ=given,
         other_children=frozenset(other_children),
+        copies_output=from_script,
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )

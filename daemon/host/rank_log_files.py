@@ -80,6 +80,11 @@ def stacks_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
     return log_path(run_dir, gang, generation, rank).with_suffix(".stacks")
 
 
+def error_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
+    """The file in which a rank may write its error down (torch's TORCHELASTIC_ERROR_FILE)."""
+    return log_path(run_dir, gang, generation, rank).with_suffix(".error.json")
+
+
 def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
     """Open the log of a rank for appending; return its descriptor.
 

@@ -27,6 +27,21 @@ class RankId:
         return f"rank {self.rank} of generation {self.generation}"
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a rank goes. `failed`: it has ended by itself, with another exit code than 0. `start_error`: why it could not
+    start; empty: it could."""
+
+    rank: int
+    local_rank: int
+    generation: int
+    alive: bool
+    pid: int
+    exit_code: int
+    failed: bool
+    start_error: str = ""
+
+
 class RankProcess:
     """The state of one rank, from its zygote's messages. `changed` is called after each change that a status shows.
 
@@ -46,6 +61,7 @@ class RankProcess:
         self._phase = RankPhase.RANK_PHASE_STARTING
         self._pid = 0
         self._exit_code = 0
+        self._failed = False
         self._ended_at: float | None = None
         self._log_tail = ""
 
@@ -72,6 +88,14 @@ class RankProcess:
     def running(self) -> bool:
         """Whether the rank's process runs."""
         return self._phase == RankPhase.RANK_PHASE_RUNNING
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the rank goes."""
+        name, code = self.id, self._exit_code
+        return Outcome(
+            name.rank, name.local_rank, name.generation, self.alive, self._pid, code, self._failed, self.start_error
+        )
 
     def kill(self) -> None:
         """SIGKILL the rank's process group, now or as soon as its pid is known."""
@@ -138,6 +162,7 @@ class RankProcess:
 
     def _note_end(self, code: int) -> None:
         self._phase, self._exit_code, self._ended_at = RankPhase.RANK_PHASE_EXITED, code, clock.monotonic()
+        self._failed = code != 0 and not self.kill_requested
 
 
 def _describe_exit(code: int) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_places import RankPlaces
-from muster.daemon.agent.ranks.rank_process import RankId, RankProcess
+from muster.daemon.agent.ranks.rank_process import Outcome, RankId, RankProcess
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
-from muster.daemon.host import packets, process_tree
+from muster.daemon.host import packets, process_tree, rank_log_files
 from muster.v1.agent_pb2 import Order, RankStatus
 from muster.wording import counted
 
@@ -41,13 +41,15 @@ RankSocket = Callable[[int, int], socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What the supervisor runs. `run_dir`: the folder of the logs."""
+    """What the supervisor runs. `run_dir`: the folder of the logs. `error_files`: ranks are told where torch can write
+    down with which error they fail."""
 
     gang: str
     node: str
     zygote_spec: ZygoteSpec
     run_dir: str
     ranks_per_node: int
+    error_files: bool = False
 
 
 class _LocalZygote:
@@ -100,6 +102,10 @@ class RankSupervisor:
     def ranks(self) -> tuple[LocalRank, ...]:
         """The newest generation of each rank that was started here, and older ones that are still alive."""
         return tuple(LocalRank(r.id.rank, r.id.generation, r.alive) for r in self._ranks.values())
+
+    def outcomes(self) -> list[Outcome]:
+        """How those ranks go."""
+        return [rank.outcome for rank in self._ranks.values()]
 
     def statuses(self, steps: dict[int, int]) -> Iterator[RankStatus]:
         """The ranks' statuses. `steps`: the newest declared step of each rank."""
@@ -229,8 +235,10 @@ class RankSupervisor:
             self._job.gang,
             self._job.run_dir,
         )
+        where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
+        if self._job.error_files:
+            environment["TORCHELASTIC_ERROR_FILE"] = str(rank_log_files.error_path(*where))
         with self._rank_socket(rank.id.rank, rank.id.generation) as sock:
-            where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
             zygote.handle.run_rank(rank.id.key, environment, where, sock.fileno())
 
     def _fail_rank(self, rank: RankProcess, words: str) -> None:

@@ -1,0 +1,154 @@
+"""Copies what ranks write to the agent's own output, which srun carries to the output of the job's script.
+
+A rank writes to its log file, and waits for nobody. This follows the files of the ranks of this node in a thread, and
+copies whole lines: stdout and stderr of a rank are one file, so both go to stdout. However slowly somebody reads, the
+files keep what is to come, and memory holds a part of it. When a rank has failed, stderr says how, as torchrun would.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+from muster.daemon.agent.launch import rank_failure
+from muster.daemon.agent.ranks.rank_process import Outcome
+from muster.daemon.host import rank_log_files
+
+CHUNK_BYTES = 1 << 20
+"""Bytes in one read, and of the longest line that is copied as a whole."""
+_POLL_S = 0.1
+_CLOSE_S = 30.0
+"""Seconds in which the rest is copied at the end, if somebody reads it."""
+_Key = tuple[int, int]
+
+
+class RankOutput:
+    """The output of the ranks of one node.
+
+    Args:
+        write: writes to stdout; blocks until all is written.
+        tell: writes to stderr.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        gang: str,
+        node: str,
+        write: Callable[[bytes], None] | None = None,
+        tell: Callable[[str], None] = lambda words: print(words, file=sys.stderr, flush=True),
+    ) -> None:
+        self._run_dir, self._gang, self._node = run_dir, gang, node
+        self._write, self._tell = write or _write_to_stdout, tell
+        self._outcomes: dict[_Key, Outcome] = {}
+        self._files: dict[_Key, _Followed] = {}
+        self._copied: set[_Key] = set()
+        self._failed_first: dict[int, int] = {}
+        self._lost = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="muster-output", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy."""
+        self._thread.start()
+
+    def note(self, outcomes: Sequence[Outcome]) -> None:
+        """These are the ranks of this node now; earlier ones have ended."""
+        left = {key: one for key, one in self._outcomes.items() if key not in self._copied}
+        self._outcomes = {**left, **{(one.generation, one.rank): one for one in outcomes}}
+        for one in outcomes:
+            if one.failed:
+                self._failed_first.setdefault(one.generation, one.rank)
+
+    def close(self) -> None:
+        """Copy the rest of what ranks have written, for some seconds at most. All of them have ended."""
+        self._ending.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._ending.wait(0 if self.copy_once() else _POLL_S):
+            pass
+        self.copy_rest()
+
+    def copy_rest(self) -> None:
+        """All ranks have ended: copy what is left of their output."""
+        self._ending.set()
+        while self.copy_once():
+            pass
+
+    def copy_once(self) -> bool:
+        """Copy a part of what is new of each rank. Return whether there may be more."""
+        outcomes, more = self._outcomes, False
+        newest = max((generation for generation, _ in outcomes), default=0)
+        for key, outcome in sorted(outcomes.items()):
+            # Read after this is known: then nothing can be written behind what is read.
+            has_ended = not outcome.alive or key[0] < newest or self._ending.is_set()
+            if key in self._copied:
+                continue
+            if self._copy(key):
+                more = True
+            elif has_ended:
+                self._end(key, outcome)
+        return more
+
+    def _copy(self, key: _Key) -> bool:
+        if key not in self._files:
+            try:
+                path = rank_log_files.log_path(self._run_dir, self._gang, *key)
+                self._files[key] = _Followed(rank_log_files.open_to_read(path))
+            except OSError:  # the rank has not opened it yet, or never could
+                return False
+        lines, has_more = self._files[key].read()
+        self._put(lines)
+        return has_more
+
+    def _end(self, key: _Key, outcome: Outcome) -> None:
+        self._copied.add(key)
+        if followed := self._files.pop(key, None):
+            self._put(followed.close())
+        if self._failed_first.get(outcome.generation) == outcome.rank:
+            error = outcome.start_error or rank_failure.recorded_error(self._run_dir, self._gang, outcome)
+            self._tell(rank_failure.describe(outcome, self._node, error))
+
+    def _put(self, lines: bytes) -> None:
+        """Write to stdout. Nothing is written any more once nobody reads."""
+        if lines and not self._lost:
+            try:
+                self._write(lines)
+            except OSError as error:
+                self._lost = True
+                self._tell(f"muster-agent: the output of ranks goes to their logs alone: stdout: {error.strerror}")
+
+
+class _Followed:
+    """A log that grows."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._partial = b""
+
+    def read(self) -> tuple[bytes, bool]:
+        """The next whole lines, and whether there may be more."""
+        data = os.read(self._file.fileno(), CHUNK_BYTES)
+        whole, end, partial = data.rpartition(b"\n")
+        if not end and len(self._partial) + len(partial) < CHUNK_BYTES:
+            self._partial += partial
+            return b"", bool(data)
+        if not end:  # a line of this length is split
+            lines, self._partial = self._partial + partial, b""
+        else:
+            lines, self._partial = self._partial + whole + end, partial
+        return lines, bool(data)
+
+    def close(self) -> bytes:
+        """The last line, if the rank has not ended it."""
+        self._file.close()
+        return self._partial + b"\n" if self._partial else b""
+
+
+def _write_to_stdout(lines: bytes) -> None:
+    while lines:
+        lines = lines[os.write(1, lines) :]

@@ -1,0 +1,202 @@
+"""What ranks write reaches the output of their job's script: whole lines in order, and all of them."""
+
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent.launch import rank_failure
+from muster.daemon.agent.launch.rank_output import CHUNK_BYTES, RankOutput
+from muster.daemon.agent.ranks.rank_process import Outcome
+from muster.daemon.host import rank_log_files
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
+from muster.v1.agent_pb2 import DUTY_EXIT, RANK_PHASE_EXITED, Order
+
+RANK = Outcome(rank=3, local_rank=1, generation=2, alive=True, pid=77, exit_code=0, failed=False)
+ENDED = replace(RANK, alive=False)
+
+
+class Copy:
+    """The output of rank 3 and its neighbours in a scratch folder, copied step by step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.written, self.told = b"", list[str]()
+        self.output = RankOutput(str(folder), "g", "n0", self._write, self.told.append)
+
+    def _write(self, lines: bytes) -> None:
+        self.written += lines
+
+    def log(self, text: bytes, rank: int = 3, generation: int = 2) -> None:
+        """The rank writes."""
+        descriptor = rank_log_files.open_log(str(self._folder), "g", generation, rank)
+        os.write(descriptor, text)
+        os.close(descriptor)
+
+    def all(self) -> bytes:
+        """What is written once nothing is left to copy; since the last time."""
+        while self.output.copy_once():
+            pass
+        written, self.written = self.written, b""
+        return written
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Copy]:
+    copy = Copy(tmp_path)
+    yield copy
+    copy.output.copy_rest()
+
+
+def test_lines_are_copied_whole_and_in_order_and_the_last_one_at_the_end(copy: Copy) -> None:
+    copy.output.note([RANK])
+    assert copy.all() == b""  # no log yet
+    copy.log(b"one\ntw")
+    assert copy.all() == b"one\n"
+    copy.log(b"o\n\xff\r3")
+    assert copy.all() == b"two\n"
+    copy.log(b"!")
+    copy.output.note([ENDED])
+    assert copy.all() == b"\xff\r3!\n"
+    assert copy.told == []
+
+
+def test_what_is_more_than_memory_shall_hold_comes_in_parts(copy: Copy) -> None:
+    text = b"".join(b"%07d\n" % number for number in range(3 * CHUNK_BYTES // 8 + 100))
+    copy.log(text)
+    copy.output.note([RANK])
+    assert copy.output.copy_once()
+    assert len(copy.written) <= CHUNK_BYTES
+    assert copy.written.endswith(b"\n")
+    assert copy.all() == text
+
+
+def test_a_line_without_end_is_split_where_memory_ends(copy: Copy) -> None:
+    copy.log(b"x" * (CHUNK_BYTES + 10))
+    copy.output.note([RANK])
+    assert copy.all() == b"x" * CHUNK_BYTES
+    copy.log(b"\n")
+    assert copy.all() == b"x" * 10 + b"\n"
+
+
+def test_each_rank_and_each_generation_is_copied_once(copy: Copy) -> None:
+    copy.log(b"old", generation=1)
+    copy.output.note([replace(RANK, generation=1)])
+    assert copy.all() == b""
+    copy.log(b"new\n")
+    copy.log(b"other\n", rank=4)
+    copy.output.note([RANK, replace(RANK, rank=4)])  # nobody has said that the old one has ended
+    assert copy.all() == b"old\nnew\nother\n"
+    copy.output.note([ENDED, replace(ENDED, rank=4)])
+    copy.output.note([ENDED, replace(ENDED, rank=4)])
+    assert copy.all() == b""
+
+
+def test_an_output_that_nobody_reads_any_more_ends_the_copy_and_is_said_once(copy: Copy, tmp_path: Path) -> None:
+    def nobody(_: bytes) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    output = RankOutput(str(tmp_path), "g", "n0", nobody, copy.told.append)
+    output.note([RANK, replace(RANK, rank=4)])
+    for number in range(2):
+        copy.log(b"line\n", rank=3 + number)
+        output.copy_rest()
+    assert copy.told == ["muster-agent: the output of ranks goes to their logs alone: stdout: Broken pipe"]
+
+
+def test_a_reader_who_stops_keeps_nobody_but_the_copy_waiting(copy: Copy, tmp_path: Path) -> None:
+    begun, go_on, seen = threading.Event(), threading.Event(), list[bytes]()
+
+    def slow(lines: bytes) -> None:
+        begun.set()
+        go_on.wait()
+        seen.append(lines)
+
+    output = RankOutput(str(tmp_path), "g", "n0", slow, copy.told.append)
+    copy.log(b"one\n")
+    output.note([RANK])
+    output.start()
+    begun.wait()
+    copy.log(b"two\n")  # the rank is not held up, and neither is who notes its end
+    output.note([ENDED])
+    go_on.set()
+    output.close()
+    assert b"".join(seen) == b"one\ntwo\n"
+
+
+def test_the_first_failure_of_a_generation_is_told_as_torchrun_tells_it(copy: Copy, tmp_path: Path) -> None:
+    copy.log(b"before\n")
+    failed = replace(ENDED, exit_code=7, failed=True)
+    error = {"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback:\n  line 1\n"}}}
+    rank_log_files.error_path(str(tmp_path), "g", 2, 3).write_text(json.dumps(error))
+    copy.output.note([failed, replace(failed, rank=4)])
+    assert copy.all() == b"before\n"
+    (told,) = copy.told
+    assert "  host      : n0\n  rank      : 3 (local_rank: 1)\n  exitcode  : 7 (pid: 77)\n" in told
+    assert "  traceback : Traceback:\n      line 1\n" in told
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (replace(ENDED, exit_code=-11, failed=True), "Signal 11 (SIGSEGV) received by PID 77"),
+        (replace(ENDED, exit_code=1, failed=True), "in the output above; torch.distributed.elastic"),
+    ],
+)
+def test_a_rank_that_has_recorded_nothing(outcome: Outcome, words: str) -> None:
+    assert f"traceback : {words}" in rank_failure.describe(outcome, "n0", "")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"message": {}}', '{"message": {"extraInfo": 3}}'])
+def test_a_record_that_is_none_counts_as_none(tmp_path: Path, copy: Copy, text: str) -> None:
+    copy.log(b"")
+    rank_log_files.error_path(str(tmp_path), "g", 2, 3).write_text(text)
+    assert rank_failure.recorded_error(str(tmp_path), "g", ENDED) == ""
+
+
+@pytest.fixture
+async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
+    (tmp_path / "environment").write_bytes(b"PATH=/bin:/usr/bin\0")
+    monkeypatch.setenv("MUSTER_RANK_ENVIRONMENT", str(tmp_path / "environment"))
+    async with scripted_gang(tmp_path) as found:
+        yield found
+
+
+async def test_an_agent_copies_all_that_its_rank_writes_until_it_has_failed(gang: Gang) -> None:
+    fails = """
+        import json, os, sys
+        for number in range(200_000):
+            print(number)
+        json.dump({"message": "it was " + "meant"}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+        print("to stderr", file=sys.stderr)
+        sys.stdout.write("no line end")
+        sys.exit(5)
+    """
+    await gang.start(1, "/usr/bin/env", "python3", gang.script(fails))
+    gang.fence(0)
+    await gang.until(lambda: gang.status("n0").store_generation == 1)
+    gang.coordinator.order(gang.run_order(1))
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=5))
+    assert await gang.exit_code("n0") == 5
+    output = (gang.folder / "n0.out").read_text()
+    assert output == gang.output(0, 1) + "\n"
+    assert "to stderr" in output
+    assert "  exitcode  : 5 (pid: " in (gang.folder / "n0.err").read_text()
+    assert "  traceback : it was meant\n" in (gang.folder / "n0.err").read_text()
+
+
+async def test_ranks_of_a_job_toml_write_to_their_logs_alone(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUSTER_RANK_ENVIRONMENT")
+    await gang.start(1, "/bin/echo", "hello")
+    gang.fence(0)
+    await gang.until(lambda: gang.status("n0").store_generation == 1)
+    gang.coordinator.order(gang.run_order(1))
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    gang.coordinator.order(Order(duty=DUTY_EXIT))
+    assert await gang.exit_code("n0") == 0
+    assert (gang.output(0, 1), (gang.folder / "n0.out").read_text()) == ("hello\n", "")
