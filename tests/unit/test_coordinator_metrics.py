@@ -9,6 +9,8 @@ import ipaddress
 import re
 import socket
 import ssl
+import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -31,7 +33,7 @@ from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.host import private_file
 from muster.daemon.metrics.metrics_access import MetricsAccess, MetricsToken
-from muster.daemon.metrics.metrics_server import MAX_CONNECTIONS, MetricsServer
+from muster.daemon.metrics.metrics_server import MAX_CONNECTIONS, SWITCH_S, MetricsServer
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.authority import Authority, make_key, pem_of_key
 from muster.daemon.transport.site_config import Site, SiteError
@@ -100,6 +102,23 @@ async def test_both_formats_are_what_their_parsers_expect(world: ScriptedWorld) 
     status, kind, text = await scrape(world)
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
     assert {family.name for family in parse_plain(text)} >= {"muster_build_info", "muster_nodes"}
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text; version=abc", "application/openmetrics-text"),
+        ("application/openmetrics-text; version=1.0.0; escaping=none-such", "application/openmetrics-text"),
+        ("text/plain; version=;;=, */*", "text/plain"),
+        ("text/plain; version=x.y; escaping=", "text/plain"),
+        ("image/png, ,", "text/plain"),
+    ],
+)
+async def test_whatever_a_caller_accepts_it_gets_one_of_both_formats(
+    world: ScriptedWorld, accept: str, kind: str
+) -> None:
+    status, found, text = await scrape(world, accept)
+    assert (status, found.partition(";")[0], "muster_nodes" in text) == (200, kind, True)
 
 
 async def test_a_silent_directory_holds_a_scrape_up_once_for_each_user(tmp_path: Path) -> None:
@@ -281,11 +300,32 @@ def test_what_is_configured_is_needed_together(tmp_path: Path, tls_site: Site) -
         assert status_over_tls(tmp_path, port, "", TOKEN) == 0
 
 
+def test_whoever_makes_the_text_lets_the_event_loop_go_on_soon(tmp_path: Path) -> None:
+    before = sys.getswitchinterval()
+    try:
+        with serving(Site(metrics_listen="127.0.0.1:0", metrics_token=token_file(tmp_path))):
+            assert sys.getswitchinterval() <= SWITCH_S
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_silent_callers_keep_nobody_waiting(tmp_path: Path, tls_site: Site) -> None:
     with serving(tls_site) as port, ExitStack() as silent:
         for _ in range(MAX_CONNECTIONS - 1):
             silent.enter_context(socket.create_connection(("127.0.0.1", port)))
         assert status_over_tls(tmp_path, port, "reader") == 200
+
+
+def test_a_connection_for_which_there_is_no_thread_takes_no_place_for_ever(tmp_path: Path) -> None:
+    with serving(Site(metrics_listen="127.0.0.1:0", metrics_token=token_file(tmp_path))) as port:
+        before = threading.stack_size(2**46)  # more than a process can have
+        try:
+            for _ in range(MAX_CONNECTIONS):
+                with socket.create_connection(("127.0.0.1", port), timeout=60) as refused:
+                    assert refused.recv(1) == b""
+        finally:
+            threading.stack_size(before)
+        assert get(port)[0] == 200
 
 
 # -- the page that lists them -----------------------------------------------------------------------------------------

@@ -384,6 +384,19 @@ async def test_one_user_has_so_many_calls_at_once_and_is_heard_again_after_them(
         assert await node.ask({"take": {"gang_id": "g"}}) == ({}, [])
 
 
+async def test_a_call_for_which_there_is_no_thread_counts_no_more(tmp_path: Path) -> None:
+    async with serving(tmp_path / "memory.sock", FdStore(""), root=False) as node:
+        before = threading.stack_size(2**46)  # more than a process can have
+        try:
+            for _ in range(MAX_CALLS_PER_USER):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(ConnectionError):
+                    line.connect(str(node.path))
+                    assert line.recv(1) == b""
+        finally:
+            threading.stack_size(before)
+        assert await node.ask({"take": {"gang_id": "g"}}) == ({}, [])
+
+
 # --- systemd's store -------------------------------------------------------------------------------------------------
 
 

@@ -240,6 +240,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             self._calls[uid] += uid not in self._root
         return True
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts the call's thread, if the process may have one more."""
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._call_ended(_caller_uid(request))
+            raise
+
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Runs in the call's thread."""
         uid = _caller_uid(request)
@@ -248,8 +256,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         except OSError as error:
             _log.info("a call of uid %d failed: %s", uid, error)
         finally:
-            with self._lock:
-                self._calls[uid] -= uid not in self._root
+            self._call_ended(uid)
+
+    def _call_ended(self, uid: int) -> None:
+        with self._lock:
+            self._calls[uid] -= uid not in self._root
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """An error ends its own call only."""
