@@ -21,6 +21,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from muster.daemon.host import private_file
+from muster.daemon.host.process import log_format
 from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.local import processes
 from muster.launcher.local.faults import DueFault, Kind, kernel_line
@@ -106,8 +107,12 @@ class LocalCluster:
 
     def _start(self, name: str, module: str, words: list[str], extra: Mapping[str, str] | None = None) -> Program:
         argv = [sys.executable, "-m", module, *words, "--config", str(self.settings)]
-        # Variables that this shell sets for the site's cluster must not reach the local cluster.
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "MUSTER_"))}
+        # Variables that this shell sets for the site's cluster must not reach the local one, but for the form of logs.
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if key == log_format.VARIABLE or not key.startswith(("SLURM", "MUSTER_"))
+        }
         return processes.start(name, argv, self._folder / f"{name}.log", {**inherited, **(extra or {})})
 
     @property

@@ -114,7 +114,7 @@ ONE_NODE = ("--nodes", "1", "--spares", "0")
 class Run:
     """`muster run --local` with a shell script, started as a user starts it."""
 
-    def __init__(self, folder: Path, script: str, *options: str, umask: int = -1) -> None:
+    def __init__(self, folder: Path, script: str, *options: str, umask: int = -1, **variables: str) -> None:
         self.mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
         command = [sys.executable, "-m", "muster.launcher", "run", "--local", "--nodes", "2", "--spares", "1"]
         self.popen = subprocess.Popen(
@@ -123,7 +123,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder), self.mark: "1"},
+            env={**os.environ, "TMPDIR": str(folder), self.mark: "1", **variables},
             start_new_session=True,
             umask=umask,
         )
@@ -186,12 +186,14 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
 
 def test_another_terminal_shows_a_run_meanwhile(tmp_path: Path) -> None:
     words = 'config=$(ls "$TMPDIR"/muster-local-*/muster.toml)'
-    script = f"{words}; {sys.executable} -m muster.launcher status --config $config --json 1"
-    status, out, err = Run(tmp_path, script, *ONE_NODE).end()
+    ask = f"{sys.executable} -m muster.launcher status --config $config --json 1"
+    script = f"{words}; {ask}; head -n 1 $(dirname $config)/coordinator.log"
+    status, out, err = Run(tmp_path, script, *ONE_NODE, MUSTER_LOG_FORMAT="json").end()
     assert status == 0, err
     (config,) = re.findall(r"muster: in another terminal: muster status --config (\S+) 1\n", err)
     assert Path(config).parent.parent == tmp_path
-    assert json.loads(out)["name"] == "local"
+    shown, logged = map(json.loads, out.splitlines())
+    assert (shown["name"], logged.keys() >= {"level", "message"}) == ("local", True)
 
 
 def test_what_an_earlier_local_run_has_left_is_never_taken_or_passed_over_in_silence(tmp_path: Path) -> None:

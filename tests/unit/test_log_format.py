@@ -102,6 +102,18 @@ def test_a_journald_that_takes_nothing_holds_nobody_up(journald: socket.socket) 
     assert fields(journald.recv(1 << 20))["MESSAGE"] == "a word"
 
 
+@pytest.mark.parametrize("message", ["%d jobs", "%s and %s", "%(name)s", "100 %"])
+def test_a_line_whose_words_do_not_fit_its_values_ends_nothing(
+    journald: socket.socket, capsys: pytest.CaptureFixture[str], message: str
+) -> None:
+    sender = JournalHandler("musterd", journald.getsockname())
+    sender.emit(record(message, "x"))
+    assert "Logging error" in capsys.readouterr().err
+    sender.emit(record("%s", "a word"))
+    sender.close()
+    assert fields(journald.recv(1 << 20))["MESSAGE"] == "a word"
+
+
 def test_a_very_long_message_is_cut(journald: socket.socket) -> None:
     sender = JournalHandler("musterd", journald.getsockname())
     sender.emit(record("%s", "x" * 1_000_000))

@@ -71,8 +71,13 @@ class JournalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
+        try:
+            message = self.format(record)
+        except (TypeError, ValueError, LookupError):  # a bug of whoever logs
+            self.handleError(record)
+            return
         fields = {
-            "MESSAGE": self.format(record),
+            "MESSAGE": message,
             "PRIORITY": _PRIORITIES.get(record.levelno, 6),
             "SYSLOG_IDENTIFIER": self._identifier,
             "LOGGER": record.name,
