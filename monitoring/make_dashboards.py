@@ -53,7 +53,7 @@ FLEET = (
             "s",
             about="The phases add up to the time from the first sign of a fault to the first step after it.",
         ),
-        Panel("Steps done again", (("increase(muster_steps_repeated_total[1h])", "steps"),)),
+        Panel("Steps done again", (("sum(increase(muster_steps_repeated_total[1h]))", "steps"),)),
         Panel("Jobs that ended", (("sum by (phase) (increase(muster_jobs_ended_total[1h]))", "{{phase}}"),)),
     ),
     (
@@ -114,7 +114,13 @@ NODE = (
               (('muster_coordinator_answer_age_seconds{instance=~"$instance"}', "{{instance}}"),), "s"),
     ),
     (
+        Panel("Conditions that last", (('muster_node_conditions{instance=~"$instance"}',
+                                        "{{instance}} {{kind}} {{code}} GPU {{gpu}}"),)),
         Panel("Step of each rank", (('muster_rank_step{instance=~"$instance"}', "job {{job_id}} rank {{rank}}"),)),
+        Panel("Work of each rank in a step", (('muster_rank_compute_seconds{instance=~"$instance"}',
+                                               "job {{job_id}} rank {{rank}} GPU {{gpu}}"),), "s"),
+    ),
+    (
         Panel("Checkpoints in memory",
               (('muster_node_checkpoint_bytes{instance=~"$instance"}', "job {{job_id}} {{kind}}"),), "bytes"),
         Panel("Memory of requeued jobs", (('muster_kept_memory_bytes{instance=~"$instance"}', "{{instance}}"),),

@@ -183,6 +183,8 @@ class Agent:
 
     def _rank_report(self) -> ReportRanks:
         ranks = list(self._supervisor.statuses(self._checkpoints.progress()))
+        for rank in ranks:
+            self._checkpoints.rank_reports.add_to(rank)
         return rank_metrics.report_of(self._settings.slurm_job_id, ranks, list(self._checkpoints.shards()))
 
     async def _close(self, server: grpc.aio.Server, *, keep_memory: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from statistics import median
 from typing import NoReturn
 
 from google.protobuf import json_format
@@ -28,10 +29,19 @@ def report_of(job: int, ranks: list[RankStatus], shards: list[ShardStatus]) -> R
     own = sum(shard.bytes for shard in shards if shard.tier == Tier.TIER_OWN)
     return ReportRanks(
         slurm_job_id=job,
-        ranks=[RankReport(rank=rank.rank, step=rank.step) for rank in ranks],
+        ranks=map(_rank_report, ranks),
         own_bytes=own,
         replica_bytes=sum(shard.bytes for shard in shards) - own,
     )
+
+
+def _rank_report(rank: RankStatus) -> RankReport:
+    report = RankReport(rank=rank.rank, step=rank.step)
+    if rank.HasField("gpu"):
+        report.gpu = rank.gpu
+    if rank.block_times.compute_us:
+        report.compute_s = median(rank.block_times.compute_us) / 1e6
+    return report
 
 
 async def keep_reporting(socket: str, report: Callable[[], ReportRanks], interval_s: float = INTERVAL_S) -> NoReturn:

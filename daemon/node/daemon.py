@@ -218,8 +218,11 @@ class NodeDaemon:
         return self._metrics.ranks.take(uid, report) if shown else NO_METRICS
 
     def _report(self, observation: Observation) -> None:
-        self._metrics.note(observation)
+        self._metrics.note(observation, self._gpus())
         self._stream.report(observation)
+
+    def _gpus(self) -> dict[str, int]:
+        return {gpu.device: gpu.index for gpu in self._nvml.gpus.current()}
 
     def _values(self) -> NodeValues:
         return NodeValues(
@@ -227,6 +230,8 @@ class NodeDaemon:
             waiting=self._stream.waiting,
             kept_bytes=self._kept_memory.kept_bytes(),
             lines_not_understood=self._kernel_log.not_understood,
+            gpus=self._gpus(),
+            lasting=self._windows.lasting,
         )
 
     def _use_rules(self, messages: Iterable[node_pb2.SignalRule]) -> None:

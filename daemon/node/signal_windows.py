@@ -30,7 +30,8 @@ MAX_GAP_S = 5.0
 """Seconds between two samples, at most. After a longer pause the time between them counts as without a sample."""
 MAX_COUNT = 10_000
 """The largest count of a rule: the time of each line is kept."""
-_Key = tuple[str, int, str]
+ConditionKey = tuple[str, int, str]
+"""Kind, code and device of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +115,17 @@ class SignalWindows:
         self._report = report
         self._wall = wall
         self._rules: dict[tuple[str, int], SignalRule] = {}
-        self._histories: dict[_Key, _History] = {}
+        self._histories: dict[ConditionKey, _History] = {}
         self._repetitions = Repetitions()
         self._waiting: deque[Observation] | None = deque()
+        self.lasting: frozenset[ConditionKey] = frozenset()
+        """The conditions that were raised and are not over. Any thread may read it."""
 
     def use(self, rules: Iterable[SignalRule]) -> None:
         """Replace the rules. What was raised stays raised until its new rule says that it is over."""
         self._rules = {(rule.kind, rule.code): rule for rule in rules if rule.is_usable}
         self._histories = {key: kept for key, kept in self._histories.items() if key[:2] in self._rules}
+        self.lasting &= self._histories.keys()
         self._repetitions.forget_all_but({key for key, rule in self._rules.items() if rule.count})
         waiting, self._waiting = self._waiting, None
         for observation in waiting or ():
@@ -157,10 +161,10 @@ class SignalWindows:
         held = min(max(sample.held, 0.0), 1.0)
         history.add(held, sample.at, max(rule.window_s, rule.clear_s))
         if not history.raised and held and history.held_s(rule.window_s) >= rule.share * rule.window_s:
-            history.raised = True
+            history.raised, self.lasting = True, self.lasting | {key}
             self._report(self._observation(sample, "", _raised_words(history, rule)))
         elif history.raised and not held and history.clear_s(rule.clear_s) >= (1 - rule.clear_share) * rule.clear_s:
-            history.raised = False
+            history.raised, self.lasting = False, self.lasting - {key}
             self._report(self._observation(sample, OVER, f"over: clear for {rule.clear_s:g} s"))
 
     def _observation(self, sample: Sample, suffix: str, words: str) -> Observation:

@@ -161,8 +161,9 @@ def metrics_tell_of_a_throttle(found: Prometheus, job: int, generation: int, nod
     assert found.value('muster_recoveries_total{cause="precursor",action="planned swap"}') == 1
     assert found.ask(f'muster_node_health{{node="{node}"}}')
     assert 0 < found.value(f'muster_job_goodput_ratio{{job_id="{job}"}}') < 1
-    found.wait_for(f'muster_step{{job_id="{job}"}} > 0')
+    found.wait_for(f'muster_node_conditions{{instance="{node}",kind="gpu-throttle",code="64",gpu="2"}} == 1')
     found.wait_for(f'count(muster_rank_step{{job_id="{job}"}}) >= 3')
+    found.wait_for(f'count(muster_rank_compute_seconds{{job_id="{job}"}} > 0) >= 3')
     asked = {"query": "muster_recovery_seconds_bucket", "start": "0", "end": "9e9"}
     exemplars = [
         one["labels"] for series in found.get("/api/v1/query_exemplars", asked)[0] for one in series["exemplars"]

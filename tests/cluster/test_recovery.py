@@ -210,10 +210,10 @@ def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outag
         held = lambda: healthy.sh(CONTROLLER, f"squeue -h -j {job} -o %N | xargs -r scontrol show hostnames").split()  # noqa: E731
         wait_until(lambda: unfit not in held() and dead not in held(), 60, f"{dead} and {unfit} have left the job")
         trains_without_a_coordinator(training)
-        a_hung_node_is_a_swap(training)
-        a_node_that_is_given_back_is_a_swap(training, job, held())
         with prometheus(healthy, tmp_path) as found:
-            found.wait_for(f'muster_step{{job_id="{job}"}}')
+            a_hung_node_is_a_swap(training)
+            a_node_that_is_given_back_is_a_swap(training, job, held())
+            found.wait_for(f'muster_step{{job_id="{job}"}} > 0')
             throttled = a_gpu_that_throttles_is_a_planned_swap(training)
             metrics_tell_of_a_throttle(found, job, training.generation, throttled)
         run_to_the_end(training)

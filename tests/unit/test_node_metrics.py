@@ -20,19 +20,29 @@ from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecor
 from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.daemon.node.node_metrics import (
     MOST_JOBS_OF_USER,
+    MOST_NEW,
     MOST_RANKS,
     MOST_SIGNALS,
+    NEW_S,
     REPORTED_S,
     NodeMetrics,
     NodeValues,
     RankReports,
 )
 from muster.daemon.node.sensors.sensor import OVER, Observation
-from muster.v1.agent_pb2 import RankStatus, ShardStatus, Tier
+from muster.v1.agent_pb2 import BlockTimes, RankStatus, ShardStatus, Tier
 from muster.v1.memory_pb2 import RankReport, ReportRanks
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operations/metrics.md").read_text()
-VALUES = NodeValues(answered_at=1.0, waiting=2, kept_bytes=3, lines_not_understood=4)
+GPUS = {"0000:1b:00": 0, "0000:3b:00": 1}
+VALUES = NodeValues(
+    answered_at=1.0,
+    waiting=2,
+    kept_bytes=3,
+    lines_not_understood=4,
+    gpus=GPUS,
+    lasting={("gpu-throttle", 64, "0000:3b:00"), ("rdma-port", 1, "mlx5_0/1"), ("rdma-port", 1, "mlx5_1/1")},
+)
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -59,12 +69,39 @@ def test_signals_are_counted_and_a_storm_of_codes_has_few_series(
     registry: CollectorRegistry, metrics: NodeMetrics
 ) -> None:
     for code in (79, 79, *range(10_000, 11_000)):
-        metrics.note(Observation("xid", code, "", "words", 0.0))
-    metrics.note(Observation("xid" + OVER, 79, "", "words", 0.0))
+        metrics.note(Observation("xid", code, "", "words", 0.0), GPUS)
+    metrics.note(Observation("xid" + OVER, 79, "", "words", 0.0), GPUS)
     found = {key[1:]: value for key, value in samples(registry).items() if key[0] == "muster_node_signals_total"}
-    assert found["79", "xid"] == 2
+    assert found["79", "", "xid"] == 2
     assert sum(found.values()) == 1002
     assert len(found) == MOST_SIGNALS + 1
+
+
+def test_signals_and_conditions_of_a_gpu_name_it(registry: CollectorRegistry, metrics: NodeMetrics) -> None:
+    metrics.note(Observation("xid", 79, "0000:3b:00", "words", 0.0), GPUS)
+    metrics.note(Observation("xid", 79, "0000:ff:00", "words", 0.0), GPUS)
+    found = samples(registry)
+    assert found["muster_node_signals_total", "79", "1", "xid"] == 1
+    assert found["muster_node_signals_total", "79", "", "xid"] == 1
+    conditions = {key[1:]: value for key, value in found.items() if key[0] == "muster_node_conditions"}
+    assert conditions == {("64", "1", "gpu-throttle"): 1, ("1", "", "rdma-port"): 2}
+
+
+def test_a_user_brings_few_new_series_in_an_hour() -> None:
+    now = 0.0
+    reports = RankReports(lambda: now)
+    ranks = [RankReport(rank=rank, gpu=rank) for rank in range(8)]
+    taken = [reports.take(7, ReportRanks(slurm_job_id=1, ranks=ranks)) for _ in range(1000)]
+    assert set(taken) == {""}
+    taken = [reports.take(7, ReportRanks(slurm_job_id=1, ranks=[RankReport(rank=100 + at)])) for at in range(1000)]
+    assert taken.count("") == MOST_NEW - 1 - len(ranks)
+    assert (
+        reports.take(7, ReportRanks(slurm_job_id=2))
+        == "a user brings 256 new jobs and ranks to a node within an hour at most"
+    )
+    assert reports.take(8, ReportRanks(slurm_job_id=2)) == ""
+    now = NEW_S + 1
+    assert reports.take(7, ReportRanks(slurm_job_id=2)) == ""
 
 
 def test_reports_are_bounded_by_user_and_are_forgotten(registry: CollectorRegistry) -> None:
@@ -91,11 +128,16 @@ async def test_an_agents_ranks_are_shown_with_the_uid_that_the_kernel_proves(
     serving = asyncio.create_task(service.run())
     await exists(socket)
     shards = [ShardStatus(rank=0, bytes=10, tier=Tier.TIER_OWN), ShardStatus(rank=1, bytes=7, tier=Tier.TIER_BUDDY)]
-    report = rank_metrics.report_of(42, [RankStatus(rank=0, step=8)], shards)
+    times = BlockTimes(compute_us=[10_000, 30_000, 20_000])
+    ranks = [RankStatus(rank=0, step=8, gpu=1, block_times=times), RankStatus(rank=1, step=7, gpu=900)]
+    report = rank_metrics.report_of(42, ranks, shards)
     assert await asyncio.to_thread(rank_metrics.send, str(socket), report) == ""
     serving.cancel()
     uid, found = str(os.getuid()), samples(registry)
-    assert found["muster_rank_step", "42", "0", uid] == 8
+    assert found["muster_rank_step", "1", "42", "0", uid] == 8
+    assert found["muster_rank_step", "", "42", "1", uid] == 7  # the node has no GPU 900
+    works = {key[1:]: value for key, value in found.items() if key[0] == "muster_rank_compute_seconds"}
+    assert works == {("1", "42", "0", uid): 0.02}
     assert found["muster_node_checkpoint_bytes", "42", "own", uid] == 10
     assert found["muster_node_checkpoint_bytes", "42", "replica", uid] == 7
 
@@ -149,8 +191,8 @@ def test_messages_of_the_driver_that_cannot_be_read_are_counted() -> None:
 
 
 def test_the_page_lists_each_metric_of_a_node(registry: CollectorRegistry, metrics: NodeMetrics) -> None:
-    metrics.ranks.take(0, ReportRanks(slurm_job_id=1, ranks=[RankReport(rank=0)]))
-    metrics.note(Observation("xid", 79, "", "words", 0.0))
+    metrics.ranks.take(0, ReportRanks(slurm_job_id=1, ranks=[RankReport(rank=0, compute_s=1.0)]))
+    metrics.note(Observation("xid", 79, "", "words", 0.0), GPUS)
     _, _, section = PAGE.partition("## Of a node")
     listed = {
         name

@@ -42,6 +42,16 @@ def test_a_condition_that_holds_for_its_share_of_the_window_raises_the_signal_on
         Observation("gpu-throttle", 64, "0000:1b:00", "GPU 0: 1; for 24 s of the last 120 s", 7.0),
     ]
     assert node.sample(1, 3000) == []
+    assert node.windows.lasting == {("gpu-throttle", 64, "0000:1b:00")}
+    assert node.sample(0, 3000) == ["gpu-throttle-over"]
+    assert node.windows.lasting == frozenset()
+
+
+def test_a_condition_without_its_rule_lasts_no_more() -> None:
+    node = Node()
+    assert node.sample(1, 300) == ["gpu-throttle"]
+    node.windows.use([AT_ONCE])
+    assert node.windows.lasting == frozenset()
 
 
 def test_a_condition_that_holds_for_less_raises_nothing() -> None:

@@ -24,7 +24,7 @@ from muster.daemon.coordinator.metrics.families import DURABLE, MEMORY, REPORTED
 from muster.daemon.coordinator.metrics.fleet_goodput import FleetGoodput
 from muster.daemon.coordinator.services.login_names import LoginNames
 from muster.daemon.coordinator.services.roll_call import UNHEARD, known_nodes, shown_health
-from muster.daemon.coordinator.services.views import GoodputOf, gang_view
+from muster.daemon.coordinator.services.views import GoodputOf, add_account, gang_view
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.view_parts.training import add_training
@@ -86,8 +86,9 @@ class StateCollector:
                 if (uid := gang.account.owner_uid) not in users:
                     users[uid] = await self._login_names(uid)
                 now = self._engine.clock.now()
-                view = gang_view(state, observed, gang, now, brief=True, goodput=self._goodput)
+                view = gang_view(state, observed, gang, now, brief=True, for_people=False)
                 add_training(view, gang, observed.gangs.get(gang.id) or ObservedGang(), brief=False)
+                add_account(view, gang, now, self._goodput)
                 add_gang(families, view, state, observed, gang, users[uid])
                 await slices.next()
         await self._add_nodes(families, slices)

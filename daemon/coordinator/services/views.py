@@ -106,10 +106,15 @@ def gang_view(
         add_training(view, gang, seen, brief=brief)
         if not brief:
             add_use(view, gang, seen)
-        if (account := goodput(gang, now)) is not None:
-            view.goodput.CopyFrom(account)
-            view.step = view.step or account.logged_step  # while no rank runs, and after the end
+        add_account(view, gang, now, goodput)
     return view
+
+
+def add_account(view: api_pb2.GangView, gang: Gang, now: float, goodput: GoodputOf) -> None:
+    """What the gang has used, and while no rank runs, and after the end, the step that its script's numbers name."""
+    if (account := goodput(gang, now)) is not None:
+        view.goodput.CopyFrom(account)
+        view.step = view.step or account.logged_step
 
 
 def _progress(gang: Gang, seen: ObservedGang) -> facts.Progress:

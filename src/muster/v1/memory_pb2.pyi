@@ -358,20 +358,32 @@ class RankReport(_message.Message):
 
     RANK_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     """The newest finished step."""
+    gpu: _builtins.int
+    """As in RankStatus."""
+    compute_s: _builtins.float
+    """Seconds in which the rank works in a step, without the wait for other ranks: the median of its newest steps. 0: not
+    measured.
+    """
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         step: _builtins.int = ...,
+        gpu: _builtins.int | None = ...,
+        compute_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "compute_s", b"compute_s", "gpu", b"gpu", "rank", b"rank", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
 
 Global___RankReport: _TypeAlias = RankReport  # noqa: Y015
 
