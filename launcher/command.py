@@ -12,6 +12,7 @@ from muster.daemon.host.plain_text import plain
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import CONFIG, Site, SiteError
 from muster.daemon.transport.tls import PLAIN_TEXT, TLS
+from muster.launcher.command_line import Split
 from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
 from muster.launcher.output.screen import Screen, open_screen
@@ -28,6 +29,8 @@ class Command:
     """Runs the command and returns the exit status. Raises LauncherError."""
     remote: bool = True
     """Whether the command calls the coordinator. If so, it takes the options for the address and the authentication."""
+    split: Split | None = None
+    """Takes words out of the command line that another program understands."""
     guarded: bool = False
     """Whether the command starts processes. If so, it runs as a child of a guard process, which ends all processes that
     the command leaves.

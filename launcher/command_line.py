@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from muster.launcher.errors import WrongInput
@@ -28,6 +29,11 @@ def span(text: str) -> float:
     return float(number) * _SPANS[unit]
 
 
+Split = Callable[[Sequence[str], Mapping[str, argparse.Action]], tuple[list[str], dict[str, Any]]]
+"""Takes the words that are not for the parser out of a command line: gives those that are, and what it has made of the
+others, by the name that the options shall have. Raises ValueError: a word is wrong."""
+
+
 class _Help(argparse.HelpFormatter):
     """The help. No word is broken at its hyphens, so that a value can be copied."""
 
@@ -47,12 +53,21 @@ class CommandLine(argparse.ArgumentParser):
     def __init__(self, *, advice: str = "", **more: Any) -> None:
         """`advice`: what to do with an option that does not exist."""
         self._advice = advice
+        self.split: Split | None = None
         # Cut off names would make --node another word for --nodes or --node-mtbf, whichever there is.
         super().__init__(formatter_class=_Help, allow_abbrev=False, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuses what the command does not know. The whole parser would show its own usage."""
+        own: dict[str, Any] = {}
+        if self.split is not None:
+            try:
+                args, own = self.split(args, self._option_string_actions)
+            except ValueError as error:
+                self.error(str(error))
         found, unknown = super().parse_known_args(args, namespace)
+        for name, value in own.items():
+            setattr(found, name, value)
         if unknown:
             from muster.launcher.unknown_options import explain
 

@@ -51,12 +51,13 @@ def parser(called: Collection[str] | None = None) -> argparse.ArgumentParser:
     return whole
 
 
-def _add_arguments(row: argparse.ArgumentParser, command: Command) -> None:
+def _add_arguments(row: CommandLine, command: Command) -> None:
     if command.remote:
         from muster.launcher.command import site_arguments
 
         site_arguments(row)
     command.arguments(row)
+    row.split = command.split
     row.set_defaults(row=command)
 
 

@@ -1,5 +1,7 @@
 """`muster submit job.toml [-- sbatch options]`: renders one script, calls sbatch once, registers the gang.
 
+A batch script of the user's own is passed to launcher/scripts.
+
 The order ensures that Slurm queues no job without a coordinator: ask the coordinator and check the spec at the same
 time, write the script into the run folder, call sbatch as the user, register the gang with the coordinator. If the
 registration fails, the job registers itself when its agents start.
@@ -17,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muster.checkpoint.durable import trusted_folder
 from muster.daemon.host import private_file
@@ -56,17 +58,38 @@ _AGENT = "muster-agent"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, metavar="job.toml", help="the job; docs/JOBTOML.md describes it")
-    parser.add_argument("options", nargs="*", default=[], metavar="sbatch option", help="options for sbatch; after --")
+    parser.add_argument(
+        "job",
+        type=Path,
+        metavar="job.toml | SCRIPT",
+        help="the job; docs/JOBTOML.md describes it. Or a script for sbatch, with its options before it and its "
+        "arguments behind it; docs/SCRIPTS.md",
+    )
+    parser.add_argument(
+        "options", nargs="*", default=[], metavar="sbatch option", help="options for sbatch; after job.toml --"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
     parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
     add_origin_options(parser)
     parser.add_argument("--json", action="store_true", help="print job id, gang id and script path as one JSON object")
+    parser.add_argument("--launch-line", type=int, metavar="N", help="the line of a script that becomes the gang")
     add_options(parser)
-    parser.usage = "%(prog)s [options] job.toml [-- sbatch options]"
+    parser.usage = "%(prog)s [options] job.toml [-- sbatch options] | SCRIPT [arguments]"
+    parser.set_defaults(call=None)
+
+
+def _split(words: Sequence[str], own: Mapping[str, argparse.Action]) -> tuple[list[str], dict[str, Any]]:
+    """Takes the words for sbatch out of the command line, if it names a script."""
+    from muster.launcher.scripts.command_words import split_words  # a job.toml does not need it
+
+    return split_words(words, own)
 
 
 async def _run(options: argparse.Namespace) -> int:
+    if options.call is not None:
+        from muster.launcher.scripts.queueing import submit_script
+
+        return await submit_script(options, options.call)
     try:
         site = load_site(options)
     except SiteFault:
@@ -93,7 +116,7 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(_arguments, _run)
+COMMAND = Command(_arguments, _run, split=_split)
 
 
 async def prepared(options: argparse.Namespace, site: Site, deadline_s: float = LOOK_S) -> Submission:

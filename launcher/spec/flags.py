@@ -82,10 +82,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def with_options(given: Tables, options: argparse.Namespace) -> Tables:
     """The tables of job.toml, with the values of the command line's options."""
-    merged = dict(given)
     chosen = vars(options)
+    return with_texts(
+        given, {name.removeprefix(_PREFIX): text for name, text in chosen.items() if name.startswith(_PREFIX)}
+    )
+
+
+def with_texts(given: Tables, texts: Mapping[str, str]) -> Tables:
+    """The tables of job.toml, with the texts of options such as "--parallelism.tensor"."""
+    merged = dict(given)
     for flag in flags():
-        if (text := chosen.get(_PREFIX + flag.option)) is not None:
+        if (text := texts.get(flag.option)) is not None:
             _put(merged, flag.path, text if flag.is_text else _value(text))
     return merged
 

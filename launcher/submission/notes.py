@@ -29,12 +29,13 @@ def notes(spec: JobSpec, limit_s: int | None) -> Iterator[str]:
             'a shell is called as in ["bash", "-c", "..."]'
         )
     if spec.spares:
-        yield _cost_of_spares(spec, limit_s)
+        yield cost_of_spares(spec, limit_s)
     if spec.memory_checkpoint and not spec.durable_dir:
         yield "without durable_dir the state is kept in memory only: all steps are lost when the job ends"
 
 
-def _cost_of_spares(spec: JobSpec, limit_s: int | None) -> str:
+def cost_of_spares(spec: JobSpec, limit_s: int | None) -> str:
+    """The line that says what spares cost. `limit_s`: as for `notes`."""
     nodes = spec.nodes + spec.spares
     words = f"spares hold {spec.spares} of {nodes} nodes for the whole run"
     if limit_s is None:

@@ -52,7 +52,9 @@ def check_paths(spec: JobSpec, mounts: str, search_path: str, beside: Path) -> l
     problem, everywhere = _problem_of_durable_dir(spec, mounts)
     if problem:
         (wrong if everywhere else doubtful).append(problem)
-    for missing in find_missing(spec.work_dir, spec.command, spec.env.get("PATH", search_path)):
+    search_path = spec.env.get("PATH", search_path)
+    # The command of a user's own batch script is known when it runs.
+    for missing in find_missing(spec.work_dir, spec.command, search_path) if spec.command else ():
         missing = _with_place_beside(missing, spec, beside)
         mount = _mount_of(missing.path, mounts)
         if missing.path.is_absolute() and (mount.kind in _NETWORK or (mount == shared and mount.folder != "/")):

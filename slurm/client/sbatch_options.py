@@ -9,11 +9,11 @@ its long name, so `--partition=big` has one form everywhere.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.slurm.client import names
+from muster.slurm.client.script_lines import WrongLine, words_of_lines
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SHORT = {
@@ -46,6 +46,8 @@ _WITH_VALUE = _names(
     "profile qos reservation segment signal sockets-per-node switches thread-spec threads-per-core time time-min tmp "
     "tres-bind tres-per-task uid umask wait-all-nodes wckey wrap"
 )
+_OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
+"""Names that sbatch takes and does not show."""
 _KNOWN = _FLAGS | _MAY_HAVE_VALUE | _WITH_VALUE
 
 
@@ -75,19 +77,41 @@ def read_words(words: Sequence[str]) -> list[SbatchOption]:
     Raises:
         WrongOption: a word is neither an option nor the value of one, or is not one line.
     """
-    rest, found = list(words), []
     for word in words:
         if not names.is_one_line(word):
             raise WrongOption(f"the sbatch option {word!r} must be one line without control characters")
+    return [option for _, option in read_numbered(words)]
+
+
+def read_numbered(words: Sequence[str]) -> list[tuple[int, SbatchOption]]:
+    """Reads words, each option with the index of its first word.
+
+    Raises:
+        WrongOption: a word is neither an option nor the value of one.
+    """
+    rest, found = list(words), []
     while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            found.append(_long(word, rest))
-        elif word.startswith("-") and len(word) > 1:
-            found.extend(_short(word, rest))
-        else:
-            raise WrongOption(f"{word!r} is no option of sbatch")
+        index, word = len(words) - len(rest), rest.pop(0)
+        found += [(index, option) for option in read_option(word, rest)]
     return found
+
+
+def read_option(word: str, rest: list[str]) -> list[SbatchOption]:
+    """The options that the word holds. Takes the value of the last one out of `rest`, if it stands there.
+
+    Raises:
+        WrongOption: the word is no option.
+    """
+    if word.startswith("--") and len(word) > 2:
+        return [_long(word, rest)]
+    if word.startswith("-") and len(word) > 1:
+        return [*_short(word, rest)]
+    raise WrongOption(f"{word!r} is no option of sbatch")
+
+
+def is_known(word: str) -> bool:
+    """Whether sbatch itself has the option, and not only a plug-in of the site."""
+    return not word.startswith("--") or _whole_name(word[2:].partition("=")[0]) in _KNOWN
 
 
 def read_texts(texts: Iterable[str]) -> list[SbatchOption]:
@@ -105,13 +129,21 @@ def read_script(script: str) -> list[SbatchOption]:
     Raises:
         ValueError: a quote is not closed, or a line is no option.
     """
-    found = []
-    for line in script.splitlines():
-        if line.strip() and not line.startswith("#"):
-            break
-        if line.startswith("#SBATCH"):
-            found += read_words(shlex.split(line.removeprefix("#SBATCH"), comments=True))
-    return found
+    return [option for _, option in read_lines(script)]
+
+
+def read_lines(script: str) -> list[tuple[int, SbatchOption]]:
+    """The same, each option with the number of its line.
+
+    Raises:
+        WrongLine: a quote is not closed, or a line is no option.
+    """
+    words = words_of_lines(script)
+    try:
+        return [(words[index].line, option) for index, option in read_numbered([word.text for word in words])]
+    except WrongOption as error:
+        first = next((word.line for word in words if repr(word.text) in str(error)), 0)
+        raise WrongLine(first, str(error)) from None
 
 
 def value_of(options: Sequence[SbatchOption], name: str) -> str | None:
@@ -185,6 +217,7 @@ def _next_value(name: str, rest: list[str]) -> str | None:
 
 def _whole_name(given: str) -> str:
     """The name that `given` is the beginning of, if there is one such name."""
+    given = _OTHER_NAMES.get(given, given)
     if given in _KNOWN:
         return given
     found = [name for name in _KNOWN if name.startswith(given)]

@@ -73,6 +73,7 @@ BOUNDARIES = {
             "checkpoint/testing/worker.py": "how such a process is called",
             "daemon/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/runs/origins.py": "git, and the job's Python, each with a deadline",
+            "launcher/scripts/command_words.py": "sbatch --help: which options the site has, before the loop begins",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/batch/run_hooks.py": "the user's hooks, beside the batch script",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",

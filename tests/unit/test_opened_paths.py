@@ -49,6 +49,9 @@ ALLOWED = {
     "launcher/local/run.py": "makes the folder that the user names",
     "launcher/plan/hardware.py": NAMED,
     "launcher/policy/actions.py": NAMED,
+    "launcher/scripts/job_files.py": "makes run_dir, which the user names, and removes its own files",
+    "launcher/scripts/queueing.py": "what the kernel says of mounts",
+    "launcher/scripts/user_script.py": NAMED,
     "launcher/spec/flags.py": "a file of the package",
     "launcher/spec/spec.py": NAMED,
 }

@@ -15,7 +15,8 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +117,43 @@ async def run(
     if process.returncode in _KILLED:
         raise SlurmTimeout(f"{argv[0]}: killed before it answered")
     return CompletedCommand(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+async def run_for_caller(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    given: bytes | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> int:
+    """Runs a program in the place of whoever called this one: its errors go where ours go, it may take as long as it
+    wants, and a Ctrl-C reaches it too. Returns its exit status.
+
+    Args:
+        env: its whole environment.
+        given: its standard input. None: ours.
+        on_line: takes each line of its output. None: the output goes where ours goes.
+
+    Raises:
+        SlurmUnavailable: the program can't be started.
+    """
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=None if given is None else pipe, stdout=pipe if on_line else None, env=dict(env)
+        )
+    except OSError as error:
+        raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror or error}") from error
+    if process.stdin and given is not None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has seen enough
+            process.stdin.write(given)
+            await process.stdin.drain()
+        process.stdin.close()
+    if process.stdout and on_line:
+        async for line in process.stdout:
+            on_line(line.decode(errors="replace"))
+    status = await process.wait()
+    return 128 - status if status < 0 else status
 
 
 async def start(

@@ -1,0 +1,91 @@
+"""Keys of job.toml beside a user's own script: `#MUSTER --spares=1` lines, and options of the command line. Pure.
+
+A key of a table may be named without its table: --tensor is --parallelism.tensor. What the script and sbatch say
+already is no key here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.scripts.call import Kind
+from muster.launcher.spec.flags import Flag, flags
+from muster.slurm.client.script_lines import LineWord
+
+MARK = "#MUSTER"
+LAUNCH_LINE = "--launch-line"
+_TABLES = ("parallelism", "checkpoint", "placement", "record", "model")
+"""Whose keys may stand without the table, the first table first."""
+_INSTEAD = {
+    "--name": "--job-name",
+    "--nodes": "--nodes on an #SBATCH line",
+    "--gpus": "--gpus on an #SBATCH line",
+    "--gpus-per-node": "--gpus-per-node on an #SBATCH line",
+    "--command": "the line of the script that launches",
+    "--work-dir": "--chdir",
+}
+_NOTHING = "Nothing was queued"
+
+
+@cache
+def kinds() -> dict[str, Kind]:
+    """Every key by the options that name it."""
+    return {name: Kind(True, flag.metavar == "true|false") for name, flag in _by_name().items()}
+
+
+@cache
+def _by_name() -> dict[str, Flag]:
+    named = {flag.option: flag for flag in flags()}
+    for table in reversed(_TABLES):
+        named |= {
+            f"--{option.split('.')[1]}": flag for option, flag in named.items() if option.startswith(f"--{table}.")
+        }
+    return named | {flag.option: flag for flag in flags()}
+
+
+def full_name(option: str) -> str:
+    """The name with its table."""
+    return _by_name()[option].option
+
+
+def read_lines(words: Iterable[LineWord]) -> dict[str, str]:
+    """The keys of `#MUSTER` lines, each with its text.
+
+    Raises:
+        WrongInput: a line names no key, or one that a script has in another way.
+    """
+    rest, found = [*words], dict[str, str]()
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.text.partition("=")
+        kind = Kind(True) if name == LAUNCH_LINE else kinds().get(name)
+        if kind is None:
+            raise WrongInput(
+                f"line {word.line}: there is no key {word.text!r} of Muster",
+                f"docs/SCRIPTS.md lists what an {MARK} line may hold. {_NOTHING}",
+            )
+        if not equals:
+            value = _next_value(rest, kind, word)
+        found[name if name == LAUNCH_LINE else full_name(name)] = value
+        if why := why_not(name):
+            raise WrongInput(f"line {word.line}: {why}", _NOTHING)
+    return found
+
+
+def _next_value(rest: list[LineWord], kind: Kind, word: LineWord) -> str:
+    if kind.is_truth and not (rest and rest[0].text in ("true", "false")):
+        return "true"
+    if not rest:
+        raise WrongInput(f"line {word.line}: {word.text} needs a value, as in {word.text}=1", _NOTHING)
+    return rest.pop(0).text
+
+
+def why_not(option: str) -> str:
+    """Why a key can't be given for a script; empty: it can."""
+    if option == LAUNCH_LINE:
+        return ""
+    name = full_name(option)
+    instead = "the option of sbatch" if name.startswith("--slurm.") else _INSTEAD.get(name)
+    return f"{option} is for job.toml: with a script, write {instead}" if instead else ""

@@ -1,0 +1,196 @@
+"""Which line of a script launches the training, and whether Muster can supervise it: found before the queue. Pure.
+
+The rule, in this order:
+
+1. `#MUSTER --launch-line=N` names the line.
+2. The first srun that names a launcher in its words, in the texts of its variables, in its `bash -c` or in its wrapper
+   script: torchrun, torch.distributed.run or .launch, accelerate launch.
+3. The last srun that starts Python, itself or through a shell: each task is a rank.
+4. The last srun that starts a shell or a script of which no more is known.
+
+An srun that asks for one node or one task of several is a helper. Where the script runs, `muster-agent srun` decides
+again, with the words as they are then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from muster.launcher.scripts.shell_commands import Script, ShellCommand, scan
+from muster.slurm.client.launch_settings import LaunchLine
+
+_BEGIN, _END = r"(?:^|[\s/\"'=;&|({])", r"(?=[\s\"';&|)}]|$)"
+_LAUNCHER = re.compile(
+    rf"{_BEGIN}(torchrun|accelerate-launch){_END}|torch\.distributed\.(run|launch)\b|accelerate\.commands\.launch\b"
+    rf"|{_BEGIN}accelerate\s+launch{_END}"
+)
+_PYTHON = re.compile(rf"{_BEGIN}python[\d.]*{_END}")
+_SHELL = re.compile(rf"{_BEGIN}((ba|z|k|da)?sh|eval){_END}|\S+\.sh{_END}")
+_CONTAINER = re.compile(
+    rf"--container(-image|-name)?{_END}|--container(-image|-name)?=|"
+    rf"{_BEGIN}(apptainer|singularity|enroot|podman|podman-hpc|docker|shifter|ch-run)\s+\S"
+)
+_OTHER_LAUNCHERS = re.compile(rf"{_BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){_END}")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)[^}]*\})")
+_PREFIXES = frozenset({"exec", "nohup", "time", "command", "builtin", "env", "eval", "numactl", "stdbuf", "timeout"})
+_ONE = re.compile(r"(?:^|\s)(?:-[Nn]\s*|--n(?:odes|tasks)[=\s])[\"']?1[\"']?(?=\s|$)")
+_MOST_DEPTH = 4
+"""Of variables that name variables."""
+_MOST_CHARS = 1 << 16
+
+
+class Form(IntEnum):
+    """What an srun starts, the best first."""
+
+    NAMED = 0
+    LAUNCHER = 1
+    RANKS = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Either `launch`, or why there is none: `problem` is about `line` (0: about none), `instead` is what to write."""
+
+    launch: LaunchLine | None = None
+    form: Form | None = None
+    line: int = 0
+    problem: str = ""
+    instead: str = ""
+
+
+NO_WRAPPER: Callable[[str], str] = lambda _: ""  # noqa: E731
+
+
+def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str], str] = NO_WRAPPER) -> Choice:
+    """Chooses the line of a bash script.
+
+    Args:
+        text: the script.
+        nodes: of the job; None: not known before it starts.
+        named: the line that #MUSTER --launch-line names; 0: it names none.
+        wrapper: the text of a file that a command names; empty: there is none.
+    """
+    script = scan(text)
+    if named:
+        return _named(script, named)
+    found = [
+        (form, command) for command in script.commands if (form := _form(command, script, nodes, wrapper)) is not None
+    ]
+    for form in (Form.LAUNCHER, Form.RANKS, Form.UNKNOWN):
+        if of_form := [command for given, command in found if given is form]:
+            return _of_command(of_form[0] if form is Form.LAUNCHER else of_form[-1], form, script)
+    return next(_without(script), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
+
+
+_WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
+_WHY = {
+    Form.LAUNCHER: "srun starts a launcher of ranks",
+    Form.RANKS: "srun starts the ranks",
+    Form.UNKNOWN: "srun starts a shell, of which more is known when it runs",
+    Form.NAMED: "#MUSTER --launch-line names it",
+}
+
+
+def _named(script: Script, line: int) -> Choice:
+    for command in script.commands:
+        if command.line <= line <= command.last_line and (_is_srun(command, script) or command.line == line):
+            return Choice(LaunchLine(command.line, tuple(command.words), _WHY[Form.NAMED]), Form.NAMED)
+    return Choice(
+        line=line, problem=f"--launch-line={line}: no command begins there", instead="name the line of an srun"
+    )
+
+
+def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
+    """The choice, unless what would become of it is no gang."""
+    whole = _resolved(command.text, script)
+    if found := _CONTAINER.search(command.text):
+        return _refuse(command, f"{found[0].strip()} starts a container, which is not supervised yet", "")
+    if command.in_loop and command.in_background:
+        return _refuse(
+            command,
+            "several sruns in the background of a loop are no gang",
+            "write one srun for all nodes: `srun torchrun --node_rank=$SLURM_PROCID ...` within `bash -c`",
+        )
+    if "/" in command.words[0]:
+        return _refuse(
+            command, f"{command.words[0]} is called by its path, where Muster does not see it", "write `srun`"
+        )
+    if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(whole)):
+        return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
+    return Choice(LaunchLine(command.line, tuple(command.words), _WHY[form]), form)
+
+
+def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
+    return Choice(line=command.line, problem=problem, instead=instead)
+
+
+def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Callable[[str], str]) -> Form | None:
+    """What the command starts; None: it is no srun, or a helper."""
+    if not _is_srun(command, script):
+        return None
+    whole = _resolved(command.text, script)
+    if nodes != 1 and _ONE.search(_options_of(whole)):
+        return None
+    beyond = "\n".join(filter(None, map(wrapper, whole.replace('"', " ").replace("'", " ").split()[1:])))
+    for form, pattern in ((Form.LAUNCHER, _LAUNCHER), (Form.RANKS, _PYTHON)):
+        if pattern.search(whole) or pattern.search(beyond):
+            return form
+    return Form.UNKNOWN if _SHELL.search(whole) or "$" in _program_of(whole) else None
+
+
+def _is_srun(command: ShellCommand, script: Script) -> bool:
+    return _first_program(command.words, script).rpartition("/")[2] == "srun"
+
+
+def _first_program(words: list[str], script: Script) -> str:
+    """The program that a command starts, behind `exec`, `time` and their kin, and in a variable's text."""
+    rest = [*words]
+    while rest:
+        word = rest.pop(0)
+        if word.startswith(("$", '"$')):
+            resolved = _resolved(word, script).strip("\"'").split()
+            return resolved[0] if resolved else ""
+        if word.rpartition("/")[2] not in _PREFIXES and not word.startswith("-") and "=" not in word:
+            return word
+    return ""
+
+
+def _options_of(whole: str) -> str:
+    """The options of srun, as far as they stand before the first word that is none."""
+    words, taken = whole.split()[1:], []
+    for index, word in enumerate(words):
+        if not word.startswith("-") and not (index and words[index - 1] in ("-N", "-n", "--nodes", "--ntasks")):
+            break
+        taken.append(word)
+    return " ".join(taken)
+
+
+def _program_of(whole: str) -> str:
+    """What follows srun's options, roughly: the first word that is no option."""
+    return next((word for word in whole.split()[1:] if not word.startswith("-")), "")
+
+
+def _resolved(text: str, script: Script) -> str:
+    """The text with the texts that variables were given last."""
+    for _ in range(_MOST_DEPTH):
+        with_values = _VARIABLE.sub(lambda found: script.values.get(found[1] or found[2], found[0]), text)
+        if with_values == text or len(with_values) > _MOST_CHARS:
+            break
+        text = with_values
+    return text
+
+
+def _without(script: Script) -> Iterator[Choice]:
+    """Why no srun of the script launches: the first command that starts ranks in another way."""
+    for command in script.commands:
+        whole = _resolved(command.text, script)
+        if found := _OTHER_LAUNCHERS.search(whole):
+            yield _refuse(command, f"{found[1]} starts ranks on other nodes by itself", _WRITE_SRUN)
+        elif found := _CONTAINER.search(command.text):
+            yield _refuse(command, f"{found[0].strip()} starts a container, which is not supervised yet", "")
+        elif _LAUNCHER.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):
+            yield _refuse(command, "a launcher without srun is not supervised", "write `srun` before it")

@@ -1,0 +1,200 @@
+"""`muster submit [options of sbatch] SCRIPT [arguments]`: the user's own script is queued, supervised if that can be.
+
+Standard output is sbatch's, and so are its words and its exit status if it refuses. Muster's notes go to standard
+error. sbatch gets the user's file and the user's words, and behind them what is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from muster.launcher.command import load_site, print_note
+from muster.launcher.errors import SiteFault, WrongInput
+from muster.launcher.scripts import bash_env, user_script
+from muster.launcher.scripts.call import ScriptCall
+from muster.launcher.scripts.plan import Looked, Supervised, Unsupervised, look_over, settle
+from muster.launcher.submission.storage_look import look
+from muster.slurm.client.backends import run_command
+from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.sbatch_options import SbatchOption, value_of
+from muster.wording import counted
+
+if TYPE_CHECKING:
+    from muster.launcher.scripts.job_files import JobFiles
+    from muster.launcher.scripts.user_script import UserScript
+
+_MOST_SHOWN = 100
+"""Characters of the launch line in a note."""
+
+
+async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
+    """Queues the script. Returns the exit status of sbatch.
+
+    Raises:
+        LauncherError: nothing was queued.
+    """
+    if call.script == ":":
+        raise WrongInput("the command line: a heterogeneous job is not supervised", "write one job of equal nodes")
+    script = await look(call.script or "the script", partial(user_script.read, call))
+    if script is None:
+        return await _run(_argv(call), None)  # sbatch says what is wrong with it
+    looked = await look(call.script or "the script", partial(_look_over, script, call, options))
+    if isinstance(looked, Unsupervised):
+        return await _queue_as_it_is(looked, script, call, options)
+    if options.dry_run or _has(call, "test-only"):
+        return await _try(_settled(looked, options), call, options)
+    return await _queue(looked, call, options)
+
+
+def _look_over(script: UserScript, call: ScriptCall, options: argparse.Namespace) -> Looked | Unsupervised:
+    wrapper = partial(user_script.wrapper_text, folder=value_of(call.options, "chdir") or os.getcwd())
+    return look_over(script, call, options.launch_line, os.environ, wrapper)
+
+
+async def _queue_as_it_is(
+    found: Unsupervised, script: UserScript, call: ScriptCall, options: argparse.Namespace
+) -> int:
+    instead = f". To have it supervised, {found.instead}" if found.instead else ""
+    print_note(f"muster: this job is not supervised: {found.reason}{instead}")
+    if options.dry_run:
+        print(shlex.join(_argv(call)))
+        return 0
+    return await _run(_argv(call), None if script.is_wrapped else script.given)
+
+
+def _settled(looked: Looked, options: argparse.Namespace) -> Supervised:
+    found = settle(looked, options, os.environ, os.getcwd())
+    words = " ".join(looked.launch.words)
+    shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}..."
+    print_note(f"muster: line {looked.launch.line} becomes the gang: {shown}")
+    for note in found.notes:
+        print_note(f"muster: {note}")
+    return found
+
+
+async def _try(found: Supervised, call: ScriptCall, options: argparse.Namespace) -> int:
+    """Queues nothing: shows what would be added, or lets sbatch say when it could start."""
+    if not options.dry_run:
+        return await _run(_argv(call, found), found.looked.script.given)
+    for option in found.added:
+        before = found.looked.asked.last(option.name)
+        print(f"+ {option}" + (f"  (in place of {before})" if before else ""))
+    print("+ BASH_ENV in the environment: it names what bash reads before the script")
+    print(shlex.join(_argv(call, found)))
+    return 0
+
+
+async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) -> int:
+    from muster.launcher.runs.kept import RunRecord
+    from muster.launcher.scripts.job_files import JobFiles, known_run
+    from muster.launcher.submission.origin import Asked, choose_origin
+    from muster.launcher.submission.registration import Registration
+
+    site = load_site(options)
+    async with Registration(site) as registration:
+        found = await look("the job's folder", partial(_settled, looked, options))
+        await _check_paths(found)
+        coordinator = await registration.wait_for_answer(force=options.force)
+        if options.resume:  # else a script that is queued anew starts at step 0
+            found.spec.resume_from = await choose_origin(found.spec, Asked(options.resume), coordinator)
+    files = await look("run_dir", partial(JobFiles.write, found, site))
+    environ = {**os.environ, "BASH_ENV": files.bash_env}
+    async with RunRecord(known_run(found, files.gang, call), os.environ) as record:
+        answer = _Answer(found, files, call, options, record.keep)
+        status = await _run(_argv(call, found), looked.script.given, environ, answer.take)
+    if not answer.job and status:
+        files.remove()
+    return status
+
+
+async def _check_paths(found: Supervised) -> None:
+    from muster.launcher.submission import path_checks
+
+    spec, folder = found.spec, Path(found.spec.work_dir)
+    mounts, path = path_checks.MOUNTS.read_text(), os.environ.get("PATH", os.defpath)
+    for doubt in await look("the job's folders", partial(path_checks.check_paths, spec, mounts, path, folder)):
+        print_note(f"muster: {doubt}")
+    missing = dict[str, str]()
+    for one in filter(None, map(found.looked.asked.last, ("output", "error"))):
+        place = await look(str(one), partial(user_script.missing_folder, one.option.value or "", folder))
+        missing |= {place: str(one)} if place and place not in missing else {}
+    for place, option in missing.items():
+        print_note(f"muster: {option}: the folder {place} does not exist, and Slurm makes none: the job would fail")
+
+
+class _Answer:
+    """What sbatch prints, taken line by line: with --wait it goes on running."""
+
+    def __init__(
+        self,
+        found: Supervised,
+        files: JobFiles,
+        call: ScriptCall,
+        options: argparse.Namespace,
+        keep: Callable[[int], None],
+    ) -> None:
+        self._found, self._files, self._call, self._options, self._keep = found, files, call, options, keep
+        self.job = 0
+        """The job's id; 0: sbatch has not said it."""
+
+    def take(self, line: str) -> None:
+        """Takes one line of `sbatch --parsable`, and prints what the user has asked for."""
+        number, _, cluster = line.strip().partition(";")
+        if self.job or not number.isdecimal():
+            print(line, end="", flush=True)
+            return
+        self.job = int(number)
+        self._keep(self.job)
+        if self._options.json:
+            print(self._as_json(), flush=True)
+        elif _has(self._call, "parsable"):
+            print(line, end="", flush=True)
+        elif not _has(self._call, "quiet"):
+            print(f"Submitted batch job {number}" + (f" on cluster {cluster}" if cluster else ""), flush=True)
+        self._say()
+
+    def _as_json(self) -> str:
+        import json
+
+        return json.dumps({"slurm_job_id": self.job, "gang_id": self._files.gang, "script": self._call.script})
+
+    def _say(self) -> None:
+        nodes, spares = self._found.nodes.nodes, self._found.job.spares
+        words = [counted(nodes, "node")] if nodes else []
+        words += [counted(spares, "spare")] if spares else []
+        size = f" ({' and '.join(words)})" if words else ""
+        print_note(f"muster: job {self.job}{size}. Watch it, once it runs: muster status -f {self.job}")
+
+
+def _argv(call: ScriptCall, found: Supervised | None = None) -> list[str]:
+    """The call of sbatch: the user's words, and what is added. Whoever reads the answer wants the number alone."""
+    words = list(call.words)
+    if found is not None:
+        if found.looked.script.is_wrapped:  # bash gets the same text on standard input
+            words = [str(option) for option in call.options if option.name != "wrap"]
+        words += map(str, found.added)
+        words += [] if _has(call, "test-only") else [str(SbatchOption("parsable"))]
+    return ["sbatch", *words, *filter(None, [call.script]), *call.arguments]
+
+
+def _has(call: ScriptCall, name: str) -> bool:
+    return any(option.name == name for option in call.options)
+
+
+async def _run(
+    argv: list[str],
+    given: bytes | None,
+    environ: Mapping[str, str] = os.environ,
+    on_line: Callable[[str], None] | None = None,
+) -> int:
+    try:
+        own = bash_env.environment(environ)
+        return await run_command.run_for_caller(argv, env=own, given=given, on_line=on_line)
+    except SlurmUnavailable as error:
+        raise SiteFault(str(error), "submit on a login node of the cluster. Nothing was queued") from None

@@ -1,0 +1,95 @@
+"""The job spec of a script: the keys that were given, and what the script says. The launch says the rest."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.scripts.asked import NOTHING, Asked
+from muster.launcher.scripts.size import size_of
+from muster.launcher.spec.explain import explain_errors
+from muster.launcher.spec.flags import with_options, with_texts
+from muster.launcher.spec.spec import Job, signal_number
+from muster.launcher.submission.job_message import job_message
+from muster.slurm.client import names
+
+if TYPE_CHECKING:
+    from muster.v1.common_pb2 import JobSpec
+
+RUN_FOLDER = "muster-runs"
+"""Of the job's folder, if no run_dir is named."""
+_NO_COMMAND = "-"
+_LETTERS = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, str], options: argparse.Namespace) -> Job:
+    """The job, as job.toml would describe it.
+
+    Args:
+        name: of the script; the job's, if no option names it.
+        folder: the job's working folder.
+        lines: the keys of `#MUSTER` lines.
+        options: of the command line. They override lines.
+
+    Raises:
+        WrongInput: a key is wrong.
+    """
+    size = size_of(asked, elastic=True)  # a range is refused once it is known whether the job is elastic
+    tables: dict[str, Any] = {
+        "name": job_name(asked.value("job-name") or name),
+        "nodes": size.most or 1,
+        "command": [_NO_COMMAND],
+        "run_dir": f"{folder}/{RUN_FOLDER}",
+        "work_dir": folder,
+        **_from_sbatch(asked),
+    }
+    try:
+        job = Job.model_validate(with_options(with_texts(tables, lines), options))
+    except ValidationError as error:
+        problems = "\n".join(f"  {line}" for line in explain_errors(error, Job))
+        raise WrongInput(
+            f"what is asked of Muster is not valid:\n{problems}", f"docs/JOBTOML.md lists every key. {NOTHING}"
+        ) from None
+
+    if job.elastic and job.min_nodes is None and size.fewest != size.most:  # --nodes=2-8
+        return job.model_copy(update={"min_nodes": size.fewest})
+    return job
+
+
+def message_of(job: Job, asked: Asked) -> JobSpec:
+    """The message without what the launch says."""
+    spec = job_message(job, [one.option for one in asked.given])
+    spec.ClearField("command")
+    spec.ClearField("nodes")
+    spec.ClearField("ranks_per_node")
+    if not job.elastic:  # it trains on all nodes, however many they are
+        spec.ClearField("min_nodes")
+    return spec
+
+
+def job_name(name: str) -> str:
+    """A name of Muster that resembles the one of Slurm."""
+    plain = _LETTERS.sub("-", name).lstrip("._-")[:64]
+    return plain if names.JOB.fullmatch(plain) else "job"
+
+
+def _from_sbatch(asked: Asked) -> dict[str, Any]:
+    """The keys that options of sbatch say."""
+    found: dict[str, Any] = {}
+    if asked.last("requeue", "no-requeue"):
+        found["requeue"] = asked.last("requeue", "no-requeue") == asked.last("requeue")
+    per_node = (asked.value("ntasks-per-node"), asked.value("gpus-per-node"))
+    found |= next(
+        ({"ranks_per_node": int(count)} for count in per_node if count and count.isdecimal() and count > "1"), {}
+    )
+    signal = (asked.value("signal") or "").partition("@")[0]
+    if "B" not in signal.partition(":")[0] or ":" not in signal:
+        signal = signal.rpartition(":")[2]
+        if signal_number(signal):
+            found["stop_signal"] = signal
+    return found

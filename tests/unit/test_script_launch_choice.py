@@ -1,0 +1,136 @@
+"""Which line of a batch script becomes the gang, in scripts as people write them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from muster.launcher.scripts.launch_choice import Choice, Form, choose
+from muster.launcher.scripts.shell_commands import scan
+
+SCRIPTS = Path(__file__).with_name("batch_scripts")
+
+
+def chosen(text: str, nodes: int | None = 4, **more: object) -> Choice:
+    """The choice in a script, whose first line is line 2 of the file."""
+    return choose(f"#!/bin/bash\n{text}\n", nodes, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "form", "words"),
+    [
+        ("accelerate", 15, Form.LAUNCHER, "srun --wait=60 --kill-on-bad-exit=1 --jobid $SLURM_JOB_ID bash -c"),
+        ("container", 13, Form.LAUNCHER, "srun -lu --cpus-per-task $SLURM_CPUS_PER_TASK --wait 60 bash -c"),
+        ("fsdp", 21, Form.LAUNCHER, 'srun ${AUTO_RESUME} -l "${ARGS[@]}" torchrun'),
+        ("native", 9, Form.RANKS, "srun --cpu-bind=none bash -c"),
+        ("sweep", 20, Form.RANKS, "srun --label python -u train.py --seed $SLURM_ARRAY_TASK_ID"),
+        ("titan", 12, Form.LAUNCHER, "srun torchrun --nnodes 4 --nproc_per_node 2"),
+    ],
+)
+def test_scripts_as_people_run_them(name: str, line: int, form: Form, words: str) -> None:
+    found = choose((SCRIPTS / f"{name}.sbatch").read_text(), 2)
+    assert found.launch is not None
+    assert (found.launch.line, found.form) == (line, form)
+    assert " ".join(found.launch.words).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "form"),
+    [
+        ("srun torchrun train.py", 2, Form.LAUNCHER),
+        ("srun python stage.py\nsrun torchrun train.py\nsrun python eval.py", 3, Form.LAUNCHER),
+        ("srun python stage.py\nsrun python train.py", 3, Form.RANKS),
+        ("srun -N1 -n1 python stage.py\nsrun python train.py\nsrun -n 1 python eval.py", 3, Form.RANKS),
+        ("srun python train.py\nsrun --ntasks=1 --nodes=1 python eval.py", 2, Form.RANKS),
+        ("# srun torchrun old.py\nsrun torchrun train.py", 3, Form.LAUNCHER),
+        ("cat <<END > x\nsrun torchrun old.py\nEND\nsrun torchrun train.py", 5, Form.LAUNCHER),
+        ("cat <<-'E N'\n\tsrun torchrun old.py\n\tE N\nsrun torchrun train.py", 5, Form.LAUNCHER),
+        ("echo 'srun torchrun\nold.py'\nsrun torchrun train.py", 4, Form.LAUNCHER),
+        ("srun \\\n  --label \\\n  torchrun \\\n  train.py", 2, Form.LAUNCHER),
+        ("train() {\n  srun torchrun train.py\n}\ntrain", 3, Form.LAUNCHER),
+        ("if srun torchrun train.py; then echo ok; fi", 2, Form.LAUNCHER),
+        ("[ -d x ] || exit 1; exec srun torchrun train.py", 2, Form.LAUNCHER),
+        ("OMP_NUM_THREADS=8 time srun torchrun train.py 2>&1 | tee log", 2, Form.LAUNCHER),
+        ("srun torchrun train.py &\nwait $!", 2, Form.LAUNCHER),
+        ("CMD='torchrun train.py'\nsrun bash -c \"$CMD\"", 3, Form.LAUNCHER),
+        ("CMD='torchrun'\nCMD+=' train.py'\nRUN=\"srun $CMD\"\n$RUN", 5, Form.LAUNCHER),
+        ("RUN='srun torchrun train.py'\neval \"$RUN\"", 3, Form.LAUNCHER),
+        ('LAUNCH=(accelerate launch --num_processes 8)\nsrun "${LAUNCH[@]}" train.py', 3, Form.LAUNCHER),
+        ("srun python -m torch.distributed.run train.py", 2, Form.LAUNCHER),
+        ("srun python3.11 -m torch.distributed.launch train.py", 2, Form.LAUNCHER),
+        ("srun /opt/env/bin/torchrun train.py", 2, Form.LAUNCHER),
+        ("srun numactl --membind=0 torchrun train.py", 2, Form.LAUNCHER),
+        ("srun accelerate launch train.py", 2, Form.LAUNCHER),
+        ("srun python -m accelerate.commands.launch train.py", 2, Form.LAUNCHER),
+        ("for s in 1 2 3; do srun torchrun train.py --seed $s; done", 2, Form.LAUNCHER),
+        ("x=$(srun torchrun --help)\nsrun hostname\nsrun torchrun train.py", 4, Form.LAUNCHER),
+        ("(( x << 2 ))\nsrun torchrun train.py", 3, Form.LAUNCHER),
+        ("case $1 in\n  a) srun torchrun a.py;;\nesac", 3, Form.LAUNCHER),
+        ("srun bash train.sh", 2, Form.UNKNOWN),
+        ("srun ./train.sh", 2, Form.UNKNOWN),
+        ('srun "$@"', 2, Form.UNKNOWN),
+        ("srun hostname\nsrun $PROGRAM", 3, Form.UNKNOWN),
+    ],
+)
+def test_the_line_that_launches(text: str, line: int, form: Form) -> None:
+    found = chosen(text)
+    assert (found.launch and found.launch.line, found.form) == (line, form), found
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("mpirun -np 8 python train.py", 2, "mpirun"),
+        ("srun hostname > hosts\ndeepspeed --hostfile hosts train.py", 3, "deepspeed"),
+        ("for n in $NODES; do\n  srun -w $n torchrun train.py &\ndone\nwait", 3, "in the background of a loop"),
+        ("srun --container-image=a.sqsh torchrun train.py", 2, "container"),
+        ("srun apptainer exec a.sif torchrun train.py", 2, "container"),
+        ("/usr/bin/srun torchrun train.py", 2, "called by its path"),
+        ("torchrun --standalone train.py", 2, "without srun"),
+        ("srun deepspeed train.py", 2, "deepspeed"),
+        ("srun hostname", 0, "no srun"),
+        ("python train.py", 0, "no srun"),
+        ("echo srun torchrun train.py", 0, "no srun"),
+        ("", 0, "no srun"),
+    ],
+)
+def test_what_can_not_be_supervised_is_said_with_its_line(text: str, line: int, problem: str) -> None:
+    found = chosen(text)
+    assert found.launch is None
+    assert found.line == line
+    assert problem in found.problem
+
+
+def test_on_one_node_an_srun_of_one_node_launches() -> None:
+    text = "srun -N1 -n1 torchrun --standalone train.py"
+    assert chosen(text, nodes=1).form is Form.LAUNCHER
+    assert chosen(text).launch is None
+
+
+def test_a_wrapper_script_is_looked_into() -> None:
+    files = {"train.sh": "#!/bin/bash\nexec torchrun train.py\n"}
+    assert chosen("srun bash train.sh", wrapper=lambda word: files.get(word, "")).form is Form.LAUNCHER
+
+
+def test_a_named_line_overrules() -> None:
+    text = "srun torchrun a.py\nsrun \\\n  torchrun b.py\nrun_it"
+    assert [chosen(text, named=line).launch.line for line in (2, 3, 4, 5)] == [2, 3, 3, 5]  # type: ignore[union-attr]
+    assert chosen(text, named=4).form is Form.NAMED
+    assert "no command begins there" in chosen(text, named=9).problem
+
+
+def test_any_text_gets_an_answer() -> None:
+    """Texts that are no bash, and scripts with holes: there is an answer, and the lines are those of the text."""
+    chance = random.Random(4)
+    scripts = [path.read_text() for path in SCRIPTS.iterdir()]
+    letters = "ab \t\n\\'\"`$(){}<>&|;#=-srun\u00e9"
+    for _ in range(600):
+        text = "".join(chance.choices(letters, k=chance.randrange(60)))
+        whole = chance.choice(scripts)
+        cut = chance.randrange(len(whole))
+        for one in (text, whole[:cut] + text + whole[cut + chance.randrange(40) :]):
+            found = choose(one, chance.choice([None, 1, 4]))
+            assert (found.launch is None) == bool(found.problem)
+            assert all(1 <= command.line <= one.count("\n") + 1 for command in scan(one).commands)

@@ -1,0 +1,317 @@
+"""`muster submit SCRIPT` with an sbatch that only notes what it gets, and what bash reads before a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from muster.launcher.main import main
+from muster.launcher.scripts import bash_env
+from muster.launcher.submission import path_checks
+from muster.slurm.client import launch_settings
+
+SBATCH = """#!/bin/bash
+printf '%s\\0' "$@" > "$NOTED/argv"
+env -0 > "$NOTED/env"
+if [ -n "$READS" ]; then cat > "$NOTED/stdin"; fi
+if [ -n "$REFUSES" ]; then echo "sbatch: error: $REFUSES" >&2; exit 1; fi
+for word in "$@"; do if [ "$word" = --parsable ]; then echo "42$CLUSTER"; exit; fi; done
+echo "Submitted batch job 42"
+"""
+TRAIN = "#!/bin/bash\n#SBATCH --nodes=4 --ntasks=4\nhostname\nsrun torchrun train.py\n"
+
+
+@dataclass
+class Shell:
+    """A shell in a folder of its own."""
+
+    folder: Path
+    capture: pytest.CaptureFixture[str]
+
+    def submit(self, *words: str) -> tuple[int, str, str]:
+        """Exit status, output and errors of one call."""
+        self.capture.readouterr()
+        site = ["--coordinator", "127.0.0.1:1", "--auth", f"secret:{self.folder}/secret", "--connections"]
+        try:
+            status = main(["submit", *site, "plain text, the network is trusted", *words])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        seen = self.capture.readouterr()
+        return status, seen.out, seen.err
+
+    def noted(self, name: str) -> list[str]:
+        """What sbatch has got: argv or env. Empty: it was not called."""
+        path = self.folder / "noted" / name
+        return path.read_text().split("\0")[:-1] if path.exists() else []
+
+    def variable(self, name: str) -> str | None:
+        """A variable of sbatch."""
+        return dict(one.partition("=")[::2] for one in self.noted("env")).get(name)
+
+    def left(self) -> list[str]:
+        """The files of jobs."""
+        return sorted(path.suffix for path in self.folder.glob("muster-runs/*"))
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    """A shell on shared storage, whose PATH has an sbatch and Muster."""
+    for name in ("bin", "noted", "home"):
+        (tmp_path / name).mkdir()
+    for name, text, mode in (("bin/sbatch", SBATCH, 0o755), ("secret", "0123456789abcdef" * 4, 0o600)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "train.sbatch").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
+    monkeypatch.setenv("MUSTER_RUNS", str(tmp_path / "home"))
+    for name in ("BASH_ENV", "SLURM_JOB_ID", *(name for name in os.environ if name.startswith("SBATCH_"))):
+        monkeypatch.delenv(name, raising=False)
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"filer:/home {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(path_checks, "MOUNTS", mounts)
+    return Shell(tmp_path, capfd)
+
+
+def test_the_users_own_file_is_queued_with_what_is_added(shell: Shell) -> None:
+    status, out, err = shell.submit("--force", "--spares", "1", "-p", "big", "train.sbatch", "a", "--lr=1")
+    assert (status, out) == (0, "Submitted batch job 42\n")
+    assert shell.noted("argv") == [
+        *(
+            "-p",
+            "big",
+            "--nodes=5",
+            "--ntasks=5",
+            "--no-kill",
+            "--exclusive",
+            "--parsable",
+            "train.sbatch",
+            "a",
+            "--lr=1",
+        )
+    ]
+    assert "muster: line 4 becomes the gang: srun torchrun train.py\n" in err
+    assert "job 42 (4 nodes and 1 spare)" in err
+    assert shell.left() == [".json", ".sh"]
+    named = shell.variable("BASH_ENV") or ""
+    settings = launch_settings.read(Path(named.replace(".bash_env.sh", ".launch.json")).read_text())
+    assert (settings.spares, settings.spec.spares, settings.spec.nodes) == (1, 1, 0)
+    assert settings.launch
+    assert settings.launch.words == ("srun", "torchrun", "train.py")
+    assert settings.spec.work_dir == str(shell.folder)
+    assert {
+        Path(named).stat().st_mode & 0o777,
+        Path(named.replace(".bash_env.sh", ".launch.json")).stat().st_mode & 0o777,
+    } == {0o600}
+
+
+def test_a_record_of_the_run_is_kept(shell: Shell) -> None:
+    shell.submit("--force", "--wrap", "srun torchrun train.py", "--comment", "two\nlines")
+    [record] = (json.loads(path.read_text()) for path in (shell.folder / "home").rglob("*.json"))
+    assert (record["slurm_job_id"], record["name"], record["spec"]["command"]) == (42, "wrap", ["wrap"])
+
+
+def test_without_a_coordinator_nothing_is_queued(shell: Shell) -> None:
+    status, out, err = shell.submit("train.sbatch")
+    assert (status, out, shell.noted("argv"), shell.left()) == (69, "", [], [])
+    assert "With --force the job is queued" in err
+
+
+def test_words_and_status_of_sbatch_are_kept(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFUSES", "Batch job submission failed: Invalid account")
+    status, out, err = shell.submit("--force", "train.sbatch")
+    assert (status, out, shell.left()) == (1, "", [])
+    assert "sbatch: error: Batch job submission failed: Invalid account\n" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "cluster", "out"),
+    [
+        (["--parsable"], "", "42\n"),
+        (["--parsable"], ";one", "42;one\n"),
+        ([], ";one", "Submitted batch job 42 on cluster one\n"),
+        (["-Q"], "", ""),
+        (["--wait"], "", "Submitted batch job 42\n"),
+    ],
+)
+def test_the_answer_is_printed_as_sbatch_prints_it(
+    words: list[str], cluster: str, out: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTER", cluster)
+    assert shell.submit("--force", *words, "train.sbatch")[1] == out
+
+
+def test_the_answer_as_json(shell: Shell) -> None:
+    told = json.loads(shell.submit("--force", "--json", "train.sbatch")[1])
+    assert (told["slurm_job_id"], told["script"]) == (42, "train.sbatch")
+
+
+def test_a_trial_queues_nothing(shell: Shell) -> None:
+    status, out, _ = shell.submit("--dry-run", "--spares=1", "train.sbatch")
+    assert (status, shell.noted("argv"), shell.left()) == (0, [], [])
+    assert "+ --nodes=5  (in place of line 2: --nodes=4)\n" in out
+    shell.submit("--test-only", "--spares=1", "train.sbatch")
+    assert shell.noted("argv")[:3] == ["--test-only", "--nodes=5", "--ntasks=5"]
+    assert (shell.left(), shell.variable("BASH_ENV")) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("#!/bin/sh\n#SBATCH -N 2\nsrun torchrun train.py\n", "line 1: /bin/sh runs the script"),
+        ("#!/usr/bin/env python3\nimport os\n", "line 1: python3 runs the script"),
+        ("#!/bin/bash -p\nsrun torchrun train.py\n", "line 1: bash -p reads no BASH_ENV"),
+        ("#!/bin/bash\nmpirun train\n", "line 2: mpirun"),
+        ("#!/bin/bash\n#SBATCH --container-image=a.sqsh\nsrun torchrun a.py\n", "line 2: --container-image=a.sqsh"),
+        ("#!/bin/bash\n#SBATCH --export=NIL\nsrun torchrun a.py\n", "--export=NIL"),
+    ],
+)
+def test_what_can_not_be_supervised_is_queued_as_it_is(text: str, says: str, shell: Shell) -> None:
+    (shell.folder / "train.sbatch").write_text(text)
+    status, out, err = shell.submit("-N", "2", "--spares", "1", "train.sbatch", "a")
+    assert (status, out) == (0, "Submitted batch job 42\n")
+    assert shell.noted("argv") == ["-N", "2", "train.sbatch", "a"]
+    assert f"muster: this job is not supervised: {says}" in " ".join(err.split())
+    assert (shell.left(), shell.variable("BASH_ENV")) == ([], None)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF\0\1", b"#!/bin/bash\r\nsrun torchrun a\r\n", b"hostname\n", None])
+def test_what_sbatch_refuses_gets_its_own_words(data: bytes | None, shell: Shell) -> None:
+    path = shell.folder / "train.sbatch"
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    assert shell.submit("--spares=1", "train.sbatch")[0] == 0  # this sbatch refuses nothing
+    assert shell.noted("argv") == ["train.sbatch"]
+
+
+def test_a_script_that_is_too_large_is_left_to_sbatch(shell: Shell) -> None:
+    (shell.folder / "train.sbatch").write_text(TRAIN + "# more\n" * (10 << 20 >> 3))
+    shell.submit("--spares=1", "train.sbatch")
+    assert shell.noted("argv") == ["train.sbatch"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("#SBATCH --nodes=2-8", "line 2: --nodes=2-8 lets Slurm choose"),
+        ("#SBATCH -N 2\n#SBATCH hetjob", "line 3: hetjob"),
+        ("#SBATCH --comment='a", "line 2: the quote ' is not closed"),
+        ("#SBATCH nodes=2", "line 2: 'nodes=2' is no option of sbatch"),
+        ("#MUSTER --spars=1", "line 2: there is no key '--spars=1'"),
+        ("#MUSTER --launch-line=9", "--launch-line=9: no command begins there"),
+        ("#MUSTER --launch-line=x", "--launch-line=x must be the number of a line"),
+        ("#MUSTER --spares=-1", "spares = -1: must be 0 or more"),
+        ("#SBATCH -n 8\n#MUSTER --spares=1", "line 2: --ntasks=8 without --nodes"),
+    ],
+)
+def test_what_is_wrong_is_said_once_and_nothing_is_queued(lines: str, says: str, shell: Shell) -> None:
+    (shell.folder / "train.sbatch").write_text(f"#!/bin/bash\n{lines}\nsrun torchrun train.py\n")
+    status, out, err = shell.submit("--force", "train.sbatch")
+    assert (status, out, shell.noted("argv"), shell.left()) == (64, "", [], [])
+    assert says in " ".join(err.split())
+    assert err.count("Nothing was queued") == 1
+
+
+def test_a_script_on_standard_input(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("READS", "1")
+    with (shell.folder / "train.sbatch").open() as script:
+        monkeypatch.setattr(sys, "stdin", script)
+        shell.submit("--force", "--spares=1")
+    assert shell.noted("argv") == ["--nodes=5", "--ntasks=5", "--no-kill", "--exclusive", "--parsable"]
+    assert (shell.folder / "noted" / "stdin").read_text() == TRAIN
+
+
+def test_a_wrapped_command_becomes_a_script_of_bash(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("READS", "1")
+    shell.submit("--force", "-N2", "--wrap", "srun torchrun train.py", "--spares=1")
+    assert shell.noted("argv") == [
+        *("--nodes=2", "--nodes=3", "--job-name=wrap", "--no-kill", "--exclusive", "--parsable")
+    ]
+    text = (shell.folder / "noted" / "stdin").read_text()
+    assert text == "#!/bin/bash\n# This script was created by sbatch --wrap.\n\nsrun torchrun train.py\n\n"
+
+
+def test_a_wrapped_command_that_is_no_training_is_left_alone(shell: Shell) -> None:
+    shell.submit("--wrap", "hostname")
+    assert shell.noted("argv") == ["--wrap", "hostname"]
+
+
+def test_variables_of_sbatch_are_followed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SBATCH_EXPORT", "NONE"), ("SBATCH_EXCLUSIVE", "user"), ("SBATCH_GPUS", "8")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BASH_ENV", "/site/init.sh")
+    _, _, err = shell.submit("--force", "--spares=1", "train.sbatch")
+    assert shell.noted("argv")[:5] == ["--nodes=5", "--ntasks=5", "--gpus=10", "--no-kill", "--exclusive"]
+    assert "--export=BASH_ENV" in shell.noted("argv")
+    assert "SBATCH_EXCLUSIVE of this shell: --exclusive=user is overridden" in err
+    text = Path(shell.variable("BASH_ENV") or "").read_text()
+    assert "export SLURM_EXPORT_ENV=NONE" in text
+    assert "unset BASH_ENV" in text  # under sbatch the script would not see it
+
+
+def test_variables_send_no_job_to_another_cluster(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+    status, _, err = shell.submit("--force", "train.sbatch")
+    assert (status, shell.noted("argv")) == (64, [])
+    assert "SLURM_CLUSTERS of this shell" in err
+
+
+def test_a_missing_folder_of_the_output_is_said(shell: Shell) -> None:
+    script = TRAIN.replace("hostname", "#SBATCH -o logs/%x.out -e logs/%x.err")
+    (shell.folder / "train.sbatch").write_text(script)
+    status, _, err = shell.submit("--force", "train.sbatch")
+    assert (status, err.count(f"the folder {shell.folder}/logs does not exist")) == (0, 1)
+
+
+def test_a_job_that_submits_a_job_leaves_nothing_of_its_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MUSTER_LAUNCH", "MUSTER_GANG", "BASH_FUNC_srun%%"):
+        monkeypatch.setenv(name, "() { true; }")
+    shell.submit("--force", "train.sbatch")
+    assert [shell.variable(name) for name in ("MUSTER_LAUNCH", "MUSTER_GANG", "BASH_FUNC_srun%%")] == [None] * 3
+
+
+@pytest.mark.parametrize("flags", ["", "-u", "-x", "-e", "-eux"])
+def test_bash_reads_what_is_added_and_goes_on_as_it_would(flags: str, tmp_path: Path) -> None:
+    agent, own, added, script = (tmp_path / name for name in ("agent", "own.sh", "added.sh", "script"))
+    agent.write_text('#!/bin/sh\nprintf "export SHOWN=\'%s %s\'\\n" "$1" "$2"\n')
+    agent.chmod(0o755)
+    own.write_text("export OWN=$BASH_ENV\n")
+    exported = bash_env.exported(None, {"BASH_ENV": str(own)})
+    added.write_text(bash_env.text(str(agent), "/run/settings", exported))
+    script.write_text(f'#!/bin/bash {flags}\necho "$0 $- $SHOWN $OWN ${{BASH_ENV-none}} ${{muster_trace-none}}"\n')
+    script.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"], "BASH_ENV": str(added), "SLURM_JOB_ID": "42"}
+    done = subprocess.run([script], env=environ, capture_output=True, text=True, check=True)
+    letters = done.stdout.split()[1]
+    assert done.stdout == f"{script} {letters} shell /run/settings {own} {own} none\n"
+    assert set(flags) - {"-"} <= set(letters)
+    shown = done.stderr.splitlines()
+    assert not [line for line in shown if "muster_lines" in line or "agent" in line], shown
+
+
+def test_an_agent_that_fails_ends_the_job(tmp_path: Path) -> None:
+    added = tmp_path / "added.sh"
+    added.write_text(bash_env.text("/bin/false", "/run/settings", bash_env.exported(None, {})))
+    environ = {"BASH_ENV": str(added), "SLURM_JOB_ID": "42"}
+    done = subprocess.run(["/bin/bash", "-c", "echo never"], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the job ends: /bin/false shell has failed on this node" in done.stderr
+
+
+def test_an_sbatch_that_is_a_script_of_bash_itself_is_left_alone(tmp_path: Path) -> None:
+    added = tmp_path / "added.sh"
+    added.write_text(bash_env.text("/bin/false", "/run/settings", bash_env.exported(None, {}), job="7"))
+    environ = {"BASH_ENV": str(added), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["/bin/bash", "-c", "echo $BASH_ENV"], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"{added}\n"
