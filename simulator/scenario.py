@@ -307,6 +307,10 @@ class Scenario:
         """From now on, the ranks report their losses, which are high for the batches of these steps."""
         self.world.bad_batches["g"] = range(int(first), int(last) + 1)
 
+    def use_sampler(self) -> None:
+        """The script gives its Checkpoint a sampler that can skip batches."""
+        self.world.skipping_gangs.add("g")
+
     def flip_bit(self, node: str) -> None:
         """A bit of the parameters of the newest rank on the node flips."""
         self.world.flip_bit(max(self.agent(node).ranks.values(), key=lambda rank: rank.generation))

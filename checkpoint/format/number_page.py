@@ -36,13 +36,14 @@ _LAST_S = 1e12
 class RankNumbers:
     """What a rank has said. `at_s`: when its step `step` was finished, by the monotonic clock of the node. `last_step`:
     of the whole training; `flops`: floating-point operations of this rank in one step; 0: not known. `numbers`: by
-    name, each with the step that it is of."""
+    name, each with the step that it is of. `skips_batches`: its sampler can skip some."""
 
     step: int = 0
     at_s: float = 0.0
     last_step: int = 0
     flops: float = 0.0
     numbers: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    skips_batches: bool = False
 
 
 class NumberPage:
@@ -62,6 +63,8 @@ class NumberPage:
         """Replace what the page says. Numbers that no longer fit are left out, the last ones first."""
         numbers = [(name[:NAME_LETTERS], value) for name, value in list(said.numbers.items())[:MOST_NUMBERS]]
         head = {"step": said.step, "at_s": said.at_s, "last_step": said.last_step, "flops": said.flops}
+        if said.skips_batches:
+            head["skips_batches"] = True
         while True:
             text = json.dumps({**head, "numbers": dict(numbers)}, separators=(",", ":")).encode()
             if len(text) <= PAGE_BYTES - _HEADER.size:
@@ -99,7 +102,8 @@ def _parsed(text: bytes) -> RankNumbers | None:
         at_s, flops = float(said["at_s"]), float(said["flops"])
         if not (0 <= at_s <= _LAST_S and 0 <= flops < math.inf):
             return None
-        return RankNumbers(_step(said["step"]), at_s, _step(said["last_step"]), flops, numbers)
+        skips = said.get("skips_batches") is True
+        return RankNumbers(_step(said["step"]), at_s, _step(said["last_step"]), flops, numbers, skips)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -56,7 +56,9 @@ class RankRestores:
             self._sockets.send_in(generation, rank, rank_pb2.AgentRankMessage(restore=answer))
             return
         recalled = await self._recall.wait_for(rank)
-        answer = rank_pb2.AgentRestore(durable_path=recalled.durable_path, release=_RELEASE)
+        answer = rank_pb2.AgentRestore(
+            durable_path=recalled.durable_path, skip_to_step=recalled.skip_to_step, release=_RELEASE
+        )
         if recalled.shard is None:
             self._sockets.send_in(generation, rank, rank_pb2.AgentRankMessage(restore=answer))
             return

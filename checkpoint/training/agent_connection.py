@@ -76,13 +76,15 @@ _SLOTS_TIMEOUT_S = 120.0
 @dataclass(frozen=True)
 class StartPoint:
     """What a rank starts from: step 0, or `shard` (its bytes in a private mapping), or a durable folder, or the shards
-    of another number of ranks (`written_ranks`), which `AgentConnection.read_shards` reads."""
+    of another number of ranks (`written_ranks`), which `AgentConnection.read_shards` reads. `skip_to_step`: the next
+    batch is the one after that of this step, if it is a later step."""
 
     step: int = 0
     generation: int = 0
     shard: memoryview | None = None
     durable_path: str = ""
     written_ranks: int = 0
+    skip_to_step: int = 0
 
     @property
     def is_in_memory(self) -> bool:
@@ -428,7 +430,7 @@ def _start_point(restore: AgentRestore, fds: list[int]) -> StartPoint:
         if restore.refused:
             raise RestoreError(restore.refused)
         if not restore.HasField("version"):
-            return StartPoint(durable_path=restore.durable_path)
+            return StartPoint(durable_path=restore.durable_path, skip_to_step=restore.skip_to_step)
         if restore.written_ranks:
             version = restore.version
             return StartPoint(version.step, version.generation, written_ranks=restore.written_ranks)

@@ -97,6 +97,8 @@ class Checkpoint:
         self._numbers = ReportedNumbers(link.send_page) if link is not None else reported_numbers.of_process()
         if self._numbers is not None:
             self._numbers.set_total(total_steps)
+            if self._states.counts_steps:
+                self._numbers.set_skips_batches()
         counts = self._numbers is not None and (count_flops or os.environ.get("MUSTER_COUNT_FLOPS") == "1")
         self._flop_count = FlopCount() if counts else None
         self._keeper: StepKeeper | None = None
@@ -151,6 +153,9 @@ class Checkpoint:
         with self.phase(RESTORING):
             # Another checkpoint than the one that the script names is not what its user wants.
             step = self._finished_steps = self._load(start, folder, may_be_older=folder != named)
+            if start.skip_to_step > step:
+                log.info("the batches of steps %d to %d are skipped", step + 1, start.skip_to_step)
+                self._states.finish_steps(start.skip_to_step - step)
         return step
 
     def _load(self, start: StartPoint, folder: str | None, *, may_be_older: bool) -> int:

@@ -12,6 +12,7 @@ restored. 10. No generation starts on a node whose check has failed while a node
 left out for a check that it did not fail. 11. Muster resumes only a node that it drained itself, and that has passed a
 check since. 12. Only a slow rank is named a straggler. 13. Seats, holders and watched peers follow the network that the
 coordinator has read. 14. The ledger of a gang adds up, and charges each loss with what has happened.
+15. A gang that goes back because of its loss starts from a state of before, and reads no bad batch again.
 
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
 durable state, and the core's rules come to an end in every turn.
@@ -19,7 +20,7 @@ durable state, and the core's rules come to an end in every turn.
     invariants            tells each event to the invariants that it concerns
     journal_first         the journal comes first
     generations           1
-    versions              2
+    versions              2 and 15
     node_health           3: verdicts on nodes, and evictions
     hangs_and_stragglers  3, 4 and 12: ranks that hang, and ranks that are slow
     batch_processes       3 and 4: the processes that start the agents

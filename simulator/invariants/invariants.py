@@ -30,7 +30,7 @@ from muster.simulator.invariants.planned_swaps import PlannedSwapInvariant
 from muster.simulator.invariants.replicas import ReplicaInvariant
 from muster.simulator.invariants.seats import SeatInvariant
 from muster.simulator.invariants.site_limits import KeptMemoryInvariant, SiteLimitInvariant
-from muster.simulator.invariants.versions import VersionInvariant
+from muster.simulator.invariants.versions import RollBackInvariant, VersionInvariant
 from muster.simulator.world.observer import InvariantViolation
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Invariants:
         self._stragglers = StragglerInvariant(world)
         self._liveness = LivenessInvariant(world)
         self._goodput = GoodputInvariant(world)
+        self._roll_backs = RollBackInvariant(world)
 
     # -- facts --
 
@@ -97,7 +98,11 @@ class Invariants:
                 self._node_checks.check_start(core, gangs[fact.gang], fact)
                 self._versions.check_restored_version(gangs[fact.gang], fact)
                 self._replicas.check_start(core, fact)
+                self._roll_backs.check_start(fact)
                 self._planned_swaps.check_start(core, gangs[fact.gang], fact, at)
+            case facts.RolledBack():
+                self._versions.rolled_back(fact)
+                self._roll_backs.rolled_back(fact)
             case facts.ReplicasDisagreed():
                 self._replicas.check_named(fact)
             case facts.StragglerDetected():
@@ -251,6 +256,10 @@ class Invariants:
             self._node_health.rank_died_of_reset((gang, generation), node)
         else:
             self._node_health.rank_crashed((gang, generation), node, exit_code)
+
+    def batch_read(self, gang: str, batch: int) -> None:
+        """A step has read a batch. Only gangs that report their losses say it."""
+        self._roll_backs.batch_read(gang, batch)
 
     def rank_hung(self, gang: str, generation: int) -> None:
         """A rank hangs. The cause need not be a node: the rank may only be slow."""

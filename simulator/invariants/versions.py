@@ -1,4 +1,6 @@
-"""Invariant 2: no committed step is lost while its shards exist, and no restored state mixes versions."""
+"""Invariant 2: no committed step is lost while its shards exist, and no restored state mixes versions. And 15: a gang
+that goes back because of its loss starts from a state of before, and reads no batch again at which the loss was high.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +89,11 @@ class VersionInvariant:
             self._durable[gang.id] = max(
                 gang.checkpoint.durable_version, self._durable.get(gang.id, gang.checkpoint.durable_version)
             )
+
+    def rolled_back(self, fact: facts.RolledBack) -> None:
+        """What is newer is wanted no more."""
+        self._committed.pop(fact.gang, None)
+        self._durable[fact.gang] = fact.version
 
     def run_ended(self, gang: str) -> None:
         """A run of the gang's job is over, and its agents' memory is gone."""
@@ -179,6 +186,41 @@ class VersionInvariant:
             if all((ranks, part) in parts and ranks[part] in held for part in others):
                 return True
         return False
+
+
+class RollBackInvariant:
+    """By gang: the bad batches that were read, those of them that must not be read again, and the newest roll back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._read: dict[str, set[int]] = {}
+        self._left: dict[str, set[int]] = {}
+        self._newest: dict[str, facts.RolledBack] = {}
+
+    def batch_read(self, gang: str, batch: int) -> None:
+        """A step has read a batch."""
+        if batch in self._world.bad_batches[gang]:
+            require(
+                batch not in self._left.get(gang, set()),
+                f"invariant 15: {gang} reads batch {batch} again, because of which it went back",
+            )
+            self._read.setdefault(gang, set()).add(batch)
+
+    def rolled_back(self, fact: facts.RolledBack) -> None:
+        """The gang goes back."""
+        read = self._read.get(fact.gang, set())
+        at = self._world.batches_read.get((fact.gang, fact.version), fact.version.step)
+        bad = [batch for batch in read - self._left.get(fact.gang, set()) if batch <= at]
+        require(not bad, f"invariant 15: {fact.gang} goes back to {fact.version}, which has read bad batches {bad}")
+        self._left[fact.gang], self._newest[fact.gang] = set(read), fact
+
+    def check_start(self, fact: facts.GenerationStarted) -> None:
+        """A generation starts from this version in memory; None: not from memory."""
+        newest, version = self._newest.get(fact.gang), fact.version or Version(fact.generation, 0)
+        require(
+            newest is None or version.generation > newest.generation,
+            f"invariant 15: generation {fact.generation} starts from {version}, from before a roll back",
+        )
 
 
 def _of_earlier_run(gang: Gang) -> Version | None:

@@ -79,6 +79,9 @@ class Observer(Protocol):
     def rank_crashed(self, gang: str, generation: int, node: str, exit_code: int, of_reset: bool) -> None:
         """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""
 
+    def batch_read(self, gang: str, batch: int) -> None:
+        """A step has read a batch. Only gangs that report their losses say it."""
+
     def rank_hung(self, gang: str, generation: int) -> None:
         """A rank hangs. The cause need not be a node: the rank may only be slow."""
 

@@ -30,6 +30,8 @@ class Training:
         self.generation = order.generation
         self.ranks: dict[int, Rank] = {}
         self.step = 0
+        self.batches = 0
+        """Batches that the state has read or skipped."""
         self._steps_finished = 0
         self.began = False
         self.over = False
@@ -58,6 +60,8 @@ class Training:
         if restore.durable_path:
             saved = world.durable_storage.version_of(self.gang, restore.durable_path)
             self.step, rank.flip = saved.step, world.flips_written.get((self.gang, rank.rank, saved), 0)
+            self.batches = world.batches_read.get((self.gang, saved), saved.step)
+            self.batches += max(0, restore.skip_to_step - saved.step)
         elif restore.HasField("version"):
             version = Version(restore.version.generation, restore.version.step)
             wrote = 0 if restore.resharded else source_rank(rank.rank, restore.written_ranks)
@@ -67,6 +71,7 @@ class Training:
                 return
             # What replicas share is read from the shard of the first one.
             self.step, rank.flip = version.step, world.flips_written.get((self.gang, wrote, version), 0)
+            self.batches = world.batches_read.get((self.gang, version), version.step)
         rank.running = True
         rank.agent.silences.note_sign(rank.rank)
         rank.agent.status_changed()
@@ -157,6 +162,8 @@ class Training:
         if self._steps_finished:  # ranks that hung one step behind the others have gone on
             self._note_finished([rank for rank in ranks if rank.step < self.step], last=False)
         self.step += 1
+        self.batches += 1
+        self._read_batch()
         self._steps_finished += 1
         self.last_step_at = self._world.schedule.now
         self._world.step_times.measure(self.step, ranks)
@@ -178,9 +185,17 @@ class Training:
         """The loss of a step: it falls and scatters, and is high for bad batches. None: the gang reports none."""
         if (bad := self._world.bad_batches.get(self.gang)) is None:
             return None
-        scatter = 0.002 * (self.step * 7919 % 13)
-        loss = 8.0 if self.step in bad else 2.0 + 1.0 / (self.step + 5) + scatter
-        return NodeTraining(self.generation, (NodeNumber("loss", self.step, ranks, loss, loss, loss, 0, 0),))
+        scatter = 0.002 * (self.batches * 7919 % 13)
+        loss = 8.0 if self.batches in bad else 2.0 + 1.0 / (self.batches + 5) + scatter
+        number = NodeNumber("loss", self.step, ranks, loss, loss, loss, 0, 0)
+        return NodeTraining(self.generation, (number,), skips_batches=self.gang in self._world.skipping_gangs)
+
+    def _read_batch(self) -> None:
+        """A step has read the next batch."""
+        world = self._world
+        if self.gang in world.bad_batches:
+            world.batches_read[self.gang, Version(self.generation, self.step)] = self.batches
+            world.observer.batch_read(self.gang, self.batches)
 
     @property
     def idle_since(self) -> float:

@@ -137,6 +137,10 @@ class World:
         self.bad_batches: dict[str, range] = {}
         """Gangs that report losses, and for which batches these are high. A batch is known by the step that reads it if
         none is skipped."""
+        self.batches_read: dict[tuple[str, Version], int] = {}
+        """By gang and version: how many batches its state has read or skipped."""
+        self.skipping_gangs: set[str] = set()
+        """Gangs whose sampler can skip batches."""
         self.flips = 0
         """How many bits have flipped so far."""
         self.crash_countdown: int | None = None

@@ -33,6 +33,15 @@ def sample(rank: int, step: int, at_s: float, loss: float, times: StepTimes | No
     return RankSample(rank, numbers, times or StepTimes())
 
 
+def test_batches_can_be_skipped_if_all_ranks_can() -> None:
+    able, unable = (RankNumbers(1, 5.0, numbers={"loss": (1, 2.0)}, skips_batches=skips) for skips in (True, False))
+    for numbers, expected in (((able, able), True), ((able, unable), False)):
+        samples = [RankSample(rank, one) for rank, one in enumerate(numbers)]
+        status = NodeSamples(3).add(samples, 1000.0, NodeSeries("n1"))
+        assert status is not None
+        assert status.skips_batches is expected
+
+
 def test_ranks_are_put_together_on_their_node() -> None:
     samples, series = NodeSamples(3), NodeSeries("n1")
     samples.add([sample(rank, 10, 5.0, 1.0 + rank) for rank in (4, 5, 6)], 1000.0, series)
@@ -44,6 +53,7 @@ def test_ranks_are_put_together_on_their_node() -> None:
     assert list(status.numbers) == [
         RankNumber(name="loss", step=20, ranks=3, least=4.5, median=5.5, greatest=6.5, least_rank=4, greatest_rank=6)
     ]
+    assert not status.skips_batches
     assert series.ranks[5] == {1000: RankPoint(1, 10), 1004: RankPoint(10, 20, 0.5, 0.2, 0.05, 0.01)}
     assert series.numbers["loss"][1004] == NumberPoint(20, 3, 4.5, 5.5, 6.5, 4, 6)
 

@@ -939,9 +939,9 @@ async def test_a_changed_piece_of_a_replica_is_not_used(gang: Gang) -> None:
 
 async def test_a_plan_without_a_version_names_a_durable_folder(gang: Gang) -> None:
     await gang.add("n0")
-    plan = agent_pb2.RestorePlan(durable_path="/d/step_00000008_g3_g1")
+    plan = agent_pb2.RestorePlan(durable_path="/d/step_00000008_g3_g1", skip_to_step=12)
     starts = await gang.run({0: "n0"}, plan, size=0)
-    assert starts[0] == StartPoint(durable_path="/d/step_00000008_g3_g1")
+    assert starts[0] == StartPoint(durable_path="/d/step_00000008_g3_g1", skip_to_step=12)
     plan.version.CopyFrom(Version(3, 8).to_wire())
     plan.sources.add(rank=0, node="n0", tier=OWN)
     with pytest.raises(RestoreError, match="its memory holds no such shard"):

@@ -15,6 +15,7 @@ from muster.fabric.groups.rank_groups import GroupKind, rank_groups
 from muster.fabric.model.level import Level
 from muster.fabric.model.node import FailureDomain
 from muster.launcher.errors import WrongInput
+from muster.launcher.spec.loss import Loss
 from muster.launcher.spec.model import Model
 from muster.launcher.spec.parallelism import Parallelism
 from muster.launcher.spec.placement import Packing, Placement, Spreading
@@ -158,7 +159,7 @@ def test_the_example_is_right() -> None:
 
 def test_every_key_is_in_the_reference() -> None:
     reference = (EXAMPLE.parents[2] / "docs" / "JOBTOML.md").read_text()
-    for table in (Job, Slurm, Parallelism, Placement, Model, CheckpointTable):
+    for table in (Job, Slurm, Parallelism, Placement, Model, CheckpointTable, Loss):
         for key in table.model_fields:
             assert f"`{key}`" in reference or f"[{key}]" in reference, key
 

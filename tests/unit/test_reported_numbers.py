@@ -153,6 +153,14 @@ def test_a_name_that_is_no_text_gets_question_marks(numbers: ReportedNumbers, li
     assert found[1].numbers == {"?loss": (1, 1.0)}
 
 
+def test_the_page_says_whether_batches_can_be_skipped(numbers: ReportedNumbers, link: Link) -> None:
+    numbers.note(1, {"loss": 2.0})
+    assert not link.read().skips_batches
+    numbers.set_skips_batches()
+    numbers.note(2, {"loss": 2.0})
+    assert link.read().skips_batches
+
+
 def test_a_page_that_is_being_written_or_was_made_smaller_is_left(numbers: ReportedNumbers, link: Link) -> None:
     numbers.note(1, {"loss": 1.0})
     sequence = number_page.read(link.page, 0)

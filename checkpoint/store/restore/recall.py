@@ -37,10 +37,12 @@ REPORT_S = 0.25
 
 @dataclass(frozen=True)
 class RecalledState:
-    """What a rank starts from: a shard in a slot of this node, or a durable folder, or neither (a fresh start)."""
+    """What a rank starts from: a shard in a slot of this node, or a durable folder, or neither (a fresh start).
+    `skip_to_step` as in RestorePlan."""
 
     shard: Shard | None = None
     durable_path: str = ""
+    skip_to_step: int = 0
 
 
 Rebuild = Callable[
@@ -129,7 +131,7 @@ class Recall:
     ) -> RecalledState:
         version = Version.from_wire(plan.version)
         if not plan.HasField("version"):
-            return RecalledState(durable_path=plan.durable_path)
+            return RecalledState(durable_path=plan.durable_path, skip_to_step=plan.skip_to_step)
         failures: dict[str, str] = {}
         try:
             shard = await self._recall_from_memory(rank, version, plan, gathering, progress, failures)

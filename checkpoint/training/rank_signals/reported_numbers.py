@@ -48,6 +48,7 @@ class ReportedNumbers:
         self._numbers: dict[str, tuple[int, float]] = {}
         self._pending: Pending | None = None
         self._step, self._at_s, self._last_step, self._flops = 0, 0.0, 0, 0.0
+        self._skips_batches = False
         page = NumberPage()
         self._page = page if send(page.descriptor) else None
         page.close_descriptor()
@@ -62,6 +63,11 @@ class ReportedNumbers:
         if (last_step := _whole(last_step)) != self._last_step:
             self._last_step = last_step
             self._due.clear()
+
+    def set_skips_batches(self) -> None:
+        """A sampler of this rank can skip batches."""
+        self._skips_batches = True
+        self._due.clear()
 
     def set_flops(self, flops: float) -> None:
         """Floating-point operations of this rank in one step."""
@@ -88,7 +94,7 @@ class ReportedNumbers:
                 self._numbers[name] = (self._step, number)
         if late and self._pending is None:
             self._pending = _copied(self._step, late)
-        said = RankNumbers(self._step, self._at_s, self._last_step, self._flops, self._numbers)
+        said = RankNumbers(self._step, self._at_s, self._last_step, self._flops, self._numbers, self._skips_batches)
         self._page.write(said)
 
     def _take_pending(self) -> None:

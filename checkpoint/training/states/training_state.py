@@ -254,6 +254,11 @@ class TrainingState:
             if isinstance(target, StepCounter):
                 target.finish_steps(steps)
 
+    @property
+    def counts_steps(self) -> bool:
+        """A sampler counts steps, and so can skip the batches of some."""
+        return any(isinstance(target, StepCounter) for target in self.wrapped.values())
+
     def has_bucket_rebuild(self) -> bool:
         """Whether any model is a DistributedDataParallel that rebuilds its buckets after the first backward pass."""
         models = [getattr(model, "_orig_mod", model) for model in self.wrapped.values()]  # of torch.compile

@@ -70,6 +70,7 @@ class NodeSamples:
             step=max(sample.numbers.step for sample in samples),
             first_step=first_step,
             first_at_s=first_at_s,
+            skips_batches=all(sample.numbers.skips_batches for sample in samples),
         )
 
     def _step_times(self) -> Iterator[float]:

@@ -31,6 +31,8 @@ class FaultFinder:
                 self.straggler = Fault(FaultKind.STRAGGLER, fact.node, fact.reason, at)
             case facts.ReplicasDisagreed():
                 self._announced.append(Fault(FaultKind.CORRUPTION, fact.node, fact.reason, at))
+            case facts.RolledBack():
+                self._announced.append(Fault(FaultKind.LOSS, "", fact.reason, at))
             case facts.SwapPlanned():
                 self._announced.append(Fault(self._kind_of_swap(fact), fact.node, fact.reason, at))
             case facts.GrowthPlanned():

@@ -34,6 +34,7 @@ class FaultKind(StrEnum):
     CRASH = "crash"  # a rank ended by itself
     HANG = "hang"  # the ranks hung
     CORRUPTION = "corruption"  # replicas disagreed
+    LOSS = "loss"  # the loss was not finite or had a spike, and the gang went back
     STRAGGLER = "straggler"  # a rank was too slow
     PRECURSOR = "precursor"  # a signal announced a fault, and the node was left before it
     REQUEST = "request"  # a user or an operator asked for it

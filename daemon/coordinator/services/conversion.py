@@ -320,6 +320,7 @@ def _read_training(message: bytes) -> events.NodeTraining:
         min(found.step, job_limits.MAX_STEPS),
         min(found.first_step, job_limits.MAX_STEPS),
         min(_rate(found.first_at_s), job_limits.MAX_SECONDS),
+        found.skips_batches,
     )
 
 

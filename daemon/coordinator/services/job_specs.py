@@ -189,6 +189,8 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         resume_from=message.resume_from,
         readers=tuple(message.readers),
         own_nodes=tuple(message.own_nodes),
+        durable_keep=message.durable_keep,
+        durable_keep_s=message.durable_keep_s,
         loss=_loss(message.loss),
     )
     if list(found.smaller) != sorted({count for count in found.smaller if 0 < count < found.nodes}):

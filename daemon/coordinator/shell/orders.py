@@ -123,6 +123,7 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
         order.restore.resharded = gang.restore.resharded
     elif gang.checkpoint.durable_path:
         order.restore.durable_path = gang.checkpoint.durable_path
+        order.restore.skip_to_step = gang.restore.skip_to_step
 
 
 def _member_messages(gang: Gang, staying: Collection[str]) -> list[common_pb2.Member]:

@@ -793,6 +793,7 @@ class NodeTraining(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     FIRST_STEP_FIELD_NUMBER: _builtins.int
     FIRST_AT_S_FIELD_NUMBER: _builtins.int
+    SKIPS_BATCHES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     last_step: _builtins.int
     """The last step of the training; 0: no rank says it."""
@@ -805,6 +806,8 @@ class NodeTraining(_message.Message):
     first_step: _builtins.int
     """The oldest one that was seen, and when (seconds since the epoch, by the node's clock). 0: unknown."""
     first_at_s: _builtins.float
+    skips_batches: _builtins.bool
+    """All ranks that report have a sampler that can skip batches."""
     @_builtins.property
     def numbers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RankNumber]:
         """At most 32, with names of at most 64 characters."""
@@ -820,10 +823,11 @@ class NodeTraining(_message.Message):
         step: _builtins.int = ...,
         first_step: _builtins.int = ...,
         first_at_s: _builtins.float = ...,
+        skips_batches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_at_s", b"first_at_s", "first_step", b"first_step", "flops", b"flops", "generation", b"generation", "last_step", b"last_step", "numbers", b"numbers", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_at_s", b"first_at_s", "first_step", b"first_step", "flops", b"flops", "generation", b"generation", "last_step", b"last_step", "numbers", b"numbers", "skips_batches", b"skips_batches", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1352,6 +1356,7 @@ class RestorePlan(_message.Message):
     DURABLE_PATH_FIELD_NUMBER: _builtins.int
     WRITTEN_RANKS_FIELD_NUMBER: _builtins.int
     RESHARDED_FIELD_NUMBER: _builtins.int
+    SKIP_TO_STEP_FIELD_NUMBER: _builtins.int
     durable_path: _builtins.str
     """The folder of a durable checkpoint, used if no memory holds the state; empty: none."""
     written_ranks: _builtins.int
@@ -1361,6 +1366,10 @@ class RestorePlan(_message.Message):
     resharded: _builtins.bool
     """Each rank puts its state together from the shards of all ranks that wrote the version, which are not as many as run
     now. `sources` names the shards of all of them.
+    """
+    skip_to_step: _builtins.int
+    """With `durable_path`: the samplers go on with the batch after the one that this step has read. Not more than the
+    checkpoint's own step: no batch is skipped.
     """
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
@@ -1376,10 +1385,11 @@ class RestorePlan(_message.Message):
         durable_path: _builtins.str = ...,
         written_ranks: _builtins.int = ...,
         resharded: _builtins.bool = ...,
+        skip_to_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_path", b"durable_path", "resharded", b"resharded", "sources", b"sources", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_path", b"durable_path", "resharded", b"resharded", "skip_to_step", b"skip_to_step", "sources", b"sources", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

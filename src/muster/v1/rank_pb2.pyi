@@ -470,6 +470,7 @@ class AgentRestore(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     WRITTEN_RANKS_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    SKIP_TO_STEP_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     durable_path: _builtins.str
     """Not empty: load this durable checkpoint instead."""
@@ -479,6 +480,8 @@ class AgentRestore(_message.Message):
     """Not 0: so many ranks wrote the version, another number than the generation has. No memfd comes with this message;
     the rank asks for the bytes that it needs (RankRead).
     """
+    skip_to_step: _builtins.int
+    """As in RestorePlan (agent.proto)."""
     @_builtins.property
     def version(self) -> _common_pb2.Version:
         """Absent: start without a state."""
@@ -494,10 +497,11 @@ class AgentRestore(_message.Message):
         refused: _builtins.str = ...,
         written_ranks: _builtins.int = ...,
         release: _common_pb2.Release | None = ...,
+        skip_to_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["release", b"release", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "durable_path", b"durable_path", "refused", b"refused", "release", b"release", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "durable_path", b"durable_path", "refused", b"refused", "release", b"release", "skip_to_step", b"skip_to_step", "version", b"version", "written_ranks", b"written_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -249,6 +249,10 @@ def check_flush(gang_turn: GangTurn) -> None:
         observed = gang_turn.observed
         observed.flush_costs.end(flush.serial, observed.last_step, observed.pace.median_step_s, gang_turn.now)
         version = _written_version(gang_turn, flush)
+        if version.generation <= gang.restore.void_generation:
+            error = "the gang has gone back to an earlier checkpoint meanwhile"
+            gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", error))
+            return
         path = durable_path(gang, version, flush.serial)
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, path, "", version))
     else:

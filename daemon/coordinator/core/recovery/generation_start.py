@@ -104,6 +104,7 @@ def start(gang_turn: GangTurn, ranked: list[str]) -> None:
     if wider:
         times = communication_times(gang.spec, ranked, fabric)
         wider, extra_s = f"{wider}; {times.words}", times.extra
+    origin = version or (gang.checkpoint.durable_version if gang.checkpoint.durable_path else None)
     gang_turn.turn.record(
         facts.GenerationStarted(
             gang=gang.id,
@@ -127,6 +128,7 @@ def start(gang_turn: GangTurn, ranked: list[str]) -> None:
             close_copies=close,
             wider_groups=wider,
             extra_communication_s=extra_s,
+            skip_to_step=gang.restore.skip_to(origin) if origin is not None else 0,
             mtbf_s=failure_rate.job_mtbf_s(
                 gang_turn.turn.state, gang_turn.turn.limits, gang.spec, len(seats), gang_turn.now
             ),

@@ -45,6 +45,7 @@ def newest_restorable(
     `held`: the shards to choose from; None: those in memory.
     """
     held, gang = gang_turn.shards_in_memory() if held is None else held, gang_turn.gang
+    held = _without_rolled_back(held, gang.restore.void_generation)
     differ = gang.findings.disagreement
     if differ is not None and differ.comparison_ends:
         return newest_complete_version(held, ranks_of)
@@ -59,6 +60,15 @@ def newest_restorable(
     agreed = gang.newest.agreed_groups if gang.restore.restored_version is not None else ()
     differing = _groups_that_differ(held, void, _complete_versions(held, ranks_of))
     return newest_complete_version(held, ranks_of, newest_committed, {*agreed, *differing})
+
+
+def _without_rolled_back(held: Held, void_generation: int) -> Held:
+    """`held` without what generations before a roll back have written."""
+    if not void_generation:
+        return held
+    return {
+        node: [shard for shard in shards if shard.version.generation > void_generation] for node, shards in held.items()
+    }
 
 
 def _without_unknown_replicas(held: Held, void: Sequence[Version]) -> Held:

@@ -53,7 +53,8 @@ def supervise(gang_turn: GangTurn) -> None:
             facts.FirstStep(gang.id, gang.newest.generation, _first_step(gang, gang_turn.observed), watched)
         )
     attribution.attribute_to_node(gang_turn)
-    loss_findings.respond(gang_turn)
+    if loss_findings.respond(gang_turn):
+        return
     corruption_detector.note_corrupt_copies(gang_turn)
     restore_plan.note_restored(gang_turn)
     if _fence_if_replicas_disagree(gang_turn):

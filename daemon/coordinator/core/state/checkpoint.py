@@ -22,6 +22,36 @@ class Restore:
     """The running generation started from the shards of another number of ranks: from all of `restore_sources`."""
     restored_generation: int = 0
     """The newest generation whose ranks have all had their states from memory."""
+    skip_to_step: int = 0
+    """The samplers of the running generation go on with the batch after that of this step; 0: they skip none."""
+    skipped: dict[int, int] = field(default_factory=dict)
+    """By how many batches those of a generation are ahead of its steps, by the first generation of which that is so."""
+    roll_backs: tuple[facts.RolledBack, ...] = ()
+    """The newest ones, the last one last."""
+
+    def skipped_before(self, generation: int) -> int:
+        """By how many batches those of `generation` are ahead of its steps."""
+        return max(((known, count) for known, count in self.skipped.items() if known <= generation), default=(0, 0))[1]
+
+    def skip_to(self, origin: Version) -> int:
+        """To which step's batch a generation skips that starts from `origin`; 0: it skips none."""
+        wanted = max((one.skip_to for one in self.roll_backs if origin.generation <= one.generation), default=0)
+        step = wanted - self.skipped_before(origin.generation)
+        return step if step > origin.step else 0
+
+    @property
+    def void_generation(self) -> int:
+        """What this generation and earlier ones hold in memory is void; 0: nothing is."""
+        return max((one.generation for one in self.roll_backs), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DurableCheckpoint:
+    """One that a flush has written, or that the job has started from. `at`: when its flush was ordered (seconds)."""
+
+    path: str
+    version: Version
+    at: float
 
 
 @dataclass(slots=True)
@@ -50,6 +80,8 @@ class Checkpoint:
     durable_version: Version | None = None
     durable_at: float = 0.0
     """When the flush that wrote it was ordered (seconds). Journals of earlier versions may lack it."""
+    earlier_durable: tuple[DurableCheckpoint, ...] = ()
+    """Those before, the newest ones, the last one last."""
     flush: Flush | None = None
     rank_counts: dict[int, int] = field(default_factory=dict)
     """Number of ranks, by the first generation that had another number than those before. At first all nodes carry

@@ -104,6 +104,9 @@ class GangSpec:
     """Who may read it beside its owner and operators: login names, and Unix groups as "group:NAME"."""
     own_nodes: tuple[str, ...] = ()
     """Nodes that the job's script knows as its own: they have the first seats, in this order. Empty: any nodes."""
+    durable_keep: int = 0
+    durable_keep_s: float = 0.0
+    """How many of its own durable checkpoints it keeps, and for how long older ones, as in JobSpec (common.proto)."""
     loss: LossChoice = field(default_factory=LossChoice)
     """What counts as a spike of its loss, and what follows, as far as the job says it."""
 
@@ -359,6 +362,7 @@ class NodeTraining:
     step: int = 0
     first_step: int = 0
     first_at_s: float = 0.0
+    skips_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def describe(fact: facts.Fact) -> str:
             | facts.ReplicasDisagreed()
             | facts.NotFiniteReported()
             | facts.LossNoted()
+            | facts.RolledBack()
             | facts.StateRestored()
         ):
             return _of_generation(fact)
@@ -165,6 +166,7 @@ def _of_generation(
     | facts.ReplicasDisagreed
     | facts.NotFiniteReported
     | facts.LossNoted
+    | facts.RolledBack
     | facts.StateRestored,
 ) -> str:
     match fact:
@@ -178,6 +180,9 @@ def _of_generation(
             return what + _what_follows(fact)
         case facts.LossNoted():
             return f"generation {fact.generation}: {loss_words(fact)}{_what_follows(fact)}"
+        case facts.RolledBack():
+            then = "the batches that led there are skipped"
+            return f"the gang goes back to {version_words(fact.version)}, {fact.path}; {then}{_because(fact.reason)}"
         case facts.HangDetected():
             reason = _because(fact.reason)
             return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"
@@ -203,6 +208,7 @@ def _of_start(fact: facts.GenerationStarted) -> str:
         origin = f"from memory at {version_words(fact.version)}"
     elif fact.durable_path:
         origin = f"from {fact.durable_path}"
+    origin += f", after the batch of step {fact.skip_to_step}" if fact.skip_to_step else ""
     spares = _names(seat.node for seat in fact.spares)
     seats = _names(seat.node for seat in fact.seats)
     action = f", {fact.action}" if fact.action not in ("", "start") else ""

@@ -256,6 +256,24 @@ class LossNoted:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The gang goes back to the durable checkpoint `path` of `version`, and does not read again what led to the loss at
+    `step`. What `generation` and earlier ones hold in memory is void.
+
+    `skip_to`: the batch after which the samplers go on. Batches are counted by the steps that have read them, those
+    that were skipped included.
+    """
+
+    gang: str
+    generation: int
+    step: int
+    version: Version
+    path: str
+    skip_to: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CorruptCopyFound:
     """A copy of a shard on `node` does not match its digests, and is used no more. The fields are those of CorruptCopy.
     This says nothing about the node's health: only the user's own processes report it."""
@@ -315,6 +333,7 @@ class GenerationStarted:
     Those with a digest hold shards of other ranks, which are combined with a lost one.
     `protection_groups`: nodes that hold combined shards for each other (`scheme.Protection`).
     `resharded`: another number of ranks wrote `version`, and each rank needs the shards of all of them: `sources`.
+    `skip_to_step`: as in RestorePlan (agent.proto); 0: no batch is skipped.
     """
 
     gang: str
@@ -338,6 +357,7 @@ class GenerationStarted:
     other_sources: tuple[ShardSource, ...] = ()
     resharded: bool = False
     protection_groups: tuple[tuple[str, ...], ...] = ()
+    skip_to_step: int = 0
 
 
 @keeps_stored_names
@@ -639,7 +659,7 @@ Fact = (
     | NodeJudged | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
-    | CorruptCopyFound | StateRestored | GrowthPlanned | NewcomerKnown | LossNoted
+    | CorruptCopyFound | StateRestored | GrowthPlanned | NewcomerKnown | LossNoted | RolledBack
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from muster.checkpoint.format.folder_names import parse_path
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.account import FORGOTTEN_BYTES, Account, JournalUse, counted_bytes
-from muster.daemon.coordinator.core.state.checkpoint import Checkpoint, Flush
+from muster.daemon.coordinator.core.state.checkpoint import Checkpoint, DurableCheckpoint, Flush
 from muster.daemon.coordinator.core.state.durable_state import (
     CorrelatedFault,
     DrainRequest,
@@ -52,6 +52,10 @@ RESUME_TRIAL_S = 86400.0
 """Seconds after a resume by Muster within which a node must not fail, or Muster does not resume it again."""
 STRAGGLERS_KEPT = 32
 """Number of a gang's newest stragglers that are kept: each snapshot holds them."""
+DURABLE_KNOWN = 16
+"""Number of a gang's newest durable checkpoints to which it can go back."""
+ROLL_BACKS_KEPT = 100
+"""Number of a gang's newest roll backs that are kept, as many as the policy may allow."""
 LONG_RUN_S = 3600.0
 """Seconds after which a generation counts as progress although its script never declares a step."""
 
@@ -278,6 +282,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
         case facts.LossNoted():
             gang.findings.losses_noted += 1
             gang.findings.last_loss = loss_words(fact)
+        case facts.RolledBack():
+            _roll_back(gang, fact)
         case facts.CorruptCopyFound():
             gang.findings.corrupt_copies = (*gang.findings.corrupt_copies, fact)
         case facts.StateRestored():
@@ -498,6 +504,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     gang.restore.resharded = fact.resharded
     gang.newest.agreed_groups = fact.agreed_groups
     gang.newest.mtbf_s = fact.mtbf_s
+    _skip_batches(gang, fact)
     if fact.version is not None and fact.warning:
         _note_disagreement(gang.findings, fact.version, "", f"step {fact.version.step} is restored: {fact.warning}")
     # A start from memory does not change it.
@@ -518,12 +525,32 @@ def _note_disagreement(
     findings.disagreement = Disagreement(version, node, reason, comparison_ends, count)
 
 
+def _skip_batches(gang: Gang, fact: facts.GenerationStarted) -> None:
+    restore, origin = gang.restore, fact.version or gang.checkpoint.durable_version or Version(0, 0)
+    ahead = restore.skipped_before(origin.generation) + max(0, fact.skip_to_step - origin.step)
+    restore.skip_to_step = fact.skip_to_step
+    if ahead != restore.skipped_before(fact.generation):
+        restore.skipped[fact.generation] = ahead
+
+
+def _roll_back(gang: Gang, fact: facts.RolledBack) -> None:
+    checkpoint = gang.checkpoint
+    known = next((one for one in checkpoint.earlier_durable if one.path == fact.path), None)
+    checkpoint.durable_at = known.at if known is not None else checkpoint.durable_at
+    checkpoint.earlier_durable = tuple(one for one in checkpoint.earlier_durable if one.version < fact.version)
+    checkpoint.durable_path, checkpoint.durable_version = fact.path, fact.version
+    gang.restore.roll_backs = (*gang.restore.roll_backs[1 - ROLL_BACKS_KEPT :], fact)
+
+
 def _end_flush(checkpoint: Checkpoint, fact: facts.FlushEnded) -> None:
     flush = checkpoint.flush
     if flush is None or flush.serial != fact.serial:
         return
     flush.path, flush.error = fact.path, fact.error
     if fact.path:
+        if checkpoint.durable_path and checkpoint.durable_version is not None:
+            before = DurableCheckpoint(checkpoint.durable_path, checkpoint.durable_version, checkpoint.durable_at)
+            checkpoint.earlier_durable = (*checkpoint.earlier_durable[1 - DURABLE_KNOWN :], before)
         checkpoint.durable_path, checkpoint.durable_version = fact.path, fact.version or flush.version
         checkpoint.durable_at = flush.asked_at
 
