@@ -51,9 +51,9 @@ class AgentInThread:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(_TIMEOUT_S)
 
-    def connect(self, further_rank: int = 0) -> AgentConnection:
+    def connect(self, further_rank: int = 0, plan: agent_pb2.RestorePlan | None = None) -> AgentConnection:
         """Fence, restore the newest shard, and connect the rank of the next generation. `further_rank`: serve this rank
-        from now on, which has kept no state yet; 0: none."""
+        from now on, which has kept no state yet; 0: none. `plan`: what is restored instead."""
         self.rank = further_rank or self.rank
         self.call(self.checkpoint_service.fence, self.generation)
         self.generation += 1
@@ -61,7 +61,9 @@ class AgentInThread:
         order.members.add(node=self.node, peer_address="-")
         order.places.add(rank=self.rank, node=self.node)
         shards = self.call(self.checkpoint_service.shards)
-        if shards:
+        if plan is not None:
+            order.restore.CopyFrom(plan)
+        elif shards:
             newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
             order.restore.version.CopyFrom(newest.version)
             order.restore.sources.add(rank=newest.rank, tier=newest.tier, node=self.node, digest=newest.digest)

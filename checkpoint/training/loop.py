@@ -357,5 +357,10 @@ def _durable_source(start: StartPoint, durable: str) -> str | None:
     if start.is_in_memory:
         return None
     if start.durable_path:
-        return named_checkpoint.find(start.durable_path)
+        found = named_checkpoint.find(start.durable_path)
+        if start.skip_to_step and found != start.durable_path:  # a newer one has what the job goes back from
+            raise CheckpointError(
+                f"{start.durable_path}, to which the job goes back, is no complete checkpoint any more"
+            )
+        return found
     return find_together(durable, os.environ.get("MUSTER_JOB", ""))

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 
-from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
+from muster.checkpoint import Checkpoint, CheckpointError, ShardedSampler  # noqa: E402
 from muster.checkpoint.format import layout  # noqa: E402
 from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.store.memory import memory_need  # noqa: E402
@@ -33,6 +33,7 @@ from muster.checkpoint.training.snapshot import SnapshotWriter  # noqa: E402
 from muster.checkpoint.training.states.replicas import find_replicas  # noqa: E402
 from muster.checkpoint.training.states.training_state import STRUCTURE, StateLeaf, TrainingState  # noqa: E402
 from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
+from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -316,6 +317,39 @@ def test_a_run_resumes_from_a_durable_folder(agent: AgentInThread, tmp_path: Pat
     for name in ("step_00000005_g1_g", "step_00000003_g1_other", "step_00000003_g1"):
         with pytest.raises(CheckpointError, match="no complete checkpoint"):
             Job(None).checkpoint.restore(durable=tmp_path / name)
+
+
+def test_a_run_that_goes_back_skips_batches(agent: AgentInThread, tmp_path: Path) -> None:
+    """It starts from the older checkpoint that is named, though a newer one and memory are there."""
+
+    def begin(plan: agent_pb2.RestorePlan | None = None) -> tuple[Checkpoint, ShardedSampler, int]:
+        sampler = ShardedSampler(1000, batch_size=2, seed=5, rank=0, num_replicas=1)
+        checkpoint = Checkpoint(model=nn.Linear(2, 2), sampler=sampler, link=agent.connect(plan=plan))
+        return checkpoint, sampler, checkpoint.restore()
+
+    checkpoint, sampler, _ = begin()
+    straight = list(sampler)
+    for n in range(1, 9):
+        checkpoint.step(n)
+        agent.await_committed(n)
+        if n in (4, 8):
+            agent.flush(n, tmp_path)
+    checkpoint.close()
+    plan = agent_pb2.RestorePlan(durable_path=str(tmp_path / "step_00000004_g1_g"), skip_to_step=20)
+    checkpoint, sampler, begun = begin(plan)
+    assert (begun, sampler.position) == (4, 2 * 20)
+    batches = iter(sampler)
+    assert next(batches) == straight[20]
+    assert checkpoint.step(5)
+    assert next(batches) == straight[21]
+    agent.await_committed(5)
+    checkpoint.close()
+    checkpoint, sampler, begun = begin()
+    assert (begun, sampler.position) == (5, 2 * 21), "what was skipped stays skipped"
+    checkpoint.close()
+    plan.durable_path = str(tmp_path / "step_00000003_g1_g")
+    with pytest.raises(CheckpointError, match="to which the job goes back, is no complete checkpoint any more"):
+        begin(plan)
 
 
 def test_a_run_resumes_from_a_store_of_objects_that_it_trusts(agent: AgentInThread) -> None:
