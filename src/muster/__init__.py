@@ -1,6 +1,7 @@
 """Muster: launches distributed PyTorch training on Slurm and keeps it training."""
 
 import os
+from time import monotonic
 from typing import Any
 
 __version__ = "0.1.0"
@@ -12,6 +13,7 @@ if "RANK" not in os.environ:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _numbers: Any = None  # ReportedNumbers of this process, once it has said something
+_due: dict[tuple[str, ...], float] = {}  # its `due`: a call that writes nothing looks no further
 
 
 def log(step: int | None = None, *, total_steps: int | None = None, **numbers: Any) -> None:
@@ -26,7 +28,9 @@ def log(step: int | None = None, *, total_steps: int | None = None, **numbers: A
         numbers: of this step: loss, gradient_norm, tokens (that this rank has read), lr, and others of the script,
             as numbers or tensors of one element; at most 32 names.
     """
-    global _numbers
+    global _numbers, _due
+    if total_steps is None and monotonic() < _due.get(tuple(numbers), 0.0):
+        return
     if _numbers is None:
         if "MUSTER_AGENT_FD" not in os.environ:
             return
@@ -35,6 +39,7 @@ def log(step: int | None = None, *, total_steps: int | None = None, **numbers: A
         _numbers = reported_numbers.of_process()
         if _numbers is None:
             return
+        _due = _numbers.due
     if total_steps is not None:
         _numbers.set_total(total_steps)
     _numbers.note(step, numbers)

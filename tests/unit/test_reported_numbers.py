@@ -203,5 +203,25 @@ except BlockingIOError:
     assert done.stdout.strip() == "nothing", done.stderr
 
 
+def test_log_writes_new_names_and_a_new_total_at_once() -> None:
+    code = """
+import os, socket, muster
+from muster.checkpoint.format import number_page
+agent, rank = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+os.environ["MUSTER_AGENT_FD"] = str(rank.fileno())
+muster.log(1, loss=1.0)
+muster.log(2, loss=2.0)
+muster.log(2, accuracy=0.5)
+_, (page,), _, _ = socket.recv_fds(agent, 1 << 12, 1)
+print(number_page.read(page, 0)[1].numbers)
+muster.log(3, total_steps=9, loss=3.0)
+said = number_page.read(page, 0)[1]
+print(said.step, said.last_step, said.numbers["loss"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    wanted = ["{'loss': (1, 1.0), 'accuracy': (2, 0.5)}", "3 9 (3, 3.0)"]
+    assert done.stdout.splitlines() == wanted, done.stderr
+
+
 def test_log_takes_what_a_step_takes() -> None:
     muster.log(1, loss=0.5, gradient_norm=1.0, tokens=10, lr=1e-4, own=3)

@@ -43,7 +43,7 @@ class ReportedNumbers:
     def __init__(self, send: Callable[[int], bool], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._pid = os.getpid()
-        self._due: dict[tuple[str, ...], float] = {}
+        self.due: dict[tuple[str, ...], float] = {}
         """Names that were said together, and when they are written again."""
         self._numbers: dict[str, tuple[int, float]] = {}
         self._pending: Pending | None = None
@@ -55,14 +55,14 @@ class ReportedNumbers:
 
     def note(self, step: int | None, numbers: Mapping[str, Any]) -> None:
         """The script has finished `step`, and says these numbers of it: numbers, or tensors of one element."""
-        if self._now() >= self._due.get(tuple(numbers), 0.0):
+        if self._now() >= self.due.get(tuple(numbers), 0.0):
             self._write(step, numbers)
 
     def set_total(self, last_step: int) -> None:
         """The last step of the whole training."""
         if (last_step := _whole(last_step)) != self._last_step:
             self._last_step = last_step
-            self._due.clear()
+            self.due.clear()
 
     def set_skips_batches(self) -> None:
         """A sampler of this rank can skip batches."""
@@ -72,13 +72,13 @@ class ReportedNumbers:
     def set_flops(self, flops: float) -> None:
         """Floating-point operations of this rank in one step."""
         self._flops = flops
-        self._due.clear()
+        self.due.clear()
 
     def _write(self, step: int | None, numbers: Mapping[str, Any]) -> None:
         now = self._now()
-        if len(self._due) >= _MOST_DUE:
-            self._due.clear()
-        self._due[tuple(numbers)] = now + INTERVAL_S
+        if len(self.due) >= _MOST_DUE:
+            self.due.clear()
+        self.due[tuple(numbers)] = now + INTERVAL_S
         if self._page is None or self._pid != os.getpid():  # a process of the script's own, such as a data loader
             return
         if step is not None:
