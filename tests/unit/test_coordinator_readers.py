@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -13,11 +14,13 @@ import grpc.aio
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.services.callers_gangs import LastingRight
 from muster.daemon.coordinator.services.conversion import InvalidMessage
 from muster.daemon.coordinator.services.job_specs import gang_spec
 from muster.daemon.coordinator.services.login_names import GROUPS_KEPT_S, ReaderNames, look_up_reader
+from muster.daemon.host import clock
 from muster.daemon.testing.chosen_users import ChosenUser
-from muster.daemon.testing.scripted_world import NODES, ScriptedWorld, spec
+from muster.daemon.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import open_channel
 from muster.launcher.errors import WrongInput
@@ -47,12 +50,13 @@ async def site(
     readers: Iterable[str],
     look_up: Callable[[int], frozenset[str]],
     now: Callable[[], float] = lambda: 0.0,
+    kept_s: float = GROUPS_KEPT_S,
 ) -> AsyncIterator[Callable[[int], Any]]:
     """A coordinator with a job of OWNER. Yields a function that gives the API as a user calls it."""
     world = ScriptedWorld.create(folder, owner_uid=OWNER)
     world.credentials = user = ChosenUser(SLURM)
     world.rights = Rights(frozenset(), own_uid=SLURM)
-    world.settings["reader_names"] = ReaderNames(look_up, now, timeout_s=0.2)
+    world.settings["reader_names"] = ReaderNames(look_up, now, timeout_s=0.2, kept_s=kept_s)
     await world.start_coordinator()
     assert world.coordinator
     engine = world.coordinator.engine
@@ -123,6 +127,37 @@ async def test_who_leaves_a_group_reads_no_more_within_a_minute(tmp_path: Path) 
         now[0] += 1
         with pytest.raises(grpc.aio.AioRpcError, match=REFUSED):
             await api(RITA).Describe(JOB)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_who_leaves_a_group_while_a_stream_is_open_reads_no_more(tmp_path: Path, follows: bool) -> None:
+    """Nothing happens to the job meanwhile, and nothing is sent."""
+    directory = Directory()
+    async with site(tmp_path, ["group:vision"], directory, clock.monotonic, kept_s=0.05) as api:
+        events_of_job = api_pb2.EventsRequest(gang=JOB, follow=True)
+        answers = aiter(api(RITA).Events(events_of_job) if follows else api(RITA).Watch(JOB))
+        await anext(answers)
+        directory.names[RITA] = {"rita"}
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(grpc.aio.AioRpcError, match=REFUSED) as refused:
+                async for _ in answers:
+                    pass
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_right_is_asked_again_and_again_while_a_call_waits() -> None:
+    asked, coming = [0], asyncio.Event()
+
+    async def learn() -> None:
+        asked[0] += 1
+
+    def check() -> None:
+        if asked[0] == 3:
+            coming.set()
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await LastingRight(learn, check, 0.01).wait_for(coming.wait)
+    assert asked == [3]
 
 
 async def test_a_silent_directory_gives_no_rights_and_takes_none(tmp_path: Path) -> None:

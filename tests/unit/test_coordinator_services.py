@@ -23,6 +23,7 @@ from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import views
+from muster.daemon.coordinator.services.callers_gangs import LastingRight
 from muster.daemon.coordinator.services.node_service import ENDS_AT_ONCE, RETURN_S_PER_NODE
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, resource_exhausted
 from muster.daemon.coordinator.services.watching import (
@@ -702,11 +703,16 @@ async def test_watch_ends_with_the_gang(world: ScriptedWorld, api: Any) -> None:
 async def test_a_gang_that_ends_while_a_view_is_sent_has_a_final_view() -> None:
     view, changes = api_pb2.GangView(phase="RUNNING"), Changes()
     seen = []
-    async for one in changed_views(lambda: _copy(view), SharedView(changes, lambda: 0.0), lambda: True):
+    async for one in changed_views(lambda: _copy(view), SharedView(changes, lambda: 0.0), _right(), lambda: True):
         seen.append((one.phase, one.final))
         view.phase, view.final = "DONE", True
         changes.changed.set()
     assert seen == [("RUNNING", False), ("DONE", True)]
+
+
+def _right() -> LastingRight:
+    """Of an owner, whom nobody asks."""
+    return LastingRight(lambda: asyncio.sleep(0), lambda: None, 3600.0)
 
 
 def _copy(view: api_pb2.GangView) -> api_pb2.GangView:
@@ -722,7 +728,7 @@ async def test_all_who_watch_a_gang_share_each_of_its_views() -> None:
         return _copy(view)
 
     shared = SharedView(changes, lambda: 0.0)
-    watchers = [changed_views(make, shared, lambda: True) for _ in range(50)]
+    watchers = [changed_views(make, shared, _right(), lambda: True) for _ in range(50)]
     assert {(await anext(watcher)).step for watcher in watchers} == {0}
     assert made == 50  # a new watcher has the view as it is now
     view.step = 1
@@ -741,7 +747,7 @@ async def test_a_watcher_that_is_refused_takes_no_change_from_the_others() -> No
         return _copy(view)
 
     shared = SharedView(changes, lambda: 0.0)
-    watchers = [changed_views(make, shared, lambda: True) for _ in range(2)]
+    watchers = [changed_views(make, shared, _right(), lambda: True) for _ in range(2)]
     for watcher in watchers:
         await anext(watcher)
     view.final = True
@@ -759,7 +765,7 @@ async def test_a_step_waits_for_its_turn_and_a_decision_does_not() -> None:
         asked.set()
         return 1e6
 
-    watcher = changed_views(lambda: _copy(view), SharedView(changes, pause_s), lambda: True)
+    watcher = changed_views(lambda: _copy(view), SharedView(changes, pause_s), _right(), lambda: True)
     await anext(watcher)
     coming = asyncio.ensure_future(anext(watcher))
     view.step = 1

@@ -176,8 +176,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
             self._check_may_watch(Shedding.ALL_WATCHERS)
             return self._view(gang)
 
+        right = self.callers_gangs.lasting_right(lambda: self.callers_gangs.find(pb.GangRef(gang_id=gang.id)))
         with self._watched.watch(gang.id) as shared:
-            async for one in changed_views(view, shared, lambda: self._engine.running):
+            async for one in changed_views(view, shared, right, lambda: self._engine.running):
                 yield one
 
     @unary_handler
@@ -197,14 +198,16 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if request.follow:
             self._check_may_watch(Shedding.NEW_WATCHERS)
         gang = self._engine.core.state.gangs.get(id)
+        right = self.callers_gangs.lasting_right(lambda: self.callers_gangs.whose_events(request.gang))
         with self._engine.journal_subscribers.subscribe() as live:
             while page := history_page(self._engine.journal, id, position):
+                await right.ask()
                 for record in page:
                     position = record.position
                     yield record_message(record)
             yield pb.EventRecord(sentinel=True, position=position)
             while request.follow and not has_no_more_events(self._engine.core.state, id, live):
-                fresh = await live.get()
+                fresh = await right.wait_for(live.get)
                 if fresh is None:
                     self._check_may_watch(Shedding.ALL_WATCHERS)
                     raise resource_exhausted(f"too slow: ask again for the events after position {position}")

@@ -5,8 +5,10 @@ Nobody learns whether another user has a job: the answer is the same as where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from functools import cache
+from typing import TypeVar
 
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import GANG_KEPT_S
@@ -16,10 +18,41 @@ from muster.daemon.coordinator.services import registration
 from muster.daemon.coordinator.services.login_names import ReaderNames
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, internal, not_found, permission_denied
 from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.host import clock
 from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.v1 import api_pb2 as pb
+
+_Next = TypeVar("_Next")
+
+
+class LastingRight:
+    """The right to a call that lasts for hours: its caller may leave a group meanwhile. It is asked again as often as
+    groups are, so such a call ends within twice that time."""
+
+    def __init__(self, learn: Callable[[], Awaitable[None]], check: Callable[[], object], every_s: float) -> None:
+        """`learn`: finds out who the caller is now. `check`: raises RpcAbort if the right is gone."""
+        self._learn, self._check, self._every_s = learn, check, every_s
+        self._due = clock.monotonic() + every_s
+
+    async def ask(self) -> None:
+        """Ask again, if it is time. Raises RpcAbort: the right is gone."""
+        if clock.monotonic() >= self._due:
+            await self._learn()
+            self._check()
+            self._due = clock.monotonic() + self._every_s
+
+    async def wait_for(self, next_one: Callable[[], Awaitable[_Next]]) -> _Next:
+        """Wait for what the call sends next, and ask meanwhile. Raises RpcAbort: the right is gone."""
+        while True:
+            await self.ask()
+            try:
+                async with asyncio.timeout(self._due - clock.monotonic()) as limit:
+                    return await next_one()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
 
 
 class CallersGangs:
@@ -43,6 +76,10 @@ class CallersGangs:
             return frozenset()
         await self._readers.learn(caller.uid)
         return self._readers.known(caller.uid)
+
+    def lasting_right(self, check: Callable[[], object]) -> LastingRight:
+        """The right of a call that has begun just now. `check`: raises RpcAbort if the caller has it no more."""
+        return LastingRight(self.learn_reader, check, self._readers.kept_s)
 
     def _names_readers(self) -> bool:
         return any(gang.spec.readers for gang in self._engine.core.state.gangs.values())

@@ -101,21 +101,24 @@ class LoginNames(_LookUps[str]):
 
 
 class ReaderNames(_LookUps[frozenset[str]]):
-    """Finds the names and groups by which jobs name a reader. `look_up`: see look_up_reader. `now`: seconds."""
+    """Finds the names and groups by which jobs name a reader. `look_up`: see look_up_reader. `now`: seconds. `kept_s`:
+    seconds for which what was found counts."""
 
     def __init__(
         self,
         look_up: Callable[[int], frozenset[str]] = look_up_reader,
         now: Callable[[], float] = clock.monotonic,
         timeout_s: float = TIMEOUT_S,
+        kept_s: float = GROUPS_KEPT_S,
     ) -> None:
         super().__init__(look_up, timeout_s)
+        self.kept_s = kept_s
         self._now = now
         self._known: dict[int, tuple[frozenset[str], float]] = {}
 
     async def learn(self, uid: int) -> None:
         """Ask who the user is, unless that is known. Without an answer in time, the user is no reader."""
-        if uid not in self._known or self._now() - self._known[uid][1] > GROUPS_KEPT_S:
+        if uid not in self._known or self._now() - self._known[uid][1] > self.kept_s:
             self._known.pop(uid, None)
             await self.find(uid)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -13,6 +14,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
+from muster.daemon.coordinator.services.callers_gangs import LastingRight
 from muster.daemon.coordinator.services.rpc_errors import internal
 from muster.daemon.coordinator.shell.subscriptions import Changes, GangSubscribers
 from muster.daemon.host import clock
@@ -152,14 +154,20 @@ class WatchedGangs:
         return max(MIN_VIEW_INTERVAL_S, sum(shared.spent_s for shared, _ in self._shared.values()) / WATCHERS_SHARE)
 
 
-async def changed_views(make: MakeView, shared: SharedView, is_open: Callable[[], bool]) -> AsyncIterator[pb.GangView]:
-    """The view, and again when it has changed, up to the final one. The gang may end while a view is sent."""
+async def changed_views(
+    make: MakeView, shared: SharedView, right: LastingRight, is_open: Callable[[], bool]
+) -> AsyncIterator[pb.GangView]:
+    """The view, and again when it has changed, up to the final one. The gang may end while a view is sent.
+
+    Raises:
+        RpcAbort: the caller has lost the `right` to it.
+    """
     serial, one = shared.fresh(make)
     while True:
         yield one
         if one.final or not is_open():
             return
-        serial, one = await shared.after(serial, make, is_open)
+        serial, one = await right.wait_for(partial(shared.after, serial, make, is_open))
 
 
 def _without_ages(view: pb.GangView) -> bytes:
