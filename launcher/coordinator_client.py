@@ -57,6 +57,13 @@ _T = TypeVar("_T")
 _Request = TypeVar("_Request")
 
 
+OF_THE_SITE = (
+    "look there with: systemctl status muster-coordinator. The address comes from --coordinator, MUSTER_COORDINATOR or "
+    "`coordinator` of /etc/muster/muster.toml"
+)
+"""Where to look if the coordinator of a site does not answer."""
+
+
 def gang_ref(text: str) -> pb.GangRef:
     """Converts the user's name of a job: a Slurm job id or a gang id."""
     known = text.isascii() and text.isdigit() and int(text) <= _MAX_JOB_ID  # Slurm's job ids are not larger
@@ -75,9 +82,11 @@ class CoordinatorClient:
         trust: Trust | None = None,
         busy_pause_s: float = BUSY_PAUSE_S,
         versions: VersionCheck | None = None,
+        where_to_look: str = OF_THE_SITE,
     ) -> None:
         """`trust`: whom to take for a coordinator; None: plain text. `versions`: what this command says of its version;
-        None: a misfit is told to nobody."""
+        None: a misfit is told to nobody. `where_to_look`: what helps if it does not answer."""
+        self._where_to_look = where_to_look
         self._versions = versions or VersionCheck()
         self._busy_pause_s = busy_pause_s
         self.address = address
@@ -342,7 +351,7 @@ class CoordinatorClient:
             raise identity_fault(error.__cause__) from None
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise self._versions.refused(error.details() or "", error.initial_metadata()) from None
-        raise _to_launcher_error(error, self.address, self._trust) from None
+        raise _to_launcher_error(error, self.address, self._trust, self._where_to_look) from None
 
 
 def identity_fault(error: IdentityError) -> SiteFault:
@@ -351,7 +360,9 @@ def identity_fault(error: IdentityError) -> SiteFault:
     return SiteFault(f"can't authenticate: {error}", hint)
 
 
-def _to_launcher_error(error: grpc.aio.AioRpcError, address: str, trust: Trust | None) -> LauncherError:
+def _to_launcher_error(
+    error: grpc.aio.AioRpcError, address: str, trust: Trust | None, where_to_look: str
+) -> LauncherError:
     details = error.details() or error.code().name
     words, place = why_unreached(details), " or ".join(split_addresses(address))
     match error.code():
@@ -372,8 +383,7 @@ def _to_launcher_error(error: grpc.aio.AioRpcError, address: str, trust: Trust |
             )
             return Unavailable(
                 f"the coordinator at {place} does not answer: {words}",
-                "look there with: systemctl status muster-coordinator. The address comes from --coordinator, "
-                f"MUSTER_COORDINATOR or `coordinator` of /etc/muster/muster.toml{tls}",
+                f"{where_to_look}{tls}",
             )
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.FAILED_PRECONDITION:
             return SiteFault(

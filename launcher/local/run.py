@@ -30,6 +30,7 @@ _POLL_S = 0.1
 _FAULT_POLL_S = 0.02
 """Seconds between two checks for due faults: shorter than a step of a small script."""
 _PREFIX = "muster: "
+_OWN_PROCESS = "it is a process of this local run, which has ended or does not answer: start the run again"
 _OF_SLURM = frozenset({"SlurmOwed", "SlurmSettled", "ActionWithheld", "JobChanged", "JobOver"})
 """Events about calls to Slurm and about its answers. A local run has no Slurm."""
 
@@ -50,7 +51,8 @@ class LocalRun:
         Raises:
             LauncherError: a process of the local cluster failed.
         """
-        coordinator = CoordinatorClient(self._cluster.address, SecretCredentials(self._cluster.secret))
+        secret = SecretCredentials(self._cluster.secret)
+        coordinator = CoordinatorClient(self._cluster.address, secret, where_to_look=_OWN_PROCESS)
         async with coordinator:
             await self._begin(coordinator)
             tasks = [
