@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NoReturn
 
+from muster.daemon.host import clock
 from muster.launcher.errors import WrongInput
 from muster.launcher.output.terminal_width import columns
 
@@ -16,17 +18,25 @@ _NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def span(text: str) -> float:
-    """The type of an option for a span of time, in seconds: "30min", "12h", "7d".
+def since(text: str) -> float:
+    """The type of an option that says how far to look back, in seconds until now: "30min", "12h", "7d", or a date with
+    or without a time, in the zone of this host if it names none: "2026-11-20", "2026-11-20T08:30".
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is none, or it is yet to come.
     """
     number = text.rstrip("".join(_SPANS))
     unit = text[len(number) :]
-    if unit not in _SPANS or not number.replace(".", "", 1).isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number with s, min, h or d, as 12h or 7d")
-    return float(number) * _SPANS[unit]
+    if unit in _SPANS and number.replace(".", "", 1).isdecimal():
+        return float(number) * _SPANS[unit]
+    try:
+        ago_s = clock.wall() - datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        words = "must be a number with s, min, h or d, as 12h or 7d, or a date, as 2026-11-20 or 2026-11-20T08:30"
+        raise argparse.ArgumentTypeError(f"{text!r} {words}") from None
+    if ago_s <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is yet to come")
+    return ago_s
 
 
 Split = Callable[[Sequence[str], Mapping[str, argparse.Action]], tuple[list[str], dict[str, Any]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from muster.daemon.host import clock
 from muster.daemon.host.plain_text import plain
 from muster.launcher.command import (
     Command,
@@ -15,6 +16,7 @@ from muster.launcher.command import (
     show,
     time_arguments,
 )
+from muster.launcher.command_line import since
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.output.json_text import to_json
 from muster.launcher.output.screen import Screen
@@ -29,6 +31,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after", type=int, default=0, metavar="POSITION", help="print only the events after this position"
     )
+    words = "print only the events of this time, or from this date on (2026-11-20)"
+    parser.add_argument("--since", type=since, metavar="7d", help=words)
     parser.add_argument("--json", action="store_true", help="print one EventRecord (api.proto) on each line")
     time_arguments(parser)
 
@@ -44,7 +48,10 @@ async def _run(options: argparse.Namespace) -> int:
             else coordinator.events(request)
         )
         target, is_first = screen(options), True
+        from_s = clock.wall() - options.since if options.since is not None else 0.0
         async for record in follow:
+            if record.at_s < from_s and not record.sentinel:
+                continue
             if options.json:
                 print(to_json(record), flush=True)
             elif not record.sentinel:

@@ -9,13 +9,14 @@ import argparse
 
 from muster.daemon.host import clock
 from muster.launcher.command import Command, connect, load_site, print_note, screen, show, time_arguments
-from muster.launcher.command_line import span
+from muster.launcher.command_line import since
 
 GROUPS = ("account", "cause", "node", "leaf", "job")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--since", type=span, default=span("7d"), metavar="7d", help="how far back; default 7d")
+    words = "how far back, or from which date on (2026-11-20); default 7d"
+    parser.add_argument("--since", type=since, default=since("7d"), metavar="7d", help=words)
     words = "what the rows are; default: what losses are charged with"
     parser.add_argument("--by", choices=GROUPS, default="cause", help=words)
     form = parser.add_mutually_exclusive_group()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from muster.launcher.command import Command, connect, load_site, print_note, say, screen, show, time_arguments
-from muster.launcher.coordinator_client import CoordinatorClient
+from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.output.json_text import to_json
 from muster.launcher.output.node_tables import SORTS, NodeFilter, history_lines, node_lines
 from muster.node_health import NodeHealth
@@ -50,6 +50,8 @@ async def _run(options: argparse.Namespace) -> int:
         if options.node is not None:
             return await _history(coordinator, options)
         reply = await coordinator.nodes()
+        if options.job is not None and not any(options.job in node.slurm_job_ids for node in reply.nodes):
+            await coordinator.describe(gang_ref(str(options.job)))  # refused if there is no such job
     _list(reply, options)
     if reply.private_unknown:
         print_note(f"users see the nodes of their own jobs only: PrivateData is not known: {reply.private_unknown}")

@@ -28,7 +28,7 @@ from muster.launcher.command import (
     show,
     time_arguments,
 )
-from muster.launcher.command_line import span
+from muster.launcher.command_line import since
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import WrongInput
 from muster.launcher.output.job_list import RECENT_S, Selection, gang_list
@@ -57,8 +57,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "-a", "--all", action="store_true", help="without JOB: jobs, too, that ended more than a day ago"
     )
     parser.add_argument(
-        "--since", type=span, metavar="7d", help="without JOB: jobs that go on, or have ended within this time"
-    )
+        "--since", type=since, metavar="7d",
+        help="without JOB: jobs that go on, or have ended within this time or since this date (2026-11-20)",
+    )  # fmt: skip
     parser.add_argument(
         "--state", type=str.upper, choices=STATES, action="append", metavar="STATE",
         help="without JOB: jobs in this state; may be given several times",

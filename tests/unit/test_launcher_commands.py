@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.host import rank_log_files
+from muster.daemon.host import clock, rank_log_files
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport import server_limits
 from muster.daemon.transport.channel import IDENTITY_DEADLINE_S
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
+from muster.launcher.command_line import since
 from muster.launcher.commands.flush import Outcome as Flushed
 from muster.launcher.commands.flush import outcome_of_flush
 from muster.launcher.commands.submit import prepare, submit
@@ -772,7 +774,6 @@ async def test_nodes_without_a_daemon_are_listed(world: ScriptedWorld, capsys: p
         (("--state", "UNFIT", "--state", "UNHEARD", "--sort", "state"), ["n2", "n1", "n3"]),
         (("--signal", "xid 79"), ["n2"]),
         (("--leaf", "s1"), ["n3"]),
-        (("--job", "2"), []),
         (("--sort", "since"), ["n2", "n1", "n3"]),
     ],
 )
@@ -789,6 +790,56 @@ async def test_nodes_are_listed_as_asked_for(
     await world.coordinator.fabric.read()
     assert await muster(world, "nodes", "--json", *options) == 0
     assert [json.loads(line)["node"] for line in outputs(capsys)[0].splitlines()] == listed
+
+
+async def test_a_job_that_nobody_knows_is_no_empty_list_of_nodes(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    with pytest.raises(WrongInput, match="Slurm job 99: no such job, or not yours"):
+        await muster(world, "nodes", "--job", "99")
+    assert await muster(world, "nodes", "--job", "1", "--state", "LOST") == 0
+    assert "none is as asked for" in outputs(capsys)[0]
+
+
+async def test_events_begin_where_they_are_asked_to(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    assert await muster(world, "events", "1") == 0
+    every = outputs(capsys)[0]
+    assert "generation 1 starts" in every
+    for early in ("1d", "2020-01-01", "2020-01-01T08:30"):
+        assert await muster(world, "events", "--since", early, "1") == 0
+        assert outputs(capsys)[0] == every
+    assert await muster(world, "events", "--since", "0s", "1") == 0
+    assert outputs(capsys)[0] == ""
+
+
+@pytest.mark.parametrize("command", ["goodput", "status", "events"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("7", "must be a number with s, min, h or d"),
+        ("soon", "or a date, as 2026-11-20"),
+        ("2999-01-01", "yet to come"),
+    ],
+)
+def test_a_wrong_moment_is_explained(command: str, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args([command, "--since", text])
+    assert words in " ".join(outputs(capsys)[1].split())
+
+
+def test_a_date_is_a_moment_in_the_zone_of_this_host() -> None:
+    begins = datetime(2026, 11, 20).astimezone().timestamp()  # of this host
+    for text, at in (
+        ("2026-11-20", begins),
+        ("2026-11-20T00:00+00:00", 1795132800.0),
+        ("2026-11-20T08:30", begins + 30600),
+    ):
+        before = clock.wall()
+        assert before - at <= since(text) <= clock.wall() - at
 
 
 async def test_one_node_has_its_health_its_jobs_and_its_signals_in_its_history(
