@@ -47,7 +47,7 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
     looked = await look(call.script or "the script", partial(_look_over, script, call, options))
     if isinstance(looked, Unsupervised):
         return await _queue_as_it_is(looked, script, call, options)
-    if options.dry_run or _has(call, "test-only"):
+    if options.dry_run or looked.asked.last("test-only"):
         return await _try(_settled(looked, options), call, options)
     return await _queue(looked, call, options)
 
@@ -153,9 +153,9 @@ class _Answer:
         self._keep(self.job)
         if self._options.json:
             print(self._as_json(), flush=True)
-        elif _has(self._call, "parsable"):
+        elif self._found.looked.asked.last("parsable"):
             print(line, end="", flush=True)
-        elif not _has(self._call, "quiet"):
+        elif not self._found.looked.asked.last("quiet"):
             print(f"Submitted batch job {number}" + (f" on cluster {cluster}" if cluster else ""), flush=True)
         self._say()
 
@@ -179,12 +179,8 @@ def _argv(call: ScriptCall, found: Supervised | None = None) -> list[str]:
         if found.looked.script.is_wrapped:  # bash gets the same text on standard input
             words = [str(option) for option in call.options if option.name != "wrap"]
         words += map(str, found.added)
-        words += [] if _has(call, "test-only") else [str(SbatchOption("parsable"))]
+        words += [] if found.looked.asked.last("test-only") else [str(SbatchOption("parsable"))]
     return ["sbatch", *words, *filter(None, [call.script]), *call.arguments]
-
-
-def _has(call: ScriptCall, name: str) -> bool:
-    return any(option.name == name for option in call.options)
 
 
 async def _run(

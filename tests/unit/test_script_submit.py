@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from muster.launcher.main import main
+from muster.launcher.errors import WrongInput
+from muster.launcher.main import main, parser
 from muster.launcher.scripts import bash_env
+from muster.launcher.scripts.call import ScriptCall
+from muster.launcher.scripts.plan import Looked, look_over, settle
+from muster.launcher.scripts.user_script import UserScript
 from muster.launcher.submission import path_checks
 from muster.slurm.client import launch_settings
 
@@ -315,3 +321,29 @@ def test_an_sbatch_that_is_a_script_of_bash_itself_is_left_alone(tmp_path: Path)
         ["/bin/bash", "-c", "echo $BASH_ENV"], env=environ, capture_output=True, text=True, check=False
     )
     assert done.stdout == f"{added}\n"
+
+
+def test_any_script_gets_an_answer(shell: Shell) -> None:
+    """Broken lines, quotes, options that nobody has, halves of scripts: queued as it is, supervised, or refused in
+    words."""
+    chance = random.Random(38)
+    parts = [
+        *("#SBATCH ", "#MUSTER ", "--nodes=", "-N", "-n 4", "--spares=1", "--gpus=a:2,b:", "--export=", "A,B"),
+        *("hetjob", "--", "'", '"', "\\", " ", "\n", "\t", "#", ":", "=", "4", "2-8", "1k", "\u00e9", "\udc80"),
+        *("--exclusive=user", "--job-name="),
+        *("srun ", "torchrun ", "python x.py", "$X", "&", "|", "(", ")", "for x in", " do ", "done", "<<E", "-"),
+        *("-s", "--signal=B:9@", "--comment="),
+        *("--launch-line=", "--tensor=8", "--elastic", "--image x", "-w n[1-", "--segment=3", "-D /x%j", "-o l/%j"),
+    ]  # fmt: skip
+    options = parser(["submit"]).parse_args(["submit", "job.toml"])
+    answers = {_answer("".join(chance.choices(parts, k=chance.randrange(14))), options) for _ in range(3000)}
+    assert answers == {"Unsupervised", "Supervised", "Nothing was queued"}
+
+
+def _answer(text: str, options: argparse.Namespace) -> str:
+    script, call = UserScript(f"#!/bin/bash\n{text}", "x.sbatch"), ScriptCall((), (), "x.sbatch")
+    try:
+        found = look_over(script, call, None, {}, lambda _: "")
+        return type(settle(found, options, {}, "/shared") if isinstance(found, Looked) else found).__name__
+    except WrongInput as error:
+        return error.hint.rpartition(". ")[2]
