@@ -17,7 +17,7 @@ from muster.checkpoint.store.streams.stream_sockets import STREAM_BACKLOG, Strea
 from muster.daemon.agent import listening, rank_metrics
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import CoordinatorStream, StreamHandlers
-from muster.daemon.agent.ending import Lifetime, WindDown
+from muster.daemon.agent.ending import Ending, Lifetime, WindDown
 from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
 from muster.daemon.agent.failure_detector.peer_prober import PeerProber
 from muster.daemon.agent.failure_detector.peers import PeerChannels, PeerService, make_agent_server
@@ -35,6 +35,8 @@ from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
+from muster.daemon.agent.ranks.zygote_handle import CannotStart, interpreter_of
+from muster.daemon.agent.training.live_numbers import LiveNumbers, LiveRun, live_run
 from muster.daemon.agent.training.log_limit import LogLimit
 from muster.daemon.agent.training.node_use import NodeUseRecord
 from muster.daemon.agent.training.training_record import TrainingRecord
@@ -43,7 +45,15 @@ from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import ServerKey, pinned_context
 from muster.slurm.client.backends.commands import CliSlurm
-from muster.v1.agent_pb2 import AgentHello, AgentMessage, Certificate, Duty, MeasureOrder, Order, ProbeOrder
+from muster.v1.agent_pb2 import (
+    AgentHello,
+    AgentMessage,
+    Certificate,
+    Duty,
+    MeasureOrder,
+    Order,
+    ProbeOrder,
+)
 from muster.v1.common_pb2 import JobSpec
 from muster.v1.memory_pb2 import ReportRanks
 
@@ -124,6 +134,9 @@ class Agent:
             lambda: self._checkpoints.generation,
             stream.schedule_status,
         )
+        self._live = LiveNumbers(
+            _live_run(settings), lambda: self._training.status, lambda: self._generation_of_rank_0() > 0
+        )
         self._use = NodeUseRecord(settings.hardware_socket, places.used_gpus, stream.schedule_status)
         # The other agents.
         self._versions = VersionCheck(identity.node, self._ranks.run_none)
@@ -172,14 +185,14 @@ class Agent:
             self._lifetime.start(rank_metrics.keep_reporting(settings.hardware_socket, self._rank_report))
         self._lifetime.start(self._training.run())
         self._lifetime.start(self._use.run())
+        self._lifetime.start(self._live.run())
         self._lifetime.start(self._log_limit.run())
-        keep_memory = False
+        ending = Ending(exit_code=1)
         try:
             ending = await self._lifetime.ended
-            keep_memory = ending.keep_memory
             return ending.exit_code
         finally:
-            await self._close(server, keep_memory=keep_memory)
+            await self._close(server, ending)
 
     def _rank_report(self) -> ReportRanks:
         ranks = list(self._supervisor.statuses(self._checkpoints.progress()))
@@ -187,7 +200,7 @@ class Agent:
             self._checkpoints.rank_reports.add_to(rank)
         return rank_metrics.report_of(self._settings.slurm_job_id, ranks, list(self._checkpoints.shards()))
 
-    async def _close(self, server: grpc.aio.Server, *, keep_memory: bool) -> None:
+    async def _close(self, server: grpc.aio.Server, ending: Ending) -> None:
         # gRPC logs an error for each stream that a stop cuts.
         logging.getLogger("grpc").setLevel(logging.CRITICAL)
         self._lifetime.cancel_tasks()
@@ -197,9 +210,11 @@ class Agent:
         if self._output is not None:
             self._output.note(self._supervisor.outcomes())
             await asyncio.to_thread(self._output.close)
-        last = self._handover.deposit() if keep_memory else self._handover.withdraw()
+        last = self._handover.deposit() if ending.keep_memory else self._handover.withdraw()
         await _within(_HANDOVER_TIMEOUT_S, last)
         await _within(_CLOSE_TIMEOUT_S, self._training.close())
+        status = "FAILED" if ending.exit_code else "FINISHED"
+        await self._live.close(status if ending.job_over else "")
         # The end of the process closes these as well, so none of them may delay the exit.
         for closing in (self._checkpoints.close(), self._channels.close(), server.stop(grace=None)):
             await _within(_CLOSE_TIMEOUT_S, closing)
@@ -334,6 +349,17 @@ def _checkpoint_service(
         "" if spec.memory_checkpoint else "job.toml says checkpoint.memory = false",
         uploads=is_url(spec.durable_dir),
     )
+
+
+def _live_run(settings: AgentSettings) -> LiveRun | None:
+    """What is logged while the job trains; None: nothing, or its ranks can't start either, which is said elsewhere."""
+    spec, zygote = settings.spec, settings.job.zygote_spec
+    try:
+        interpreter = interpreter_of(zygote) if spec.live.tool else []
+    except CannotStart:
+        interpreter = []
+    gang, job = settings.identity.gang, settings.slurm_job_id
+    return live_run(spec, gang, job, interpreter, zygote.environment) if interpreter else None
 
 
 async def _within(seconds: float, work: Awaitable[object]) -> None:

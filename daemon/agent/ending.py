@@ -27,10 +27,12 @@ _SIGTERM_NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """With which code the agent exits, and whether it leaves the memory of its ranks to the job's next run."""
+    """With which code the agent exits, whether it leaves the memory of its ranks to the job's next run, and whether the
+    whole job is over."""
 
     exit_code: int
-    keep_memory: bool
+    keep_memory: bool = False
+    job_over: bool = False
 
 
 class Lifetime:
@@ -43,11 +45,11 @@ class Lifetime:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
 
-    def end(self, exit_code: int, reason: str, *, keep_memory: bool = False) -> None:
+    def end(self, exit_code: int, reason: str, *, keep_memory: bool = False, job_over: bool = False) -> None:
         """Leave. `reason` is logged."""
         if not self.ended.done():
             log.info("leaving with exit code %d: %s", exit_code, reason)
-            self.ended.set_result(Ending(exit_code, keep_memory))
+            self.ended.set_result(Ending(exit_code, keep_memory, job_over))
 
     def start(self, work: Coroutine[Any, Any, Any], *, vital: bool = False) -> asyncio.Task[Any]:
         """Start a task. If a `vital` task fails, that is a bug: it ends the agent and its ranks."""

@@ -124,4 +124,4 @@ class OrderedRanks:
                 self._supervisor.start_ranks(step, order)
             case reconcile.ExitAgent(exit_code, reason):
                 reason = reason or "the coordinator ordered it"
-                self._lifetime.end(exit_code, reason, keep_memory=order.requeued)
+                self._lifetime.end(exit_code, reason, keep_memory=order.requeued, job_over=order.job_over)

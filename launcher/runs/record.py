@@ -40,6 +40,8 @@ def make_record(
     spec, table = submission.spec, submission.job.record
     shown = MessageToDict(spec, preserving_proto_field_name=True)
     shown["command"] = secrets.command(spec.command)
+    if "live" in shown:
+        shown["live"]["to"] = secrets.text(spec.live.to)
     for hook in shown.get("hooks", []):
         hook["command"] = secrets.command(hook["command"])
     shown["env"] = secrets.environment(spec.env, table.secrets)

@@ -454,6 +454,7 @@ class Job(Table):
             readers=self.readers,
             log_limit_bytes=int(self.log_limit_gb * 1e9),
             loss=self.loss.to_proto(),
+            live=self.record.live_numbers(),
             hooks=[hook.to_proto(name) for name, hook in self.hooks.items()],
         )
 

@@ -31,7 +31,12 @@ def output(training: Training) -> str:
 
 def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_storage(healthy: Cluster) -> None:
     hook = '{on = ["requeue", "restart", "end"], command = ["sh", "-c", "sleep 1; cat >> told; echo >> told"]}'
-    settings = ('durable_dir = "/shared/jobs/requeued/durable"', "pool_nodes = 0", f"hooks.own = {hook}")
+    settings = (
+        'durable_dir = "/shared/jobs/requeued/durable"',
+        "pool_nodes = 0",
+        f"hooks.own = {hook}",
+        'record.live = "tensorboard"',
+    )
     spec = TrainingSpec("requeued", nodes=3, spares=0, arguments=SMALL_MODEL, settings=settings)
     with Training(healthy, spec) as training:
         job = training.submit()
@@ -53,6 +58,7 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         text = healthy.sh(CONTROLLER, shown)
         assert f" Comment=muster: DONE at step {steps[-1][0]}, 1 recovery, the last: requeue of {dead}" in text
         assert f"AdminComment=[muster: {dead} left in generation 2 (requeue), LOST: " in text
+    assert 'TensorBoard is not installed here: pip install "muster[tensorboard]" there' in output(training)
     told = [json.loads(line) for line in (training.folder / "told").read_text().splitlines()]
     assert [message["occasion"] for message in told] == ["requeue", "restart", "end"]
     assert told[1]["details"]["recovery"]["nodes_out"] == [dead]

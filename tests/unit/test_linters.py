@@ -75,6 +75,7 @@ BOUNDARIES = {
             "launcher/runs/origins.py": "git, and the job's Python, each with a deadline",
             "launcher/scripts/command_words.py": "sbatch --help: which options the site has, before the loop begins",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
+            "daemon/agent/training/live_numbers.py": "the library of TensorBoard or MLflow may hang",
             "daemon/agent/batch/run_hooks.py": "the user's hooks, beside the batch script",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
             "simulator/parallel.py": "seeds run in processes; no daemon imports it",

@@ -64,6 +64,7 @@ class Orders:
             order.pool.add(serial=request.serial, options=request.options)
         if gang.final:
             _set_exit(order, gang.exit_code, gang.reason)
+            order.job_over = True
         elif out and not stays:
             _set_exit(order, 0, out)
         elif gang.phase is Phase.REQUEUED:

@@ -1489,6 +1489,7 @@ class Order(_message.Message):
     AGREED_GROUPS_FIELD_NUMBER: _builtins.int
     MTBF_S_FIELD_NUMBER: _builtins.int
     PARITY_GROUPS_FIELD_NUMBER: _builtins.int
+    JOB_OVER_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -1519,6 +1520,8 @@ class Order(_message.Message):
     """With RUN: replicas of this job differ for a reason of its own. Versions are committed without a comparison."""
     mtbf_s: _builtins.float
     """With RUN: seconds between two failures of the nodes that carry ranks; 0: not known."""
+    job_over: _builtins.bool
+    """With EXIT: the job is over, and not only this node's part in it."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -1566,10 +1569,11 @@ class Order(_message.Message):
         agreed_groups: _abc.Iterable[_builtins.int] | None = ...,
         mtbf_s: _builtins.float = ...,
         parity_groups: _abc.Iterable[_common_pb2.ParityGroup] | None = ...,
+        job_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "parity_groups", b"parity_groups", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "job_over", b"job_over", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "parity_groups", b"parity_groups", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

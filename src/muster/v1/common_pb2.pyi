@@ -192,6 +192,7 @@ class JobSpec(_message.Message):
     OWN_NODES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     HOOKS_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that run ranks."""
@@ -332,6 +333,10 @@ class JobSpec(_message.Message):
     def hooks(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobHook]:
         """The user's own programs that the batch process tells what happens to the job."""
 
+    @_builtins.property
+    def live(self) -> Global___LiveNumbers:
+        """Where the numbers of the run are written while it trains. Absent: nowhere."""
+
     def __init__(
         self,
         *,
@@ -388,14 +393,67 @@ class JobSpec(_message.Message):
         own_nodes: _abc.Iterable[_builtins.str] | None = ...,
         loss: Global___LossChoice | None = ...,
         hooks: _abc.Iterable[Global___JobHook] | None = ...,
+        live: Global___LiveNumbers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "spreading", b"spreading"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "loss", b"loss", "spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class LiveNumbers(_message.Message):
+    """[record] live of job.toml."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParamsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOOL_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    tool: _builtins.str
+    """"tensorboard" or "mlflow"."""
+    to: _builtins.str
+    """A folder, or the address of MLflow; empty: the default."""
+    @_builtins.property
+    def params(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What MLflow says of the run: data, seed, note."""
+
+    def __init__(
+        self,
+        *,
+        tool: _builtins.str = ...,
+        to: _builtins.str = ...,
+        params: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "to", b"to", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveNumbers: _TypeAlias = LiveNumbers  # noqa: Y015
 
 @_typing.final
 class LossChoice(_message.Message):
