@@ -67,7 +67,7 @@ class ReportedNumbers:
     def set_skips_batches(self) -> None:
         """A sampler of this rank can skip batches."""
         self._skips_batches = True
-        self._due.clear()
+        self.due.clear()
 
     def set_flops(self, flops: float) -> None:
         """Floating-point operations of this rank in one step."""
