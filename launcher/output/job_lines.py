@@ -24,7 +24,6 @@ from muster.wording import counted, duration
 
 FIRST_VALUES = ("loss", "gradient_norm", "lr")
 """Numbers of the script that stand before its own ones."""
-"""The phases of a recovery."""
 _VALUES_SHOWN = 5
 _LOSSES_SHOWN = 3
 _LEAST_SHARE = 0.001

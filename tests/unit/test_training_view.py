@@ -74,6 +74,20 @@ def test_the_end_follows_from_the_pace_and_moves_with_no_clock() -> None:
     assert view.training.done_s == stepped_at + (1000 - view.step) * 0.5
 
 
+def test_the_first_number_after_a_recovery_ends_it_for_a_script_that_only_logs() -> None:
+    world = trained()
+    world.kill_rank(world.gang.roster.seats[1].node)
+    world.run_until(lambda: (world.gang.phase, world.gang.newest.generation) == (Phase.RUNNING, 2))
+    newest = world.gang.recovery.recoveries[-1]
+    assert (newest.generation, newest.first_step_at) == (2, 0.0)
+    world.core.observed.gang(world.gang.id).last_step = (0, 0)
+    assert view_of(world).recoveries[-1].first_step_s == 0.0
+    report(world, step=7, first_step=5, first_at_s=world.now + 3)
+    assert view_of(world).recoveries[-1].first_step_s == world.now + 3
+    report(world, step=7, first_step=5, first_at_s=1.0)  # another clock
+    assert view_of(world).recoveries[-1].first_step_s == max(newest.running_at, newest.started_at)
+
+
 def test_a_script_that_only_logs_has_a_step_and_a_pace() -> None:
     world = trained()
     world.core.observed.gang(world.gang.id).last_step = (0, 0)

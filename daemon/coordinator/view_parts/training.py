@@ -52,6 +52,10 @@ def _add_logged_steps(view: api_pb2.GangView, gang: Gang, seen: ObservedGang) ->
     view.step = max(steps.values(), default=0) or view.step
     for rank in view.ranks:
         rank.step = rank.step or steps.get(rank.node, 0)
+    newest = view.recoveries[-1] if view.recoveries else None
+    if newest is not None and newest.generation == gang.newest.generation and not newest.first_step_s:
+        first_at_s = min((report.first_at_s for report in _reports(gang, seen) if report.first_at_s), default=0.0)
+        newest.first_step_s = max(first_at_s, newest.running_s or newest.started_s) if first_at_s else 0.0
 
 
 def _add_utilization(view: api_pb2.TrainingView, gang: Gang, reports: list[NodeTraining], between_s: float) -> None:

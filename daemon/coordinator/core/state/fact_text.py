@@ -192,7 +192,8 @@ def _of_generation(
         case facts.GenerationFenced(cause=facts.PREFLIGHT_CAUSE):
             return f"preflight: the agent on {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
         case facts.GenerationFenced():
-            fenced = f"generation {fact.generation} is fenced at step {fact.step_before}, and its ranks are ended"
+            where = f"at step {fact.step_before}" if fact.step_before else "before its ranks have reported a step"
+            fenced = f"generation {fact.generation} is fenced {where}, and its ranks are ended"
             return f"{fenced}{_because(fact.cause)}"
         case facts.StoreMoved():
             return f"the agent on {fact.store_node} opens the rendezvous store instead"
