@@ -1,5 +1,6 @@
 """The commands `muster-agent run` (srun starts it once per node; with `-- WORDS`, a user's launcher says what runs) and
-`muster-agent batch -- srun ...` (the last line of the batch script).
+`muster-agent batch -- srun ...` (the last line of the batch script). In a user's own batch script:
+`muster-agent shell` (before its first line) and `muster-agent srun` (where it calls srun).
 
 Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 69 if no port is free; 71 if memory has run
 out; 78 if the site has to correct something; 143 after SIGTERM.
@@ -13,7 +14,7 @@ import muster.daemon.host.process.own_packages  # noqa: F401  # before all other
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from muster.daemon.host.kept_memory_client import SOCKET
@@ -28,6 +29,8 @@ EXIT_UNAVAILABLE = 69
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["srun"]:  # its words are srun's
+        return _of_script(lambda: _srun(words[1:]))
     options = _parser().parse_args(words)
     if options.what == "run":
         # The guard forks. Import nothing that starts threads (gRPC) before that.
@@ -35,7 +38,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run_command(options)
 
 
+def _srun(words: Sequence[str]) -> int:
+    from muster.daemon.agent.user_script import srun_call
+
+    return srun_call.run(words, os.environ)
+
+
+def _shell(options: argparse.Namespace) -> int:
+    from muster.daemon.agent.user_script import script_shell
+
+    print(script_shell.prepare(options.settings, os.environ, options.shell))
+    return 0
+
+
+def _of_script(command: Callable[[], int]) -> int:
+    """Run a command that a user's batch script has called."""
+    from muster.daemon.agent.user_script.script_job import NoScriptJob
+
+    try:
+        return command()
+    except NoScriptJob as error:
+        print(f"muster-agent: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (SiteError, IdentityError) as error:
+        print(f"muster-agent: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+
+
 def _run_command(options: argparse.Namespace) -> int:
+    if options.what == "shell":
+        return _of_script(lambda: _shell(options))
     from muster.daemon.agent import startup
     from muster.daemon.transport.channel import ListenError
 
@@ -103,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(batch, listen="")
     batch.add_argument("--gang", default=os.environ.get("MUSTER_GANG", ""), help="its id; default $MUSTER_GANG")
     batch.add_argument("command", nargs="+", help="srun and its arguments, after --")
+    shell = commands.add_parser("shell", help="print what the shell of a user's batch script evaluates first")
+    shell.add_argument("settings", help="the launch settings that `muster submit` has written")
+    shell.add_argument("--shell", type=int, default=os.getppid(), metavar="PID", help="that shell; default: the parent")
     return parser
 
 

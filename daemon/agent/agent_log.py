@@ -63,7 +63,7 @@ class _QueuedHandler(logging.Handler):
     """Passes records to another handler in a thread."""
 
     def __init__(self, handler: logging.Handler) -> None:
-        super().__init__()
+        super().__init__(handler.level)
         self._handler = handler
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(_QUEUE_LINES)
         self._thread = threading.Thread(target=self._write_records, name="log", daemon=True)
@@ -94,8 +94,9 @@ def path(run_dir: str, gang: str, node: str) -> Path:
     return rank_log_files.log_folder(run_dir, gang) / rank_log_files.AGENTS / f"{node}.log"
 
 
-def start(level: str, form: str, run_dir: str, gang: str, node: str, job: str) -> None:
-    """Start logging as `form` says (log_format; an agent does not write to journald itself).
+def start(level: str, form: str, run_dir: str, gang: str, node: str, job: str, *, for_script: bool = False) -> None:
+    """Start logging as `form` says (log_format; an agent does not write to journald itself). `for_script`: stderr
+    belongs to a user's own script, and gets errors only.
 
     If the run folder can't be written to, print the reason on stderr; the ranks fail later with the same reason.
     """
@@ -104,6 +105,8 @@ def start(level: str, form: str, run_dir: str, gang: str, node: str, job: str) -
     stderr = logging.StreamHandler(sys.stderr)
     # srun mixes the lines of all agents in one file.
     stderr.setFormatter(log_format.formatter(form, node))
+    if for_script:
+        stderr.setLevel(logging.ERROR)
     handlers: list[logging.Handler] = [stderr]
     try:
         with rank_log_files.hold_log_folder(run_dir, gang, file.parent.name) as folder:

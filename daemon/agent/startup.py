@@ -256,7 +256,8 @@ def _address_towards(towards: str) -> str:
 
 async def _serve(options: argparse.Namespace, settings: AgentSettings) -> int:
     own, job = settings.identity, os.environ.get("SLURM_JOB_ID", "")
-    agent_log.start(options.log_level, options.log_format, settings.spec.run_dir, own.gang, own.node, job)
+    place = (settings.spec.run_dir, own.gang, own.node, job)
+    agent_log.start(options.log_level, options.log_format, *place, for_script=settings.copies_output)
     agent = Agent(settings)
     _on_end(agent.wind_down.on_sigterm)
     return await agent.run()

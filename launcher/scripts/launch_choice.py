@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from muster.launcher.scripts.shell_commands import Script, ShellCommand, scan
-from muster.slurm.client.launch_settings import LaunchLine
+from muster.slurm.client.launch_settings import NAMED_BY_USER, LaunchLine
 
 _BEGIN, _END = r"(?:^|[\s/\"'=;&|({])", r"(?=[\s\"';&|)}]|$)"
 _LAUNCHER = re.compile(
@@ -91,7 +91,7 @@ _WHY = {
     Form.LAUNCHER: "srun starts a launcher of ranks",
     Form.RANKS: "srun starts the ranks",
     Form.UNKNOWN: "srun starts a shell, of which more is known when it runs",
-    Form.NAMED: "#MUSTER --launch-line names it",
+    Form.NAMED: NAMED_BY_USER,
 }
 
 

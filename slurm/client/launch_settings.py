@@ -19,6 +19,10 @@ VERSION = 1
 """Of the file's form. A reader refuses any other."""
 
 
+NAMED_BY_USER = "#MUSTER --launch-line names it"
+"""`LaunchLine.why` of a line that the user has named."""
+
+
 class WrongSettings(ValueError):
     """A text that is no launch settings. The message says what is wrong."""
 

@@ -61,6 +61,7 @@ BOUNDARIES = {
             "slurm/image/install.py": "ldconfig, inside the test image",
             "daemon/agent/ranks/zygote_handle.py": "starts the zygote, whose children the ranks are",
             "daemon/agent/launch/task.py": "the command of a user, which starts a launcher",
+            "daemon/agent/user_script/helper_call.py": "the srun that a user's script has called",
             "daemon/agent/ranks/stack_dumps.py": "py-spy, which reads the stacks of ranks that hang",
             "daemon/agent/ranks/zygote.py": "the zygote forks into the rank",
             "daemon/agent/ranks/rank_main.py": "a command that is not Python is executed in the rank's place",

@@ -122,6 +122,7 @@ async def run_batch(
     coordinator: Coordinator,
     allocation: Allocation | None = None,
     timing: PollTiming = _DEFAULT_TIMING,
+    forwarded: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
 ) -> int:
     """Run `argv` (srun) and wait until the gang is final; return its exit code, or EXIT_REQUEUED.
 
@@ -139,7 +140,7 @@ async def run_batch(
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        _forward_signals(srun.process)
+        _forward_signals(srun.process, forwarded)
         view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
@@ -284,14 +285,14 @@ def _exit_code(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _forward_signals(srun: asyncio.subprocess.Process) -> None:
-    """Forward SIGTERM and SIGINT to srun. Ignore the other signals that Slurm may send to a batch shell."""
+def _forward_signals(srun: asyncio.subprocess.Process, forwarded: Sequence[signal.Signals]) -> None:
+    """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell."""
     loop = asyncio.get_running_loop()
 
     def tell(signum: int) -> None:
         if srun.returncode is None:
             srun.send_signal(signum)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, tell, number)
     step_signals.ignore()
+    for number in forwarded:
+        loop.add_signal_handler(number, tell, number)

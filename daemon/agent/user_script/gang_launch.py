@@ -1,0 +1,127 @@
+"""The launch of a user's batch script, carried out: it becomes what `muster-agent batch` is, and ends with the gang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from muster.daemon.agent.batch.batch_process import RemoteCoordinator, ViewFailure, run_batch
+from muster.daemon.agent.batch.run_hooks import Hooked
+from muster.daemon.agent.batch.run_summary import Summarised
+from muster.daemon.agent.batch.srun import Allocation
+from muster.daemon.agent.ranks import rank_environment
+from muster.daemon.agent.start_checks import node_problems
+from muster.daemon.agent.user_script import launch
+from muster.daemon.agent.user_script.launch_rule import Decision
+from muster.daemon.agent.user_script.script_job import ScriptJob
+from muster.daemon.host import private_file
+from muster.daemon.host.plain_text import plain
+from muster.daemon.transport.site_config import Site, start_logging
+from muster.slurm.client import launch_settings
+from muster.slurm.client.batch_script import MAX_SPEC_BYTES, RANK_ENVIRONMENT, spec_text
+from muster.slurm.client.srun_options import SrunWords
+from muster.v1.api_pb2 import BatchRef
+from muster.v1.common_pb2 import JobSpec
+from muster.wording import counted
+
+EXIT_CANNOT_LAUNCH = 64
+"""EX_USAGE: the launch needs something that Muster can't give."""
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Signals that srun passes on to its tasks."""
+_SHOWN_CHARS = 60
+
+
+def run(
+    job: ScriptJob, decision: Decision, words: SrunWords, site: Collection[str], srun: str, environ: Mapping[str, str]
+) -> int:
+    """Launches the gang and returns its exit code.
+
+    Raises:
+        SiteError, IdentityError: the message says what would be right.
+    """
+    nodes, spares = job.nodes, len(job.nodes.spares)
+    spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+    if (size := len(spec_text(spec))) > MAX_SPEC_BYTES:
+        print(f"muster: the launch has {size} bytes of words, and {MAX_SPEC_BYTES} are possible", file=sys.stderr)
+        return EXIT_CANNOT_LAUNCH
+    try:
+        file = _keep(job, spec.run_dir, launch.launch_environment(environ, words.value("export")))
+    except OSError as error:
+        print(f"muster: {error.filename or spec.run_dir} can't be written: {error.strerror}", file=sys.stderr)
+        return EXIT_CANNOT_LAUNCH
+    spare = f" and {counted(spares, 'spare')}" if spares else ""
+    print(f"muster: supervised: {describe(job, words)} on {counted(spec.nodes, 'node')}{spare}", file=sys.stderr)
+    _become_agents_parent(job, spec, file, environ)
+    site_settings = Site.load()
+    start_logging("warning", "text", "muster")
+    remote = _remote(job, site_settings)
+    argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site))
+    host = nodes.own[0]
+    allocation = Allocation(job.job_id, len(nodes.all), spec.min_nodes, spec.requeue, host, job.restarts)
+    seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
+    sys.stdout.flush()
+    return asyncio.run(run_batch(argv, seen, allocation, forwarded=_FORWARDED))
+
+
+def _keep(job: ScriptJob, run_dir: str, environ: Mapping[str, str]) -> str:
+    """Writes the files of a launch, and returns the path of its environment. Raises OSError."""
+    path = launch_settings.environment_file(run_dir, job.gang)
+    private_file.replace(Path(path), rank_environment.environment_text(environ))
+    private_file.replace(_mark(job), f"{job.job_id} {job.restarts}")
+    return path
+
+
+def _become_agents_parent(job: ScriptJob, spec: JobSpec, file: str, environ: Mapping[str, str]) -> None:
+    """srun and the agents inherit the environment of this process, in which nothing of the script's may harm them."""
+    own = launch.agents_environment(environ)
+    own |= {"MUSTER_GANG": job.gang, "MUSTER_SPEC": spec_text(spec), RANK_ENVIRONMENT: file}
+    if job.settings.coordinator:
+        own["MUSTER_COORDINATOR"] = job.settings.coordinator
+    node_problems.write_tokens(spec, own)
+    os.environ.clear()
+    os.environ.update(own)
+
+
+def _mark(job: ScriptJob) -> Path:
+    return Path(job.settings.spec.run_dir) / f"{job.gang}.launched"
+
+
+def was_launched(job: ScriptJob) -> bool:
+    """Whether this run of the script has launched the gang."""
+    with suppress(OSError):
+        return _mark(job).read_text() == f"{job.job_id} {job.restarts}"
+    return False
+
+
+def why_not(job: ScriptJob) -> str:
+    """Why a launch can't become the gang; empty: it can."""
+    return f"the gang {job.gang} was launched before in this run of the script" if was_launched(job) else ""
+
+
+def seats(job: ScriptJob) -> tuple[str, ...]:
+    """The nodes that carry ranks, or did when the gang ended, in the order of their ranks. The script's own nodes, if
+    nobody knows better."""
+    site = Site.load(coordinator=job.settings.coordinator or None)
+    view = asyncio.run(_remote(job, site).view())
+    if isinstance(view, ViewFailure):
+        return job.nodes.own
+    found = dict.fromkeys(rank.node for rank in view.ranks if rank.node)
+    return tuple(found) or job.nodes.own
+
+
+def _remote(job: ScriptJob, site: Site) -> RemoteCoordinator:
+    run = BatchRef(gang_id=job.gang, slurm_job_id=job.job_id, slurm_restart_count=job.restarts)
+    return RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())
+
+
+def describe(job: ScriptJob, words: SrunWords) -> str:
+    """The call, for a message."""
+    at = f"line {job.line}, " if job.line else ""
+    text = plain(" ".join(words.command))
+    shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return f"{at}srun {shown}"

@@ -1,0 +1,119 @@
+"""What a call of srun in a user's batch script knows of its job: the variables that `muster-agent shell` has set."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.daemon.agent.user_script import own_nodes
+from muster.daemon.agent.user_script.own_nodes import Nodes
+from muster.slurm.client.launch_settings import LaunchSettings, WrongSettings, read
+
+SETTINGS = "MUSTER_LAUNCH"
+"""The path of the launch settings."""
+ALLOCATION = "MUSTER_ALLOCATION"
+"""The nodes of the job when the script started, spares included."""
+SHELL = "MUSTER_SHELL"
+"""The process of the script, and its standard output at its start, as "PID DEVICE INODE"."""
+LINE = "MUSTER_LINE"
+"""The line of the script that calls srun; empty: not known."""
+_OWN = (SETTINGS, ALLOCATION, SHELL, LINE, "BASH_FUNC_srun%%")
+
+
+class NoScriptJob(Exception):
+    """This is no call in a job that `muster submit` has queued. The message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptJob:
+    """The job of a script. `restarts`: how often Slurm has restarted it."""
+
+    settings: LaunchSettings
+    gang: str
+    nodes: Nodes
+    job_id: int
+    restarts: int
+    line: int
+    """The line that calls srun; 0: not known."""
+
+
+def gang_of(settings: LaunchSettings, environ: Mapping[str, str]) -> str:
+    """The gang id of the job; each task of an array is a gang of its own."""
+    task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{settings.gang}_{task}" if task else settings.gang
+
+
+def load(path: str) -> LaunchSettings:
+    """Reads the launch settings.
+
+    Raises:
+        NoScriptJob: they can't be read.
+    """
+    try:
+        return read(Path(path).read_text())
+    except OSError as error:
+        raise NoScriptJob(f"the launch settings {path} can't be read: {error.strerror}") from None
+    except (WrongSettings, UnicodeDecodeError) as error:
+        raise NoScriptJob(f"{path}: {error}") from None
+
+
+def script_job(environ: Mapping[str, str]) -> ScriptJob:
+    """Reads what the variables name.
+
+    Raises:
+        NoScriptJob: a variable is missing, or a file can't be read.
+    """
+    if not (path := environ.get(SETTINGS, "")):
+        raise NoScriptJob(f"{SETTINGS} is not set: this command is for a script that `muster submit` has queued")
+    if not (job := environ.get("SLURM_JOB_ID", "")):
+        raise NoScriptJob("SLURM_JOB_ID is not set: this command runs in a job of Slurm")
+    settings = load(path)
+    allocation = [name for name in environ.get(ALLOCATION, "").split(",") if name]
+    return ScriptJob(
+        settings=settings,
+        gang=gang_of(settings, environ),
+        nodes=own_nodes.divide(allocation, settings.spares),
+        job_id=int(job),
+        restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
+        line=int(environ.get(LINE) or 0),
+    )
+
+
+def as_sbatch_gives(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as the script would have it without Muster."""
+    kept = {name: value for name, value in environ.items() if name not in _OWN}
+    if SETTINGS in environ and "PATH" in kept:
+        own = program_folder(environ[SETTINGS])
+        kept["PATH"] = os.pathsep.join(folder for folder in kept["PATH"].split(os.pathsep) if folder != own)
+    return kept
+
+
+def program_folder(settings_path: str) -> str:
+    """The folder that is first on the script's PATH."""
+    return f"{settings_path.removesuffix('.launch.json')}.bin"
+
+
+def describe_shell(pid: int) -> str:
+    """The value of SHELL for the process `pid`."""
+    try:
+        output = os.stat(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""
+    return f"{pid} {output.st_dev} {output.st_ino}"
+
+
+def output_is_read(environ: Mapping[str, str], descriptor: int = 1) -> bool:
+    """Whether the script uses what this call prints: a pipe or a file of its own, in place of the script's output."""
+    try:
+        own = os.fstat(descriptor)
+    except OSError:
+        return False
+    if not (stat.S_ISFIFO(own.st_mode) or stat.S_ISREG(own.st_mode)):
+        return False
+    pid, _, at_start = environ.get(SHELL, "").partition(" ")
+    now = describe_shell(int(pid or 0)).partition(" ")[2]
+    # A function with `> file` changes the output of the shell itself for a moment, so that `now` says nothing of files.
+    return f"{own.st_dev} {own.st_ino}" != (at_start if stat.S_ISREG(own.st_mode) else now)

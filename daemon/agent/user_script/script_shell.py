@@ -1,0 +1,98 @@
+"""`muster-agent shell SETTINGS`: what the shell of a user's batch script evaluates before its first line.
+
+Slurm's variables then describe the script's own nodes, and `srun` is `muster-agent srun`: as a program, in a folder
+that is first on PATH, and as an exported function, because `module load` and conda put other folders first. The
+function goes on to programs that the script starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from muster.daemon.agent.user_script import own_nodes, script_job
+from muster.daemon.host import private_file
+from muster.slurm.client.launch_settings import LaunchSettings
+from muster.slurm.client.parsing import hostlist
+
+_PROGRAM = """#!/bin/sh
+exec {python} -I -m muster.daemon.agent srun "$@"
+"""
+# In the script's own shell the program runs in the foreground, as srun does. In a subshell, `kill $!` means srun, but
+# reaches the subshell: a function is not replaced by its last command. So the subshell passes signals on.
+_FUNCTION = """srun() {{
+  {{ local -; set +x; }} 2>/dev/null
+  if [[ $BASHPID == "$$" ]]; then
+    {line}={line_value} {program} "$@"
+    return
+  fi
+  local muster_srun muster_status muster_signal
+  {line}={line_value} {program} "$@" <&0 &
+  muster_srun=$!
+  for muster_signal in HUP INT QUIT TERM USR1 USR2 ALRM; do
+    trap "kill -s $muster_signal $muster_srun 2>/dev/null" "$muster_signal"
+  done
+  muster_status=0
+  wait "$muster_srun" || muster_status=$?
+  while kill -0 "$muster_srun" 2>/dev/null; do wait "$muster_srun" || :; done
+  wait "$muster_srun" && muster_status=0 || muster_status=$?
+  trap - HUP INT QUIT TERM USR1 USR2 ALRM
+  return "$muster_status"
+}}
+export -f srun
+"""
+# Only a call in the script itself has a line that means something.
+_LINE_VALUE = '"$([[ ${#BASH_SOURCE[@]} == 2 ]] && echo ${BASH_LINENO[0]})"'
+
+
+def prepare(path: str, environ: Mapping[str, str], shell: int) -> str:
+    """The lines to evaluate; the program `srun` is written. `path`: of the settings. `shell`: the script's process.
+
+    Raises:
+        NoScriptJob: the settings can't be read, or the program can't be written.
+    """
+    settings = script_job.load(path)
+    try:
+        program = _write_program(Path(script_job.program_folder(path)))
+    except OSError as error:
+        raise script_job.NoScriptJob(f"{error.filename} can't be written: {error.strerror}") from None
+    return shell_lines(path, settings, environ, program, script_job.describe_shell(shell))
+
+
+def _write_program(folder: Path) -> Path:
+    """Writes the program `srun` into `folder`, and returns its path.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    program, new = folder / "srun", folder / f".srun.{os.getpid()}"
+    private_file.replace(new, _PROGRAM.format(python=shlex.quote(sys.executable)))
+    new.chmod(0o700)
+    new.replace(program)  # another task of an array may start it at this moment
+    return program
+
+
+def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str], program: Path, shell: str) -> str:
+    """The lines to evaluate.
+
+    Args:
+        path: of the settings.
+        program: the path of the program `srun`.
+        shell: what script_job says of the shell that evaluates them.
+    """
+    allocation = environ.get("SLURM_JOB_NODELIST", "")
+    nodes = own_nodes.divide(hostlist.expand(allocation), settings.spares)
+    values = {
+        **own_nodes.variables(environ, nodes),
+        script_job.SETTINGS: path,
+        script_job.ALLOCATION: ",".join(nodes.all),
+        script_job.SHELL: shell,
+    }
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    function = _FUNCTION.format(program=shlex.quote(str(program)), line=script_job.LINE, line_value=_LINE_VALUE)
+    path_line = f'export PATH={shlex.quote(str(program.parent))}"${{PATH:+:$PATH}}"'
+    return "\n".join([*exports, path_line, function])

@@ -1,0 +1,87 @@
+"""`muster-agent srun WORDS`: what runs where a user's batch script calls srun.
+
+A helper is replaced by the real srun. The launch becomes the gang (gang_launch). Nothing is half supervised: a call
+that looks like a launch and can't become the gang runs as it is written, and the reason is said on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from muster.daemon.agent.user_script import gang_launch, helper_call, launch_rule, own_nodes, script_job
+from muster.daemon.agent.user_script.launch_rule import Decision, Kind
+from muster.daemon.agent.user_script.script_job import ScriptJob
+from muster.slurm.client import srun_options
+from muster.slurm.client.srun_options import SrunWords, UnknownOption, read_srun
+
+_MOST_TEXT = 1 << 20
+"""Bytes of a program that are searched for a launcher."""
+
+
+def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Becomes the real srun, or runs the gang and returns its exit code.
+
+    Raises:
+        NoScriptJob: this is no call in a script that `muster submit` has queued.
+        SiteError, IdentityError: the message says what would be right.
+    """
+    job = script_job.script_job(environ)
+    given = script_job.as_sbatch_gives(environ)
+    program = helper_call.real_srun(given.get("PATH", os.defpath), "")
+    if not program:
+        print("muster: srun is not on PATH", file=sys.stderr)
+        return helper_call.EXIT_NOT_FOUND
+    try:
+        read, of_plugins = _read(words, program)
+    except UnknownOption:
+        helper_call.become(program, words, given)  # srun says it, with the option's name
+    script = launch_rule.script_of(environ, len(job.nodes.own), job.settings.launch)
+    decision = launch_rule.decide(read, script, job.line, _text_of)
+    warning = decision.warning if decision.kind is Kind.HELPER else gang_launch.why_not(job)
+    if decision.kind is not Kind.HELPER and not warning:
+        return gang_launch.run(job, decision, read, of_plugins, program, given)
+    if warning:
+        print(
+            f"muster: not supervised: {gang_launch.describe(job, read)}: {warning}. It runs as it is written",
+            file=sys.stderr,
+        )
+    if read.value("jobid") not in (None, str(job.job_id)):
+        helper_call.become(program, words, given)
+    helper_call.become(program, *_of_helper(job, decision, read, given))
+
+
+def _of_helper(
+    job: ScriptJob, decision: Decision, words: SrunWords, environ: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The words and the environment of the real srun."""
+    launched, nodes = gang_launch.was_launched(job), job.nodes
+    if decision.everywhere and not launched and nodes.spares and not script_job.output_is_read(os.environ):
+        return helper_call.spread_words(words, nodes, decision.tasks_per_node), own_nodes.on_nodes(environ, nodes.all)
+    seats = gang_launch.seats(job) if launched else nodes.own
+    return helper_call.helper_words(words, nodes, seats), own_nodes.on_nodes(environ, seats)
+
+
+def _read(words: Sequence[str], program: str) -> tuple[SrunWords, frozenset[str]]:
+    """The words, and the names of plug-ins' options.
+
+    Raises:
+        UnknownOption: the installed srun has no such option.
+    """
+    try:
+        return read_srun(words), frozenset()
+    except UnknownOption:
+        of_plugins = srun_options.described(helper_call.help_text(program))
+        return read_srun(words, of_plugins), frozenset(of_plugins) - srun_options.NAMES
+
+
+def _text_of(name: str) -> str:
+    """The text of a program; "" if it is none."""
+    try:
+        with Path(name).open("rb") as file:
+            found = file.read(_MOST_TEXT)
+    except OSError:
+        return ""
+    return "" if b"\0" in found else found.decode(errors="replace")

@@ -1,0 +1,110 @@
+"""A user's own batch script whose srun becomes the gang, on a real Slurm."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
+from muster.slurm.testcluster.spec import LOGIN
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+RANKS = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --output=output.txt
+set -u
+echo "script $SLURM_NNODES $SLURM_JOB_NODELIST $SLURM_NTASKS $(hostname)"
+srun --ntasks-per-node=1 --ntasks=$SLURM_NNODES bash -c 'echo staged > /tmp/staged.$SLURM_JOB_ID'
+echo "tasks $(srun -l hostname | wc -l)"
+srun python3 train.py --until finish {arguments}
+echo "code $?"
+srun --ntasks-per-node=1 --ntasks=$SLURM_NNODES bash -c 'echo on $(hostname) $(cat /tmp/staged.$SLURM_JOB_ID)'
+exit 3
+"""
+
+LAUNCHER = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --output=output.txt
+set -eo pipefail
+trap 'echo trap $?' EXIT
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+CMD="python3 -u -m torch.distributed.run --nnodes $SLURM_NNODES --nproc_per_node 2 --node_rank \\$SLURM_PROCID \
+  --master_addr $MASTER_ADDR --master_port 6000"
+CMD="$CMD train.py --until finish {arguments}"
+srun --wait=60 --kill-on-bad-exit=1 --jobid $SLURM_JOB_ID bash -c "$CMD" 2>&1 | tee -a log.txt
+srun -l hostname
+"""
+
+
+class ScriptTraining(Training):
+    """A job of a user's own script."""
+
+    def __init__(self, cluster: Cluster, spec: TrainingSpec, text: str) -> None:
+        super().__init__(cluster, spec)
+        self._text = text
+
+    def submit(self, *options: str) -> int:
+        """See Training.submit."""
+        inside = self._lay_out()
+        (self.folder / "train.sbatch").write_text(self._text)
+        words = ("muster", "submit", "--parsable", f"--spares={self.spec.spares}", *options, "train.sbatch")
+        command = f"cd {inside} && {shlex.join(words)}"
+        done = self.cluster.exec(LOGIN, "bash", "-c", command, user=self.spec.user)
+        self.job, self.notes = int(done.stdout), done.stderr
+        self._follow()
+        return self.job
+
+    @property
+    def output(self) -> str:
+        """What the job has printed."""
+        path = self.folder / "output.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+def test_srun_python_becomes_the_gang_and_its_helpers_run_where_the_ranks_are(healthy: Cluster) -> None:
+    """A rank is killed, then a node. The exit code is the gang's, and the lines around it run once, as they are."""
+    spec = TrainingSpec("ranks", nodes=2, spares=1)
+    text = RANKS.format(arguments=" ".join(SLOW_STEPS))
+    with ScriptTraining(healthy, spec, text) as training:
+        job = training.submit()
+        training.wait_step(5)
+        training.kill_rank(1)
+        training.wait_recovered(2)
+        healthy.crash("n1")
+        training.wait_left("n1")
+        training.finish()
+        view = training.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        wait_until(lambda: state(healthy, job) == "FAILED", 60, "the script has ended with its own code, 3")
+        assert "ExitCode=3:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        first, tasks, supervised, *_, code, one, another = training.output.splitlines()
+        assert first == "script 2 n[0-1] 4 n0"
+        assert tasks == "tasks 4", "what the script reads comes from its own nodes"
+        assert supervised.startswith("muster: supervised: line 7, srun python3 train.py")
+        assert supervised.endswith("on 2 nodes and 1 spare")
+        assert code == "code 0"
+        assert {one, another} == {"on n0 staged", "on n2 staged"}, "the spare has what a helper has staged"
+
+
+def test_srun_of_a_launcher_becomes_the_gang(healthy: Cluster) -> None:
+    """As users write it: in `bash -c`, through tee. The node that the script runs on goes on with rank 0."""
+    spec = TrainingSpec("launcher", nodes=2, spares=1)
+    with ScriptTraining(healthy, spec, LAUNCHER.format(arguments=" ".join(SLOW_STEPS))) as training:
+        job = training.submit()
+        training.wait_step(5)
+        training.kill_rank(3)
+        training.wait_recovered(2)
+        healthy.crash("n1")
+        training.wait_left("n1")
+        training.finish()
+        view = training.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
+        assert sorted(training.output.splitlines()[-3:]) == ["0: n0", "1: n2", "trap 0"]
+        assert "step 5 " in (training.folder / "log.txt").read_text()
+
+
+def state(cluster: Cluster, job: int) -> str:
+    return cluster.sh(CONTROLLER, f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]
