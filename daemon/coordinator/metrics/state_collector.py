@@ -1,6 +1,6 @@
 """Collects what there is now: jobs, nodes, the coordinator itself. The values are those of the views of users.
 
-The state is read on the event loop, because nothing else may read it, in slices of 2 ms: a heartbeat waits for one
+The state is read on the event loop, because nothing else may read it, in slices of 1 ms: a heartbeat waits for one
 slice at most. The text is made in the thread of the scrape. Nodes in full health are counted, and have no series of
 their own.
 """
@@ -33,7 +33,7 @@ from muster.daemon.metrics.metrics_server import NoValuesError
 from muster.node_health import OUT_OF_SERVICE, NodeHealth
 from muster.v1 import api_pb2
 
-SLICE_S = 0.002
+SLICE_S = 0.001
 """Seconds for which the event loop collects before it does what else there is."""
 BUSY_S, WAIT_S = 0.0005, 0.05
 """Seconds of a turn of the event loop from which on it has much to do, and that a slice waits for it at most."""
