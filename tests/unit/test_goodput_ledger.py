@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.facts import Progress, Seat
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.turn.state_updates import apply
 from muster.daemon.coordinator.goodput.intervals import Category, FaultKind, Interval, Measured, sums
 from muster.daemon.coordinator.goodput.ledger import Ledger
 from muster.simulator.scenario import Scenario
@@ -18,6 +20,7 @@ class Job:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.noted: list[tuple[float, facts.Fact]] = []
         self._note(0, facts.GangRegistered("g", 1, 1000, "train", GangSpec(2, 1), "{}"))
         self._note(100, facts.JobChanged("g", ("a", "b", "c")))
         self._note(100, facts.PhaseChanged("g", Phase.GATHERING, ""))
@@ -26,6 +29,7 @@ class Job:
         self._note(108, facts.GenerationFenced("g", 0, facts.PREFLIGHT_CAUSE, True, "a", 0, 108))
 
     def _note(self, at: float, fact: facts.Fact) -> None:
+        self.noted.append((at, fact))
         self.ledger.note(fact, at)
 
     def start(self, at: float, generation: int, seats: str, version: int | None = None, fenced_at: float = 0) -> None:
@@ -89,6 +93,11 @@ def test_each_part_of_a_recovery_is_charged_with_the_node_that_was_lost() -> Non
     job.crash(1019, 1, step=901, suspected_at=1014, node="b")
     job.start(1032, 2, "ac", version=880, fenced_at=1025)
     job.run(1039, 2, step=881)
+    state = DurableState()
+    for at, fact in job.noted:
+        apply(state, fact, at)
+    recovery = state.gangs["g"].recovery.last
+    assert recovery is not None
     job.crash(2039, 2, step=1881, suspected_at=2039)
     settled = job.ledger.take()
     lost = [one for one in settled if one.fault is not None and one.category is not Category.SPARE]
@@ -101,6 +110,7 @@ def test_each_part_of_a_recovery_is_charged_with_the_node_that_was_lost() -> Non
         ("first_step", 1038, 1039),
         ("steps_again", 1039, 1059),
     ]
+    assert list(recovery.phase_seconds()) == [(str(one.category), one.until - one.since) for one in lost[:-1]]
     assert {(one.fault.kind, one.fault.node, one.fault.at) for one in lost if one.fault} == {
         (FaultKind.NODE, "b", 1019)
     }
