@@ -15,6 +15,8 @@ from muster.launcher.output.terminal_width import columns
 _NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 
 
+_MOST_DIGITS = 18
+"""Of a number that the wire and a journal hold."""
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -37,6 +39,18 @@ def since(text: str) -> float:
     if ago_s <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is yet to come")
     return ago_s
+
+
+def whole_number(text: str, least: int = 0) -> int:
+    """The type of an option for a number that the wire can hold.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or less than `least`.
+    """
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < least:
+        words = f"must be a whole number from {least} on, with {_MOST_DIGITS} digits at most"
+        raise argparse.ArgumentTypeError(f"{text!r} {words}")
+    return int(text)
 
 
 Split = Callable[[Sequence[str], Mapping[str, argparse.Action]], tuple[list[str], dict[str, Any]]]

@@ -16,7 +16,7 @@ from muster.launcher.command import (
     show,
     time_arguments,
 )
-from muster.launcher.command_line import since
+from muster.launcher.command_line import since, whole_number
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.output.json_text import to_json
 from muster.launcher.output.screen import Screen
@@ -29,7 +29,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--follow", action="store_true", help="print new events until the job ends")
     parser.add_argument(
-        "--after", type=int, default=0, metavar="POSITION", help="print only the events after this position"
+        "--after", type=whole_number, default=0, metavar="POSITION", help="print only the events after this position"
     )
     words = "print only the events of this time, or from this date on (2026-11-20)"
     parser.add_argument("--since", type=since, metavar="7d", help=words)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 from muster.daemon.host import rank_log_files
 from muster.daemon.transport.gang_ids import name_of
 from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable, print_note
+from muster.launcher.command_line import whole_number
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
 from muster.launcher.output.rank_logs import RankLogReader, Wanted, generations
@@ -38,21 +40,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="all generations from the first one on")
     parser.add_argument("--node", metavar="NODE", help="only the ranks that are on this node now")
-    parser.add_argument("--tail", type=_count, metavar="N", help="only the last N lines of each rank")
+    lines = partial(whole_number, least=1)
+    parser.add_argument("--tail", type=lines, metavar="N", help="only the last N lines of each rank")
     parser.add_argument("--grep", default="", metavar="WORDS", help="only lines with these words, whatever their case")
     words = "read the logs in this run folder, without the coordinator; JOB may be a job's name, too"
     parser.add_argument("--run-dir", metavar="DIR", help=words)
-
-
-def _count(text: str) -> int:
-    """The type of a number of lines.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
-    return int(text)
 
 
 async def _run(options: argparse.Namespace) -> int:

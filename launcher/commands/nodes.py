@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from muster.launcher.command import Command, connect, load_site, print_note, say, screen, show, time_arguments
+from muster.launcher.command_line import whole_number
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.output.json_text import to_json
 from muster.launcher.output.node_tables import SORTS, NodeFilter, history_lines, node_lines
@@ -35,10 +36,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sort", choices=SORTS, metavar="|".join(SORTS), default="node", help="the order; default: node"
     )
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="with NODE: so many records; default: 50")
-    parser.add_argument(
-        "--before", type=int, default=0, metavar="POSITION", help="with NODE: only records before this position"
-    )
+    words = "with NODE: so many records; default: 50"
+    parser.add_argument("--limit", type=whole_number, default=50, metavar="N", help=words)
+    words = "with NODE: only records before this position"
+    parser.add_argument("--before", type=whole_number, default=0, metavar="POSITION", help=words)
     parser.add_argument(
         "--json", action="store_true", help="print one NodeView (api.proto) on each line; with NODE: one EventRecord"
     )

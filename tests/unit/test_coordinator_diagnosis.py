@@ -170,6 +170,12 @@ def test_the_newest_note_counts_and_the_best_step_of_all(tmp_path: Path) -> None
     assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
 
 
+def test_more_steps_than_a_file_holds_are_kept_as_many(tmp_path: Path) -> None:
+    store = PastGenerations(tmp_path)
+    store.note(replace(PAST, steps=(1 << 64) - 1))
+    assert [one.steps for one in store.of_job(1000, "train")] == [past_generations.MOST_STEPS]
+
+
 def test_the_store_stays_small(tmp_path: Path) -> None:
     store = PastGenerations(tmp_path, kept_of_name=3, kept=5)
     for number in range(6):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -149,7 +150,12 @@ async def test_steps_that_are_done_again_are_the_same_in_the_view_and_over_all_j
 
 
 async def test_a_wrong_window_or_group_is_refused(world: ScriptedWorld) -> None:
-    for since, by, words in ((1.0, 0, "one of job, account"), (1e12, 1, "earlier since_s")):
+    for since, by, words in (
+        (1.0, 0, "one of job, account"),
+        (1e12, 1, "earlier since_s"),
+        (math.nan, 1, "since_s = nan"),
+        (-math.inf, 1, "since_s = -inf"),
+    ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await account(world, by, since)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -849,6 +849,25 @@ async def test_events_are_history_then_a_sentinel_then_live_events(world: Script
     assert only_new[-1].sentinel
 
 
+@pytest.mark.parametrize("position", [1 << 63, (1 << 64) - 1])
+async def test_a_position_that_no_journal_has_is_refused(world: ScriptedWorld, api: Any, position: int) -> None:
+    await _running(world)
+    asked = api.Events(api_pb2.EventsRequest(gang=REF, after=position))
+    answers = (anext(aiter(asked)), api.NodeHistory(api_pb2.NodeHistoryRequest(node="n1", before=position)))
+    for field, answer in zip(("after", "before"), answers, strict=True):
+        code, words = await _refusal(answer)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert words == f"{field} is {position}: a position in the journal is {(1 << 63) - 1} at most"
+
+
+async def test_the_largest_position_has_nothing_behind_it_and_all_before_it(world: ScriptedWorld, api: Any) -> None:
+    await _running(world)
+    largest = (1 << 63) - 1
+    told = [r async for r in api.Events(api_pb2.EventsRequest(gang=REF, after=largest))]
+    assert [record.sentinel for record in told] == [True]
+    assert (await api.NodeHistory(api_pb2.NodeHistoryRequest(node="n1", before=largest))).records
+
+
 async def test_events_of_a_forgotten_job_are_readable(world: ScriptedWorld, api: Any) -> None:
     assert world.coordinator
     engine = world.coordinator.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -54,8 +55,9 @@ class GoodputService(goodput_pb2_grpc.GoodputServicer):
         if by is None:
             raise invalid_argument(f"an account is grouped by one of {', '.join(GROUPS.values())}")
         until = request.until_s or self._engine.clock.now()
-        if request.since_s >= until:
-            raise invalid_argument("the window of an account ends after it begins: give an earlier since_s")
+        if not (math.isfinite(request.since_s) and math.isfinite(until) and request.since_s < until):
+            wrong = f"since_s = {request.since_s}, until_s = {until}"
+            raise invalid_argument(f"{wrong}: give finite times, and an earlier since_s than until_s")
         reader = None
         if not self.callers_gangs.allows(None):
             reader = Reader(current_caller().uid, await self.callers_gangs.names_of_reader())

@@ -23,6 +23,8 @@ FILE = "past-generations.db"
 KEPT_OF_NAME = 100
 KEPT = 20_000
 """Rows of some 300 bytes: 6 MB."""
+MOST_STEPS = 1 << 53
+"""No training has so many. A rank may say any number, and SQLite holds none from 2^63 on."""
 _TABLE = "generations"
 
 
@@ -70,7 +72,7 @@ class PastGenerations:
         """
         with self._opened() as table:
             before = list(table.rows_where("gang = ? and generation = ?", (one.gang, one.generation)))
-            row = {**asdict(one), "nodes": json.dumps(one.nodes)}
+            row = {**asdict(one), "nodes": json.dumps(one.nodes), "steps": min(one.steps, MOST_STEPS)}
             if before and 0 < before[0]["best_step_s"] <= one.best_step_s:
                 row |= {key: before[0][key] for key in ("best_step_s", "best_at")}
             table.upsert(row, pk=("gang", "generation"))

@@ -14,6 +14,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MOST_POSITION = (1 << 63) - 1
+"""The largest whole number that SQLite holds."""
+
 COLUMNS = "position, at, gang, node, name, json, text, cause"
 
 INDEXES = (

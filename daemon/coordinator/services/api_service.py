@@ -39,6 +39,7 @@ from muster.daemon.coordinator.services.watching import (
     HISTORY_PAGE_CHARS,
     WatchedGangs,
     changed_views,
+    checked_position,
     concerns,
     has_no_more_events,
     history_page,
@@ -194,7 +195,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @stream_handler
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
         """See api.proto. The live events of one gang end when no more can follow."""
-        id, position = self.callers_gangs.whose_events(request.gang), request.after
+        id = self.callers_gangs.whose_events(request.gang)
+        position = checked_position("after", request.after)
         if request.follow:
             self._check_may_watch(Shedding.NEW_WATCHERS)
         gang = self._engine.core.state.gangs.get(id)
@@ -357,8 +359,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
         def read(before: int, limit: int) -> list[Record]:
             return self._engine.journal.node_history(node, before, limit, HISTORY_PAGE_CHARS)
 
+        before = checked_position("before", request.before)
         try:
-            return visible_page(read, self.callers_gangs.may_read_cached(), request.before, request.limit)
+            return visible_page(read, self.callers_gangs.may_read_cached(), before, request.limit)
         except JournalError as error:
             raise internal(str(error)) from None
 

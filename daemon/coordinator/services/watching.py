@@ -12,10 +12,10 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.stored_names import stored_class
-from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.history import MOST_POSITION, Record
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.services.callers_gangs import LastingRight
-from muster.daemon.coordinator.services.rpc_errors import internal
+from muster.daemon.coordinator.services.rpc_errors import internal, invalid_argument
 from muster.daemon.coordinator.shell.subscriptions import Changes, GangSubscribers
 from muster.daemon.host import clock
 from muster.v1 import api_pb2 as pb
@@ -35,6 +35,17 @@ view costs is measured. Where views come one by one, no cache holds what the nex
 without TLS."""
 
 MakeView = Callable[[], pb.GangView]
+
+
+def checked_position(field: str, position: int) -> int:
+    """A position in the journal, as a caller names it.
+
+    Raises:
+        RpcAbort: no journal has so many records.
+    """
+    if position > MOST_POSITION:
+        raise invalid_argument(f"{field} is {position}: a position in the journal is {MOST_POSITION} at most")
+    return position
 
 
 def history_page(journal: Journal, gang: str, after: int) -> list[Record]:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.stored_names import stored_class
-from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.history import MOST_POSITION, Record
 
 PAGE_RECORDS = 200
 """Records in one answer, at most."""
 MOST_READS = 4
 """Pages of the journal that one answer may read: most of them may be of other users' jobs."""
-NEWEST = (1 << 63) - 1
+NEWEST = MOST_POSITION
 """Before this position are all records."""
 _FOR_OPERATORS = frozenset({stored_class(facts.NodeRegistered), stored_class(facts.NodeChecked)})
 """Records of no job that tell addresses, and what checks have found."""
