@@ -185,7 +185,7 @@ def flip_bit(world: World, gang: str, attempts_left: int = 20) -> None:
             world.schedule.call_later(0.5, flip_bit, world, gang, attempts_left - 1)
         return
     world.flip_bit(world.rng.choice(list(training.ranks.values())))
-    if world.rng.random() < 0.4:
+    if world.rng.random() < 0.4 and 0 in training.ranks:  # rank 0 may not be started yet
         leader = training.ranks[0].agent.node
         world.schedule.call_later(0.6 * world.rng.random(), take_down, world, leader, True)
 
