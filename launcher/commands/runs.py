@@ -30,7 +30,7 @@ _RUN = "a Slurm job id, a gang id, or a job's name: its newest run"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="DIR", default="", help=f"the folder of the records; default {VARIABLE}")
+    _store_argument(parser, default="")
     time_arguments(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = actions.add_parser("list", help="list runs, the newest first (the default)")
@@ -49,6 +49,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--tensorboard", metavar="DIR", type=Path, help="a folder for TensorBoard's event file")
     target.add_argument("--mlflow", metavar="URI", help="MLflow's tracking server, or its folder")
     export.add_argument("--experiment", default="muster", help="MLflow's experiment; default muster")
+    for action in (listing, one, pair, export):
+        _store_argument(action, default=argparse.SUPPRESS)
+
+
+def _store_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--store", metavar="DIR", default=default, help=f"the folder of the records; default {VARIABLE}"
+    )
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -135,6 +135,14 @@ async def test_two_runs_differ_in_what_was_changed(
     assert "++print(2)" in lines
 
 
+async def test_the_folder_is_named_before_or_after_the_action(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await submit(repository, tmp_path / "runs")
+    before = await muster_runs(tmp_path / "runs", capsys, "show", "1")
+    assert await muster_runs(tmp_path / "none", capsys, "show", "1", "--store", str(tmp_path / "runs")) == before
+
+
 async def test_runs_are_listed_the_newest_first(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +291,17 @@ def test_the_folder_of_the_script(tmp_path: Path) -> None:
         ("HEADER", "Authorization: Bearer abcdefghijklmnop", True),
         ("X", "ASIAABCDEFGHIJKLMNOP", True),
         ("X", "ghu_abcdefghijklmnopqrst", True),
+        ("AWSKEY", "x", True),
+        ("APIKEY", "x", True),
+        ("sshKeys", "x", True),
+        ("S3KEY_PROD", "x", True),
+        ("DBPWD", "x", True),
+        ("DBPASSWD", "x", True),
+        ("CREDS", "x", True),
+        ("CONNECTION_STRING", "x", True),
+        ("OLDPWD", "/h", False),
+        ("TURKEY_RUNS", "3", False),
+        ("KEYRING_BACKEND", "file", False),
     ],
 )
 def test_what_looks_like_a_secret(name: str, value: str, secret: bool) -> None:
@@ -298,6 +317,10 @@ def test_a_command_keeps_what_is_no_secret() -> None:
     assert secrets.command(words) == [
         "train.py", f"--token={secrets.LEFT_OUT}", "--password", "--lr", "0.1", secrets.LEFT_OUT,
     ]  # fmt: skip
+    words = ["login", "0123456789abcdef0123456789abcdef01234567", "a1B2c3D4e5F6g7H8i9J0k", "--rev", "0" * 40, "b" * 40]
+    assert secrets.command(words) == ["login", secrets.LEFT_OUT, secrets.LEFT_OUT, "--rev", "0" * 40, secrets.LEFT_OUT]
+    words = ["configs/Llama3-70b-a1B2c3D4e5F6g7H8i9J0k.py", "train_transformer_large_scale_baseline", "Llama-3-70B-v2"]
+    assert secrets.command(words) == words
     words = ["+wandb.api_key=abc", "lr=1", "export HF_TOKEN=abc; python x", "https://u:p@h/?token=x", "token.py", "y"]
     out = secrets.LEFT_OUT
     assert secrets.command(words) == [
