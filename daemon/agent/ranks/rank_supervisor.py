@@ -41,15 +41,15 @@ RankSocket = Callable[[int, int], socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What the supervisor runs. `run_dir`: the folder of the logs. `error_files`: ranks are told where torch can write
-    down with which error they fail."""
+    """What the supervisor runs. `run_dir`: the folder of the logs. `from_script`: a user's own script has
+    launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster."""
 
     gang: str
     node: str
     zygote_spec: ZygoteSpec
     run_dir: str
     ranks_per_node: int
-    error_files: bool = False
+    from_script: bool = False
 
 
 class _LocalZygote:
@@ -236,7 +236,7 @@ class RankSupervisor:
             self._job.run_dir,
         )
         where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
-        if self._job.error_files:
+        if self._job.from_script:
             environment["TORCHELASTIC_ERROR_FILE"] = str(rank_log_files.error_path(*where))
         with self._rank_socket(rank.id.rank, rank.id.generation) as sock:
             zygote.handle.run_rank(rank.id.key, environment, where, sock.fileno())
@@ -298,7 +298,8 @@ class RankSupervisor:
     def _on_zygote_ready(self, zygote: _LocalZygote, message: packets.Message) -> None:
         log.info(describe(message))
         for note in message["notes"]:
-            log.warning(note)
+            of_library = self._job.from_script and note.startswith("preload: muster.")
+            log.log(logging.INFO if of_library else logging.WARNING, note)
         died = f"{counted(zygote.deaths, 'process has', 'processes have')} ended during the import of `preload`"
         zygote.broken = message["broken"] or (died if zygote.deaths >= _MAX_PRELOAD_DEATHS else "")
         zygote.ready.set()

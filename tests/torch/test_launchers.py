@@ -1,0 +1,89 @@
+"""PyTorch's own launchers, as users type them, become the gang: Muster starts the ranks that they would start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.testing.scripted_gang import Gang, scripted_gang
+from muster.v1.agent_pb2 import DUTY_EXIT, RANK_PHASE_EXITED, Order
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+    import json, os, sys
+    import torch, torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    @record
+    def main():
+        dist.init_process_group("gloo")
+        total = torch.ones(1) * (1 + dist.get_rank())
+        dist.all_reduce(total)
+        names = "LOCAL_RANK WORLD_SIZE MUSTER_TASK_SOCKET".split()
+        print('shown ' + json.dumps([dist.get_rank(), total.item(), sys.argv[1:], [os.environ.get(name) for name in names]]))
+        if "fail" in sys.argv and dist.get_rank() == 1:
+            raise ValueError("as it was asked")
+
+    main()
+"""
+
+
+@pytest.fixture
+async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
+    (tmp_path / "environment").write_bytes(b"PATH=/usr/local/bin:/usr/bin:/bin\0HOME=/tmp\0")
+    monkeypatch.setenv("MUSTER_RANK_ENVIRONMENT", str(tmp_path / "environment"))
+    async with scripted_gang(tmp_path, preload=()) as found:
+        found.script(TRAIN)
+        yield found
+
+
+async def run_two_ranks(gang: Gang) -> list[int]:
+    """From the hand-over on, until both ranks of the one node have ended. Their exit codes."""
+    await gang.until(lambda: "n0" in gang.coordinator.agents and gang.status("n0").warm == 2)
+    gang.fence(0)
+    await gang.until(lambda: gang.status("n0").store_generation == 1)
+    order = gang.run_order(1)
+    order.world_size = 2
+    order.places.add(rank=1, node="n0", local_rank=1)
+    gang.coordinator.order(order)
+    await gang.until(lambda: [r.phase for r in gang.status("n0").ranks] == [RANK_PHASE_EXITED] * 2)
+    return [rank.exit_code for rank in gang.status("n0").ranks]
+
+
+MODULE = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"exec {MODULE} train.py --lr 1",
+        f"{MODULE} --standalone -m train --lr 1; echo after $?",
+        f"{MODULE} --rdzv-backend c10d --rdzv-endpoint nowhere:1 --no-python {sys.executable} train.py --lr 1",
+        f"{MODULE} --nnodes=1 --node_rank=0 --master_addr=nowhere --master_port=1 train.py --lr 1",
+    ],
+)
+async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang, words: str) -> None:
+    gang.launch_task("n0", "bash", "-c", words, nodes=1)
+    assert await run_two_ranks(gang) == [0, 0]
+    gang.coordinator.order(Order(duty=DUTY_EXIT))
+    assert await gang.exit_code("n0") == 0
+    lines = (gang.folder / "n0.out").read_text().splitlines()
+    shown = [json.loads(line[6:]) for line in lines if line.startswith("shown ")]
+    assert sorted(shown) == [[rank, 3.0, ["--lr", "1"], [str(rank), "2", None]] for rank in (0, 1)]
+    assert ("after 0" in (gang.folder / "n0.out").read_text()) == ("echo" in words)
+
+
+async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:
+    gang.launch_task("n0", "bash", "-c", f"{MODULE} train.py fail; echo after $?", nodes=1)
+    assert (await run_two_ranks(gang))[1] == 1
+    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=93))
+    assert await gang.exit_code("n0") == 93
+    assert "after 93\n" in (gang.folder / "n0.out").read_text()
+    told = (gang.folder / "n0.err").read_text()
+    assert "rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: " in told
+    assert "ValueError: as it was asked" in told
