@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from muster.slurm.client.launch_settings import program_folder
 from muster.slurm.client.sbatch_options import SbatchOption
 
+_SETTINGS = "MUSTER_LAUNCH"
 _OF_A_LAUNCH = frozenset(
-    {"MUSTER_LAUNCH", "MUSTER_GANG", "MUSTER_SPEC", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_RANK_ENVIRONMENT"}
+    {
+        *(_SETTINGS, "MUSTER_ALLOCATION", "MUSTER_SHELL", "MUSTER_LINE"),
+        *("MUSTER_GANG", "MUSTER_SPEC", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_RANK_ENVIRONMENT"),
+    }
 )
 """Variables of a job of Muster that submits this one."""
 _OF_A_SHELL = ("BASH_FUNC_srun%%", "BASH_FUNC_srun()")
@@ -50,8 +56,10 @@ def exported(value: str | None, environ: Mapping[str, str]) -> Exported:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of sbatch, without what belongs to a job of Muster that submits this one."""
     kept = {name: value for name, value in environ.items() if name not in _OF_A_LAUNCH}
-    if "MUSTER_LAUNCH" in environ:
+    if settings := environ.get(_SETTINGS):
         kept = {name: value for name, value in kept.items() if name not in _OF_A_SHELL}
+        folders = kept.get("PATH", os.defpath).split(os.pathsep)
+        kept["PATH"] = os.pathsep.join(folder for folder in folders if folder != program_folder(settings))
     return kept
 
 
@@ -73,7 +81,7 @@ def text(agent: str, settings: str, exported: Exported, job: str = "") -> str:
         "{ case $- in *x*) set +x; muster_trace=x;; *) muster_trace=;; esac; } 2>/dev/null",
         f'if [ "${{SLURM_JOB_ID-}}" != {shlex.quote(job)} ]; then',
         *(f"  {line}" for line in (restored, *shown)),
-        f"  if muster_lines=$({shlex.quote(agent)} shell {shlex.quote(settings)}); then",
+        f"  if muster_lines=$({shlex.quote(agent)} shell {shlex.quote(settings)} --shell $$); then",
         '    eval "$muster_lines"',
         "    unset muster_lines",
         "  else",

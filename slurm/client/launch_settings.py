@@ -119,3 +119,8 @@ def bash_env_file(run_dir: str, gang: str) -> str:
 def environment_file(run_dir: str, gang: str) -> str:
     """The path of the environment of a launch: NAME=VALUE, each ended by a NUL."""
     return f"{run_dir}/{gang}.environment"
+
+
+def program_folder(settings: str) -> str:
+    """The folder that is first on the script's PATH, with an srun in it. `settings`: the path of the settings."""
+    return f"{settings.removesuffix('.launch.json')}.bin"

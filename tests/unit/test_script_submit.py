@@ -279,10 +279,19 @@ def test_a_missing_folder_of_the_output_is_said(shell: Shell) -> None:
 
 
 def test_a_job_that_submits_a_job_leaves_nothing_of_its_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MUSTER_LAUNCH", "MUSTER_GANG", "BASH_FUNC_srun%%"):
-        monkeypatch.setenv(name, "() { true; }")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"/run/x.bin:{path}")
+    own = {
+        "MUSTER_LAUNCH": "/run/x.launch.json",
+        "MUSTER_GANG": "x",
+        "MUSTER_SHELL": "7",
+        "BASH_FUNC_srun%%": "() { :; }",
+    }
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
     shell.submit("--force", "train.sbatch")
-    assert [shell.variable(name) for name in ("MUSTER_LAUNCH", "MUSTER_GANG", "BASH_FUNC_srun%%")] == [None] * 3
+    assert [shell.variable(name) for name in own] == [None] * 4
+    assert shell.variable("PATH") == path
 
 
 @pytest.mark.parametrize("flags", ["", "-u", "-x", "-e", "-eux"])

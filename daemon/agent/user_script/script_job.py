@@ -10,7 +10,7 @@ from pathlib import Path
 
 from muster.daemon.agent.user_script import own_nodes
 from muster.daemon.agent.user_script.own_nodes import Nodes
-from muster.slurm.client.launch_settings import LaunchSettings, WrongSettings, read
+from muster.slurm.client.launch_settings import LaunchSettings, WrongSettings, program_folder, read
 
 SETTINGS = "MUSTER_LAUNCH"
 """The path of the launch settings."""
@@ -89,11 +89,6 @@ def as_sbatch_gives(environ: Mapping[str, str]) -> dict[str, str]:
         own = program_folder(environ[SETTINGS])
         kept["PATH"] = os.pathsep.join(folder for folder in kept["PATH"].split(os.pathsep) if folder != own)
     return kept
-
-
-def program_folder(settings_path: str) -> str:
-    """The folder that is first on the script's PATH."""
-    return f"{settings_path.removesuffix('.launch.json')}.bin"
 
 
 def describe_shell(pid: int) -> str:

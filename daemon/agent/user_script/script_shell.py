@@ -15,7 +15,7 @@ from pathlib import Path
 
 from muster.daemon.agent.user_script import own_nodes, script_job
 from muster.daemon.host import private_file
-from muster.slurm.client.launch_settings import LaunchSettings
+from muster.slurm.client.launch_settings import LaunchSettings, program_folder
 from muster.slurm.client.parsing import hostlist
 
 _PROGRAM = """#!/bin/sh
@@ -56,7 +56,7 @@ def prepare(path: str, environ: Mapping[str, str], shell: int) -> str:
     """
     settings = script_job.load(path)
     try:
-        program = _write_program(Path(script_job.program_folder(path)))
+        program = _write_program(Path(program_folder(path)))
     except OSError as error:
         raise script_job.NoScriptJob(f"{error.filename} can't be written: {error.strerror}") from None
     return shell_lines(path, settings, environ, program, script_job.describe_shell(shell))
