@@ -117,6 +117,9 @@ async def test_a_healthy_gpu_is_read_whole_and_no_condition_holds_under_load() -
     assert whole.temperature_c is not None
     assert busy[-1][1].power_mw is not None
     assert busy[-1][1].power_mw > 200_000
+    assert whole.memory is not None
+    assert 0 < whole.memory[0] < whole.memory[1]
+    assert max(gpu.busy_percent or 0 for _, gpu in busy) > 50
 
 
 async def test_the_node_check_passes_and_comes_near_the_published_rates() -> None:
