@@ -120,6 +120,20 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
 
 
+def any_with_environment(*entries: str) -> bool:
+    """Whether a process of this user was started with all of these variables: NAME=VALUE, or the beginning of one."""
+    wanted = [b"\0" + entry.encode() for entry in entries]
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and _has_all(b"\0" + Path("/proc", name, "environ").read_bytes(), wanted):
+                return True
+    return False
+
+
+def _has_all(environment: bytes, wanted: list[bytes]) -> bool:
+    return all(entry in environment for entry in wanted)
+
+
 def _children_by_parent(parent: int) -> list[int]:
     found = []
     for name in os.listdir("/proc"):

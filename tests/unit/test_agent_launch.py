@@ -7,6 +7,7 @@ tests/torch has the real one.
 import ast
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -161,6 +162,16 @@ async def test_sigterm_before_the_launch_ends_the_command(gang: Gang) -> None:
     gang.agents["n0"].terminate()
     assert await gang.exit_code("n0") == 3
     assert output.read_text().splitlines()[1:] == ["told"]
+
+
+async def test_a_launcher_that_keeps_muster_out_is_said_not_to_be_supervised(gang: Gang) -> None:
+    ranks = "TORCHELASTIC_RUN_ID=none RANK=0 sleep 100 & wait"
+    gang.launch_task("n0", "bash", "-c", ranks, nodes=1)
+    errors = gang.folder / "n0.err"
+    while "muster: not supervised: a launcher has started its ranks itself" not in errors.read_text():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    gang.agents["n0"].terminate()
+    assert await gang.exit_code("n0") == 128 + signal.SIGTERM
 
 
 async def test_a_task_sees_the_nodes_of_the_script_and_its_place_among_them(

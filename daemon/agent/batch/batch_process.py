@@ -115,6 +115,9 @@ class PollTiming:
 
 
 _DEFAULT_TIMING = PollTiming()
+LAUNCH_OF_SCRIPT = PollTiming(srun_exit_s=20.0, unknown_gang_answers=20)
+"""For what a user's own script launches. Behind the gang's end, agents copy the rest of the output, and a wrapper goes
+on behind its launcher. A launcher that fails at once leaves no gang."""
 
 
 async def run_batch(

@@ -20,7 +20,7 @@ from muster.daemon.host import rank_log_files
 CHUNK_BYTES = 1 << 20
 """Bytes in one read, and of the longest line that is copied as a whole."""
 _POLL_S = 0.1
-_CLOSE_S = 30.0
+_CLOSE_S = 20.0
 """Seconds in which the rest is copied at the end, if somebody reads it."""
 _Key = tuple[int, int]
 

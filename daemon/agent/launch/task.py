@@ -32,6 +32,8 @@ _MOST_BYTES = 64 << 20
 """Of a hand-over: it holds an environment."""
 _TERM_S = 5.0
 """Seconds from SIGTERM to SIGKILL."""
+_LOOK_S = 2.0
+_WHY_STRAY = "Its PYTHONPATH or -I keeps Muster out: write export PYTHONPATH=/folder:$PYTHONPATH"
 _SIGNAL_EXIT_BASE = 128
 _CANNOT_START = 127
 _AFTER_THE_END = "one launch of an srun is supervised, and this one is another: write an srun for each"
@@ -40,8 +42,9 @@ _AFTER_THE_END = "one launch of an srun is supervised, and this one is another: 
 class Task:
     """The user's command, from `start` to its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, name: str) -> None:
         self._process = process
+        self._name = name
         self._listener = listener
         self._handed_over: asyncio.Future[Handover] = asyncio.get_running_loop().create_future()
         self._exit_code: asyncio.Task[int] = asyncio.ensure_future(asyncio.to_thread(self._wait))
@@ -65,7 +68,7 @@ class Task:
             print(f"muster-agent: can't run {words[0]!r}: {error.strerror}", file=sys.stderr)
             listener.close()
             return _CANNOT_START
-        return Task(process, listener)
+        return Task(process, listener, name)
 
     @property
     def pid(self) -> int:
@@ -75,9 +78,23 @@ class Task:
     async def handed_over(self) -> Handover | int:
         """What the launcher hands over; the exit code of a command that ends before."""
         self._server = await asyncio.start_unix_server(self._serve, sock=self._listener, limit=_MOST_BYTES)
+        looking = asyncio.ensure_future(self._look_for_strays())
+        try:
+            return await self._first()
+        finally:
+            looking.cancel()
+
+    async def _first(self) -> Handover | int:
         first: set[asyncio.Future[Any]] = {self._handed_over, self._exit_code}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         return self._handed_over.result() if self._handed_over.done() else self._exit_code.result()
+
+    async def _look_for_strays(self) -> None:
+        """Say it once if a launcher of this command has started ranks by itself."""
+        marks = (f"{SOCKET}={self._name}", "TORCHELASTIC_RUN_ID=")
+        while not await asyncio.to_thread(process_tree.any_with_environment, *marks):  # noqa: ASYNC110 - strangers
+            await asyncio.sleep(_LOOK_S)
+        print(f"muster: not supervised: a launcher has started its ranks itself. {_WHY_STRAY}", file=sys.stderr)
 
     async def refuse(self, words: str) -> int:
         """Tell the launcher that the gang can't run this; the exit code of the command."""
