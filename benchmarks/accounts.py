@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from muster.daemon.coordinator.accounting.account_store import FILE, KEYS, AccountStore, Job, make_tables, span_row
+from muster.daemon.coordinator.diagnosis.side_database import SideDatabase
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Wait
-from muster.daemon.coordinator.journal.side_database import SideDatabase
 
 NODES, DAYS, DAY_S = 12_500, 90, 86400.0
 LONG_JOBS, FAULTS_A_DAY, SHORT_JOBS_A_DAY = 20, 60, 1_000

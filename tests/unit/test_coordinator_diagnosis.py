@@ -18,6 +18,7 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.diagnosis import past_generations, run_recorder
 from muster.daemon.coordinator.diagnosis.past_generations import FILE, PastGeneration, PastGenerations
+from muster.daemon.coordinator.diagnosis.side_database import SideDatabaseError
 from muster.daemon.coordinator.services.job_specs import settings_digest
 from muster.daemon.coordinator.shell import link_rates
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld, spec
@@ -197,7 +198,7 @@ def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
 def test_a_store_of_another_form_is_no_end(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as database:
         database.execute("CREATE TABLE generations (gang, generation, more)")
-    with pytest.raises(past_generations.PastGenerationsError, match=r"past-generations\.db"):
+    with pytest.raises(SideDatabaseError, match=r"past-generations\.db"):
         PastGenerations(tmp_path).note(PAST)
 
 

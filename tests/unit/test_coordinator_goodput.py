@@ -15,8 +15,9 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, AccountStoreError, Job, Reader, Row
+from muster.daemon.coordinator.accounting.account_store import FILE, AccountStore, Job, Reader, Row
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.diagnosis.side_database import SideDatabaseError
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, FaultKind, Interval, Measured, Wait
 from muster.daemon.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
@@ -246,6 +247,6 @@ def test_a_store_that_somebody_else_holds_loses_nothing(tmp_path: Path) -> None:
     store = used(tmp_path, "g", 1, span(Category.USEFUL, 1000, 1050))
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(AccountStoreError, match="locked"):
+        with pytest.raises(SideDatabaseError, match="locked"):
             store.complete()
     assert list(store.summary(0, 3000, "account", None)) == ["physics"]

@@ -97,7 +97,7 @@ BOUNDARIES = {
             "launcher/runs/store.py": "the user's records of runs",
             "daemon/coordinator/diagnosis/past_generations.py": "a history that no decision needs",
             "daemon/coordinator/accounting/account_store.py": "a projection of the journal",
-            "daemon/coordinator/journal/side_database.py": "how such a file is opened",
+            "daemon/coordinator/diagnosis/side_database.py": "how such a file is opened",
             "daemon/coordinator/journal/history.py": "pages of the journal",
             "daemon/coordinator/journal/reading.py": "one job's records, without a coordinator",
         },

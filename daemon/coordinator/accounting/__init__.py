@@ -4,6 +4,5 @@ The store is a projection of the journal: what it lacks is read again. Nothing h
 imports this room, and `launcher/report` reads the store.
 
 May import: `daemon.coordinator.core.state`, `daemon.coordinator.diagnosis`, `daemon.coordinator.goodput`,
-`daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.coordinator.shell`, `daemon.host`,
-`daemon.transport`.
+`daemon.coordinator.journal`, `daemon.coordinator.services`, `daemon.coordinator.shell`, `daemon.transport`.
 """

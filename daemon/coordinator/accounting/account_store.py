@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from sqlite_utils import Database
 
+from muster.daemon.coordinator.diagnosis.side_database import SideDatabase
 from muster.daemon.coordinator.goodput.intervals import Category, Interval, Measured, Wait
-from muster.daemon.coordinator.journal.side_database import SideDatabase
 
 FILE = "goodput.db"
 KEPT_S = 400 * 86400.0
 """Seconds for which intervals are kept, unless the policy says otherwise: a year, and a month to look back on it."""
-
-
-class AccountStoreError(Exception):
-    """The site's fault: the file can't be read or written. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +116,9 @@ class AccountStore:
         """Adds what a gang has used. `leaves`: of its nodes. `anew`: in place of all that is known of it.
 
         Raises:
-            AccountStoreError: the file can't be written.
+            SideDatabaseError: the file can't be written.
         """
-        with self._opened() as database:
+        with self._database.opened() as database:
             if anew:
                 for table in ("spans", "waits"):
                     database.execute(f"DELETE FROM {table} WHERE gang = ?", (job.gang,))
@@ -136,9 +132,9 @@ class AccountStore:
         """Keeps what was measured of a generation, for an account that is made again.
 
         Raises:
-            AccountStoreError: the file can't be written.
+            SideDatabaseError: the file can't be written.
         """
-        with self._opened() as database:
+        with self._database.opened() as database:
             row = {"gang": gang, "generation": generation, **asdict(measured)}
             database.table("generations").upsert(row, pk=("gang", "generation"))
 
@@ -146,18 +142,18 @@ class AccountStore:
         """What was measured of the generations of a gang.
 
         Raises:
-            AccountStoreError: the file can't be read.
+            SideDatabaseError: the file can't be read.
         """
-        with self._opened() as database:
+        with self._database.opened() as database:
             return _measured_of(database, gang)
 
     def account_of(self, gang: str) -> str:
         """The account that was charged last; empty: it is not known.
 
         Raises:
-            AccountStoreError: the file can't be read.
+            SideDatabaseError: the file can't be read.
         """
-        with self._opened() as database:
+        with self._database.opened() as database:
             row = database.execute("SELECT account FROM jobs WHERE gang = ?", (gang,)).fetchone()
             return row[0] if row else ""
 
@@ -165,22 +161,22 @@ class AccountStore:
         """The gangs of which nothing more follows.
 
         Raises:
-            AccountStoreError: the file can't be read.
+            SideDatabaseError: the file can't be read.
         """
-        with self._opened() as database:
+        with self._database.opened() as database:
             return {gang for (gang,) in database.execute("SELECT gang FROM jobs WHERE complete")}
 
     def summary(self, since: float, until: float, by: str, reader: Reader | None) -> dict[str, Row]:
         """What was used between two moments, by one of KEYS. `reader`: who wants to see it; None: whoever sees all.
 
         Raises:
-            AccountStoreError: the file can't be read.
+            SideDatabaseError: the file can't be read.
         """
         rows: dict[str, Row] = {}
         names = json.dumps(sorted(reader.names) if reader else [])
         values = {"since": since, "until": until, "uid": reader.uid if reader else None, "names": names}
         of_job = KEYS[by] if by in ("job", "account") else "''"
-        with self._opened() as database:
+        with self._database.opened() as database:
             for key, category, node_s, gpu_s in database.execute(_filled(_SUMS, KEYS[by]), values):
                 row = rows.setdefault(key, Row(key))
                 row.node_s[category], row.gpu_s[category] = node_s, gpu_s
@@ -190,14 +186,6 @@ class AccountStore:
                 row = rows.setdefault(key, Row(key))
                 row.saved_node_s, row.saved_gpu_s = node_s, gpu_s
         return rows
-
-    @contextmanager
-    def _opened(self) -> Iterator[Database]:
-        try:
-            with self._database.opened() as database:
-                yield database
-        except (sqlite3.Error, OSError) as error:
-            raise AccountStoreError(f"{self._database.path}: {error}") from error
 
 
 def _forget(database: Database, before: float) -> None:

@@ -10,24 +10,23 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from muster.daemon.coordinator.accounting.account_store import KEPT_S, AccountStore, AccountStoreError, Job, Reader, Row
+from muster.daemon.coordinator.accounting.account_store import KEPT_S, AccountStore, Job, Reader, Row
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.diagnosis.measured_shares import measured_shares
+from muster.daemon.coordinator.diagnosis.side_database import SideThread
 from muster.daemon.coordinator.goodput.intervals import Category, Fault, Interval, Measured
 from muster.daemon.coordinator.goodput.ledger import SETTLING, Ledger
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.shell.engine import Engine
-from muster.daemon.host.lasting_problem import LastingProblem
 from muster.v1 import api_pb2
 
 PAGE_RECORDS, PAGE_CHARS = 100, 256 * 1024
@@ -102,19 +101,18 @@ class GangAccounts:
     def __init__(self, engine: Engine, folder: Path, kept_s: float = KEPT_S) -> None:
         self._engine = engine
         self._store = AccountStore(folder, kept_s)
-        self._thread = ThreadPoolExecutor(1, "goodput")
+        self._thread = SideThread("the account of goodput", _log)
         self._accounts: dict[str, GangAccount] = {}
         self._charged: dict[str, str] = {}
         """By gang that lives: the account that Slurm charges. What a job says of itself counts until that is known."""
         self.is_complete = False
         """No account is still made again after the start."""
-        self._problem = LastingProblem(_log, "the account of goodput can be used again")
         engine.on_facts.append(self.note_facts)
 
     async def run(self) -> None:
         """Makes the accounts again that a restart has ended, and those that the store lacks."""
         try:
-            complete = await self._in_thread(self._store.complete) or set()
+            complete = await self._thread.read(self._store.complete) or set()
             known = [gang for gang in self._engine.core.state.gangs if gang not in self._accounts]
             others = [gang for gang in self._engine.journal.registered_gangs() if gang not in complete]
             for gang in dict.fromkeys([*known, *others]):
@@ -173,7 +171,7 @@ class GangAccounts:
     async def summary(self, since: float, until: float, by: str, reader: Reader | None) -> list[Row] | None:
         """What was used between two moments, by one of account_store.KEYS; what has lost most first. None: the store
         can't be read."""
-        rows = await self._in_thread(lambda: self._store.summary(since, until, by, reader))
+        rows = await self._thread.read(lambda: self._store.summary(since, until, by, reader))
         if rows is None:
             return None
         for id, account in list(self._accounts.items()):
@@ -186,11 +184,11 @@ class GangAccounts:
 
     def close(self) -> None:
         """Waits for what is being written."""
-        self._thread.shutdown()
+        self._thread.close()
 
     async def _make_again(self, id: str) -> None:
-        measured = await self._in_thread(lambda: self._store.measured(id)) or {}
-        charged_before = await self._in_thread(lambda: self._store.account_of(id))
+        measured = await self._thread.read(lambda: self._store.measured(id)) or {}
+        charged_before = await self._thread.read(lambda: self._store.account_of(id))
         account: GangAccount | None = None
         settled: list[Interval] = []
         after = 0
@@ -226,32 +224,14 @@ class GangAccounts:
         shares = measured_shares(gang, self._engine.core.observed.gang(id))
         if shares != Measured():
             account.ledger.measure(shares)
-            self._submit(lambda: self._store.note_measured(id, gang.newest.generation, shares))
+            self._thread.write(lambda: self._store.note_measured(id, gang.newest.generation, shares))
 
     def _keep(
         self, account: GangAccount, settled: Sequence[Interval], *, anew: bool = False, complete: bool = False
     ) -> None:
         job = replace(account.job, complete=complete or account.ledger.over)
         waits, leaves = account.ledger.take_waits(), dict(account.leaves)
-        self._submit(lambda: self._store.note(job, leaves, settled, waits, anew=anew))
-
-    def _submit(self, write: Callable[[], None]) -> None:
-        self._thread.submit(self._write, write)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except AccountStoreError as error:
-            self._problem.meet(f"the account of goodput can't be written: {error}")
-        else:
-            self._problem.end()
-
-    async def _in_thread(self, read: Callable[[], _T]) -> _T | None:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, read)
-        except AccountStoreError as error:
-            self._problem.meet(f"the account of goodput can't be read: {error}")
-            return None
+        self._thread.write(lambda: self._store.note(job, leaves, settled, waits, anew=anew))
 
 
 def _job_of(fact: facts.GangRegistered) -> Job:

@@ -8,16 +8,13 @@ methods block, and are called from one thread.
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from sqlite_utils import Database
 from sqlite_utils.db import Table
 
-from muster.daemon.coordinator.journal.side_database import SideDatabase
+from muster.daemon.coordinator.diagnosis.side_database import SideDatabase
 
 FILE = "past-generations.db"
 KEPT_OF_NAME = 100
@@ -26,10 +23,6 @@ KEPT = 20_000
 MOST_STEPS = 1 << 53
 """No training has so many. A rank may say any number, and SQLite holds none from 2^63 on."""
 _TABLE = "generations"
-
-
-class PastGenerationsError(Exception):
-    """The site's fault: the file can't be read or written. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +61,10 @@ class PastGenerations:
         """Keeps a generation. Of the same generation, the newest note counts, with the best step of all notes.
 
         Raises:
-            PastGenerationsError: the file can't be written.
+            SideDatabaseError: the file can't be written.
         """
-        with self._opened() as table:
+        with self._database.opened() as database:
+            table = database.table(_TABLE)
             before = list(table.rows_where("gang = ? and generation = ?", (one.gang, one.generation)))
             row = {**asdict(one), "nodes": json.dumps(one.nodes), "steps": min(one.steps, MOST_STEPS)}
             if before and 0 < before[0]["best_step_s"] <= one.best_step_s:
@@ -82,9 +76,10 @@ class PastGenerations:
         """The generations of a user's jobs of that name, the newest first.
 
         Raises:
-            PastGenerationsError: the file can't be read.
+            SideDatabaseError: the file can't be read.
         """
-        with self._opened() as table:
+        with self._database.opened() as database:
+            table = database.table(_TABLE)
             rows = table.rows_where("owner_uid = ? and name = ?", (owner_uid, name), order_by="ended_at desc")
             return [PastGeneration(**{**row, "nodes": tuple(json.loads(row["nodes"]))}) for row in rows]
 
@@ -97,15 +92,6 @@ class PastGenerations:
         )
         if table.count > self._kept:
             table.delete_where(f"rowid not in ({newest.format('')})", (self._kept,))
-
-    @contextmanager
-    def _opened(self) -> Iterator[Table]:
-        """The table, in one transaction."""
-        try:
-            with self._database.opened() as database:
-                yield database.table(_TABLE)
-        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
-            raise PastGenerationsError(f"{self._database.path}: {error}") from error
 
 
 def _make_table(database: Database) -> None:

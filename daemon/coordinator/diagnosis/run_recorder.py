@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration, PastGenerations, PastGenerationsError
+from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration, PastGenerations
+from muster.daemon.coordinator.diagnosis.side_database import SideThread
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services.job_specs import registered_spec, settings_digest
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.view_parts.measured_steps import FEWEST_STEPS, measured_steps
-from muster.daemon.host.lasting_problem import LastingProblem
 
 INTERVAL_S = 600.0
 """Seconds between two notes of a generation that runs. A coordinator that dies loses what came since."""
@@ -32,10 +32,9 @@ class RunRecorder:
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
         self._store = PastGenerations(folder)
-        self._thread = ThreadPoolExecutor(1, "past-generations")
+        self._thread = SideThread("the history of past generations", _log)
         self._settings: dict[str, str] = {}
         """Gang → digest of its settings."""
-        self._problem = LastingProblem(_log, "the history of past generations can be used again")
         engine.on_facts.append(self.note_facts)
 
     async def run(self) -> None:
@@ -60,13 +59,7 @@ class RunRecorder:
 
     async def of_job(self, owner_uid: int, name: str) -> list[PastGeneration]:
         """The generations of a user's jobs of that name, the newest first. Empty if the store can't be read."""
-        try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.of_job, owner_uid, name)
-        except PastGenerationsError as error:
-            self._problem.meet(f"the history of past generations can't be read: {error}")
-            return []
-        self._problem.end()
-        return found
+        return await self._thread.read(partial(self._store.of_job, owner_uid, name)) or []
 
     def settings(self, gang: str) -> str:
         """The digest of a gang's settings; empty if they are not known."""
@@ -80,7 +73,7 @@ class RunRecorder:
 
     def close(self) -> None:
         """Waits for what is being written."""
-        self._thread.shutdown()
+        self._thread.close()
 
     def _note(self, gang: Gang) -> None:
         found = measured_steps(gang, self._engine.core.observed.gang(gang.id))
@@ -104,12 +97,4 @@ class RunRecorder:
             best_at=now,
             nodes=tuple(seat.node for seat in sorted(gang.roster.seats, key=lambda seat: seat.group_rank)),
         )
-        self._thread.submit(self._write, one)
-
-    def _write(self, one: PastGeneration) -> None:
-        try:
-            self._store.note(one)
-        except PastGenerationsError as error:
-            self._problem.meet(f"the history of past generations can't be written: {error}")
-        else:
-            self._problem.end()
+        self._thread.write(partial(self._store.note, one))
