@@ -91,6 +91,7 @@ class Training:
         return self.job
 
     def _follow(self) -> None:
+        self.view = {}  # that of a job before is no answer
         self._watch = self._look()
         self._reader = threading.Thread(target=self._read, args=(self._watch,), daemon=True)
         self._reader.start()
@@ -158,15 +159,18 @@ class Training:
         """Returns the first view for which `condition` holds.
 
         Raises:
-            TimeoutError: there was no such view within `timeout` seconds; the message holds the newest view.
+            TimeoutError: there was no such view within `timeout` seconds, or the job is over; the message holds the
+                newest view.
         """
         timeout = allowed(timeout)
         with self.changed:
-            if not self.changed.wait_for(lambda: bool(self.view) and condition(self.view), timeout):
-                raise TimeoutError(
-                    f"{self.spec.name}: {what} not within {timeout:.0f} s: {json.dumps(self.view)[:3000]}"
-                )
-            return self.view
+            self.changed.wait_for(lambda: bool(self.view) and (condition(self.view) or self.view.get("final")), timeout)
+            if self.view and condition(self.view):
+                return self.view
+            newest = json.dumps(self.view)[:3000]
+            if self.view.get("final"):
+                raise TimeoutError(f"{self.spec.name}: {what} does not come, the job is over: {newest}")
+            raise TimeoutError(f"{self.spec.name}: {what} not within {timeout:.0f} s: {newest}")
 
     def wait_step(self, step: int, timeout: float = 120.0) -> View:
         """Waits until `step` optimizer steps are finished."""
