@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from muster.compatibility import Side
 from muster.daemon.coordinator.accounting.account_store import Reader, Row
 from muster.daemon.coordinator.accounting.gang_accounts import GangAccounts
 from muster.daemon.coordinator.services.api_handlers import stream_handler
-from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.callers_gangs import CallersGangs
+from muster.daemon.coordinator.services.api_service import BesideApi, MusterService
 from muster.daemon.coordinator.services.rpc_errors import invalid_argument, unavailable
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.transport.identity import current_caller
@@ -31,22 +29,12 @@ GROUPS = {
 }
 
 
-class GoodputService(goodput_pb2_grpc.GoodputServicer):
+class GoodputService(BesideApi, goodput_pb2_grpc.GoodputServicer):
     """The servicer. `api` says whose jobs the caller may read."""
 
     def __init__(self, engine: Engine, api: MusterService, accounts: GangAccounts) -> None:
-        self.stream_limits = api.stream_limits
-        self._engine, self._api, self._accounts = engine, api, accounts
-
-    @property
-    def side(self) -> Side:
-        """What this coordinator says of its version."""
-        return self._api.side
-
-    @property
-    def callers_gangs(self) -> CallersGangs:
-        """Which gangs the caller may name."""
-        return self._api.callers_gangs
+        super().__init__(engine, api)
+        self._accounts = accounts
 
     @stream_handler
     async def Account(self, request: pb.GoodputRequest, context: _Context) -> AsyncIterator[pb.GoodputPage]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import grpc.aio
 
-from muster.compatibility import Side
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -15,8 +14,7 @@ from muster.daemon.coordinator.diagnosis.past_generations import PastGeneration
 from muster.daemon.coordinator.diagnosis.run_recorder import RunRecorder
 from muster.daemon.coordinator.services import views
 from muster.daemon.coordinator.services.api_handlers import unary_handler
-from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.callers_gangs import CallersGangs
+from muster.daemon.coordinator.services.api_service import BesideApi, MusterService
 from muster.daemon.coordinator.services.job_specs import shown
 from muster.daemon.coordinator.services.rpc_errors import aborted, invalid_argument
 from muster.daemon.coordinator.shell.engine import Engine
@@ -31,22 +29,12 @@ MOST_PAST = 50
 """Past generations of one answer."""
 
 
-class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
+class DiagnosisService(BesideApi, diagnosis_pb2_grpc.DiagnosisServicer):
     """The servicer. `api` finds the gang, and refuses callers without the right to it."""
 
     def __init__(self, engine: Engine, api: MusterService, recorder: RunRecorder) -> None:
-        self.stream_limits = api.stream_limits
-        self._engine, self._api, self._recorder = engine, api, recorder
-
-    @property
-    def side(self) -> Side:
-        """What this coordinator says of its version."""
-        return self._api.side
-
-    @property
-    def callers_gangs(self) -> CallersGangs:
-        """Which gangs the caller may name."""
-        return self._api.callers_gangs
+        super().__init__(engine, api)
+        self._recorder = recorder
 
     @unary_handler
     async def Measurements(self, request: api_pb2.GangRef, context: _Context) -> pb.JobMeasurements:

@@ -10,7 +10,7 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from muster.compatibility import own_side
+from muster.compatibility import Side, own_side
 from muster.daemon.coordinator.core import drains
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state import events
@@ -424,6 +424,24 @@ class MusterService(api_pb2_grpc.MusterServicer):
             return job_specs.registration_of(self._engine.journal, gang.id)
         except JournalError as error:
             raise internal(str(error)) from None
+
+
+class BesideApi:
+    """A service beside `api`: the same callers may name the same gangs, within the same limits."""
+
+    def __init__(self, engine: Engine, api: MusterService) -> None:
+        self.stream_limits = api.stream_limits
+        self._engine, self._api = engine, api
+
+    @property
+    def side(self) -> Side:
+        """What this coordinator says of its version."""
+        return self._api.side
+
+    @property
+    def callers_gangs(self) -> CallersGangs:
+        """Which gangs the caller may name."""
+        return self._api.callers_gangs
 
 
 def _checked_reason(reason: str) -> str:
