@@ -24,9 +24,11 @@ def text_of(name: str) -> str:
     return TEXTS.get(name, "")
 
 
-def found(*words: str, nodes: int = 2, tasks: int = 0, each: int = 0, line: int = 0, launch: str = "") -> Decision:
+def found(
+    *words: str, nodes: int = 2, tasks: int = 0, each: int = 0, lines: tuple[int, ...] = (), launch: str = ""
+) -> Decision:
     named = LaunchLine(9, tuple(launch.split()), "the last srun") if launch else None
-    return decide(read_srun(words), Script(nodes, tasks, each, named), line, text_of)
+    return decide(read_srun(words), Script(nodes, tasks, each, named), lines, text_of)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def found(*words: str, nodes: int = 2, tasks: int = 0, each: int = 0, line: int 
 def test_a_launcher_on_every_node_is_the_launch(words: tuple[str, ...], kind: Kind) -> None:
     plugins = {"container-image": True}
     read = read_srun(words, plugins)
-    assert decide(read, Script(2), 0, text_of).kind is kind
+    assert decide(read, Script(2), (), text_of).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -87,15 +89,21 @@ def test_another_line_starts_no_ranks() -> None:
     launch = "srun --label python -u train.py --seed $SLURM_ARRAY_TASK_ID"
     assert found("--label", "python", "-u", "train.py", "--seed", "7", launch=launch).kind is RANKS
     assert found("python", "prepare.py", launch=launch) == Decision(HELPER, 1, everywhere=True)
-    assert found("python", "train.py", launch="srun python train.py", line=8).kind is HELPER
-    assert found("python", "train.py", launch="$CMD", line=9).kind is RANKS
+    assert found("python", "train.py", launch="srun python train.py", lines=(8,)).kind is HELPER
+    assert found("python", "train.py", launch="$CMD", lines=(31, 9)).kind is RANKS
     assert found("python", "train.py").kind is HELPER
 
 
 def test_a_line_that_the_user_names_is_the_only_launch() -> None:
-    named = Script(2, launch=LaunchLine(9, ("srun", "./program"), NAMED_BY_USER))
-    kinds = [decide(read_srun(words), named, 0, text_of).kind for words in (("./program",), ("torchrun", "x"))]
-    assert kinds == [RANKS, HELPER]
+    named = Script(2, launch=LaunchLine(9, ("start_training",), NAMED_BY_USER))
+
+    def kind(*words: str, lines: tuple[int, ...]) -> Kind:
+        return decide(read_srun(words), named, lines, text_of).kind
+
+    assert kind("./program", lines=(4, 9)) is RANKS
+    assert kind("torchrun", "x", lines=(9,)) is LAUNCHER
+    assert kind("torchrun", "x", lines=(8,)) is HELPER
+    assert kind("python", "x", lines=()) is RANKS, "another script, which line 9 has started, calls"
 
 
 def test_a_helper_with_a_task_on_every_node_is_known() -> None:

@@ -134,6 +134,15 @@ def test_a_job_whose_batch_host_died_is_completed_with_its_code() -> None:
     assert [(c.verb, c.exit_code) for c in world.slurm] == [("down", 0), ("complete", 0)]
 
 
+def test_a_job_that_has_lost_the_rest_of_its_script_has_a_code_of_its_own() -> None:
+    world = training(own_nodes=("n0", "n1", "n2", "n3"), script_goes_on=True)
+    world.power_off("n0")
+    world.run_until(recovered(world))
+    world.finish()
+    world.run_until(lambda: world.gang.phase is Phase.DONE)
+    assert (world.gang.exit_code, world.slurm[-1].verb, world.slurm[-1].exit_code) == (0, "complete", 91)
+
+
 def test_a_batch_host_that_dies_unseen_does_not_keep_its_job_for_ever() -> None:
     world = training()
     world.signal("n0")
@@ -141,6 +150,18 @@ def test_a_batch_host_that_dies_unseen_does_not_keep_its_job_for_ever() -> None:
     world.power_off("n0")
     world.finish()
     world.run_until(lambda: ("complete", "") in verbs(world), 30)
+
+
+def test_a_users_own_script_may_go_on_until_slurm_has_lost_its_node() -> None:
+    """Nobody knows whether it still runs. Muster's own script would have ended the job within seconds."""
+    world = training(own_nodes=("n0", "n1", "n2", "n3"), script_goes_on=True)
+    world.signal("n0")
+    world.run_until(lambda: recovered(world)() and not world.agent("n0").alive)
+    world.power_off("n0")
+    world.finish()
+    world.run_until(lambda: ("complete", "") in verbs(world), 120)
+    assert "n0" not in world.gang.slurm.job_nodes
+    assert world.slurm[-1].exit_code == 91
 
 
 def test_a_job_that_ends_by_itself_needs_no_completing() -> None:

@@ -16,7 +16,7 @@ from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import node_problems
-from muster.daemon.agent.user_script import launch
+from muster.daemon.agent.user_script import launch, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file
@@ -46,6 +46,8 @@ def run(
     """
     nodes, spares = job.nodes, len(job.nodes.spares)
     spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+    known = job.line or (job.settings.launch.line if job.settings.launch else 0)
+    spec.script_goes_on = script_job.goes_on(script_job.script_text(job.shell), known)
     if (size := len(spec_text(spec))) > MAX_SPEC_BYTES:
         print(f"muster: the launch has {size} bytes of words, and {MAX_SPEC_BYTES} are possible", file=sys.stderr)
         return EXIT_CANNOT_LAUNCH

@@ -70,11 +70,11 @@ class Decision:
     warning: str = ""
 
 
-def decide(words: SrunWords, script: Script, line: int, text_of: Callable[[str], str]) -> Decision:
+def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Callable[[str], str]) -> Decision:
     """Decides what a call is.
 
     Args:
-        line: the line of the script that calls; 0: not known.
+        lines: the line of the script that calls, and those that call the functions around it; empty: not known.
         text_of: reads a program; "" if it is no text.
     """
     if words.has(*_NO_LAUNCH) or not words.command:
@@ -82,9 +82,11 @@ def decide(words: SrunWords, script: Script, line: int, text_of: Callable[[str],
     each = _tasks_per_node(words, script)
     text = _text(words.command, text_of)
     launcher, python = bool(LAUNCHERS.search(text)), bool(_PYTHON.search(text))
-    named = script.launch is not None and is_named(script.launch, words, line)
+    named = script.launch is not None and is_named(script.launch, words, lines)
     by_user = script.launch is not None and script.launch.why == NAMED_BY_USER
-    if not (named if by_user else launcher or (python and named)):
+    # The user's line may start another script, and what that calls has no line of this one.
+    known = named or bool(lines)
+    if not (named if by_user and known else launcher or (python and (named or by_user))):
         return Decision(Kind.HELPER, each, everywhere=bool(each) and not words.has("nodelist", "exclude", "relative"))
     if words.has(*_CONTAINER_OPTIONS) or _CONTAINERS & {_name(word) for word in words.command[:_MOST_PREFIX_WORDS]}:
         return Decision(Kind.HELPER, warning="it runs in a container")
@@ -95,13 +97,13 @@ def decide(words: SrunWords, script: Script, line: int, text_of: Callable[[str],
     return Decision(Kind.LAUNCHER if launcher else Kind.RANKS, each)
 
 
-def is_named(launch: LaunchLine, words: SrunWords, line: int) -> bool:
+def is_named(launch: LaunchLine, words: SrunWords, lines: Sequence[int]) -> bool:
     """Whether this call is the line that `muster submit` has found: its number, or its words in their order.
 
     Words with variables are not compared: the script has their names, and the call has their values.
     """
-    if line:
-        return line == launch.line
+    if lines:
+        return launch.line in lines
     given = iter([word for option in words.options for word in option.words] + list(words.command))
     literal = [word for word in launch.words if re.fullmatch(r"[\w./=:,+@%-]+", word)]
     return all(word in given for word in literal if word != "srun")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +19,13 @@ ALLOCATION = "MUSTER_ALLOCATION"
 """The nodes of the job when the script started, spares included."""
 SHELL = "MUSTER_SHELL"
 """The process of the script, and its standard output at its start, as "PID DEVICE INODE"."""
-LINE = "MUSTER_LINE"
-"""The line of the script that calls srun; empty: not known."""
-_OWN = (SETTINGS, ALLOCATION, SHELL, LINE, "BASH_FUNC_srun%%")
+LINES = "MUSTER_LINES"
+"""The line of the script that calls srun, and those that call the functions around it; empty: not known."""
+_OWN = (SETTINGS, ALLOCATION, SHELL, LINES, "BASH_FUNC_srun%%")
+
+
+_NO_COMMAND = re.compile(r"\s*(#.*|wait\b.*|exit( \$\?)?|fi|done|esac|\}|;;)?\s*")
+"""A line behind the launch that does nothing."""
 
 
 class NoScriptJob(Exception):
@@ -36,8 +41,15 @@ class ScriptJob:
     nodes: Nodes
     job_id: int
     restarts: int
-    line: int
-    """The line that calls srun; 0: not known."""
+    lines: tuple[int, ...]
+    """The line that calls srun, and those that call the functions around it. Empty: not known."""
+    shell: int
+    """The process of the script; 0: not known."""
+
+    @property
+    def line(self) -> int:
+        """The line in the text of the script, outside of functions; 0: not known."""
+        return self.lines[-1] if self.lines else 0
 
 
 def gang_of(settings: LaunchSettings, environ: Mapping[str, str]) -> str:
@@ -78,7 +90,8 @@ def script_job(environ: Mapping[str, str]) -> ScriptJob:
         nodes=own_nodes.divide(allocation, settings.spares),
         job_id=int(job),
         restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
-        line=int(environ.get(LINE) or 0),
+        lines=tuple(int(line) for line in environ.get(LINES, "").split() if int(line)),
+        shell=int(environ.get(SHELL, "").partition(" ")[0] or 0),
     )
 
 
@@ -112,3 +125,21 @@ def output_is_read(environ: Mapping[str, str], descriptor: int = 1) -> bool:
     now = describe_shell(int(pid or 0)).partition(" ")[2]
     # A function with `> file` changes the output of the shell itself for a moment, so that `now` says nothing of files.
     return f"{own.st_dev} {own.st_ino}" != (at_start if stat.S_ISREG(own.st_mode) else now)
+
+
+def script_text(shell: int) -> str:
+    """The text of the script that the process `shell` runs; "" if that can't be seen."""
+    try:
+        words = Path(f"/proc/{shell}/cmdline").read_bytes().split(b"\0")
+        found = next((word for word in words[1:] if word and not word.startswith(b"-")), b"")
+        return Path(os.fsdecode(found)).read_text(errors="replace") if found else ""
+    except OSError:
+        return ""
+
+
+def goes_on(text: str, line: int) -> bool:
+    """Whether a script has commands behind the one that begins at `line`, or nobody knows."""
+    rest = text.splitlines()[line - 1 :] if line else []
+    while rest and rest[0].endswith("\\"):
+        rest.pop(0)
+    return not rest or any(not _NO_COMMAND.fullmatch(one) for one in rest[1:])

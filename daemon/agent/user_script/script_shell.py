@@ -26,11 +26,11 @@ exec {python} -I -m muster.daemon.agent srun "$@"
 _FUNCTION = """srun() {{
   {{ local -; set +x; }} 2>/dev/null
   if [[ $BASHPID == "$$" ]]; then
-    {line}={line_value} {program} "$@"
+    {lines}={lines_value} {program} "$@"
     return
   fi
   local muster_srun muster_status muster_signal
-  {line}={line_value} {program} "$@" <&0 &
+  {lines}={lines_value} {program} "$@" <&0 &
   muster_srun=$!
   for muster_signal in HUP INT QUIT TERM USR1 USR2 ALRM; do
     trap "kill -s $muster_signal $muster_srun 2>/dev/null" "$muster_signal"
@@ -44,8 +44,8 @@ _FUNCTION = """srun() {{
 }}
 export -f srun
 """
-# Only a call in the script itself has a line that means something.
-_LINE_VALUE = '"$([[ ${#BASH_SOURCE[@]} == 2 ]] && echo ${BASH_LINENO[0]})"'
+# Only the script's own shell has lines that mean something: those of the call, and of the functions around it.
+_LINES = '"$([[ $$ == "${MUSTER_SHELL%% *}" ]] && echo "${BASH_LINENO[*]}")"'
 
 
 def prepare(path: str, environ: Mapping[str, str], shell: int) -> str:
@@ -93,6 +93,6 @@ def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str],
         script_job.SHELL: shell,
     }
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
-    function = _FUNCTION.format(program=shlex.quote(str(program)), line=script_job.LINE, line_value=_LINE_VALUE)
+    function = _FUNCTION.format(program=shlex.quote(str(program)), lines=script_job.LINES, lines_value=_LINES)
     path_line = f'export PATH={shlex.quote(str(program.parent))}"${{PATH:+:$PATH}}"'
     return "\n".join([*exports, path_line, function])

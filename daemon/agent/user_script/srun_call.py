@@ -39,7 +39,7 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     except UnknownOption:
         helper_call.become(program, words, given)  # srun says it, with the option's name
     script = launch_rule.script_of(environ, len(job.nodes.own), job.settings.launch)
-    decision = launch_rule.decide(read, script, job.line, _text_of)
+    decision = launch_rule.decide(read, script, job.lines, _text_of)
     warning = decision.warning if decision.kind is Kind.HELPER else gang_launch.why_not(job)
     if decision.kind is not Kind.HELPER and not warning:
         return gang_launch.run(job, decision, read, of_plugins, program, given)

@@ -189,6 +189,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         resume_from=message.resume_from,
         readers=tuple(message.readers),
         own_nodes=tuple(message.own_nodes),
+        script_goes_on=message.script_goes_on,
         durable_keep=message.durable_keep,
         durable_keep_s=message.durable_keep_s,
         loss=_loss(message.loss),

@@ -13,6 +13,9 @@ from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 EXIT_OF_SLURM = 1
 """Exit code: Slurm has ended the job, and nobody has cancelled it."""
+EXIT_SCRIPT_LOST = 91
+"""Exit code of a job, not of its gang: every rank exited with 0, but the node was lost that would have run the rest of
+the user's own script."""
 EXIT_NOT_PACKED = 92
 """Exit code: Slurm gave no nodes on which the groups that [placement] requires are packed."""
 EXIT_NO_REQUEUE = 93
@@ -66,7 +69,13 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
     if exit_code == EXIT_NO_REQUEUE:
         gang_turn.turn.owe("requeue_off", gang.id, gang.slurm.job, f"muster: {reason}")
     if is_batch_host_dead(gang.roster, gang.slurm):
-        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, f"muster: {reason}", exit_code=exit_code)
+        code = _code_without_script(gang, exit_code)
+        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, f"muster: {reason}", exit_code=code)
+
+
+def _code_without_script(gang: Gang, exit_code: int) -> int:
+    """The exit code of a job whose script is lost."""
+    return EXIT_SCRIPT_LOST if exit_code == 0 and gang.spec.script_goes_on else exit_code
 
 
 def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
@@ -96,7 +105,7 @@ def _is_cancel_owed(state: DurableState, gang: Gang) -> bool:
 
 def complete_job(gang_turn: GangTurn) -> None:
     """End the job of a final gang. Its batch script normally does; if that does not happen, the script's host is
-    dead."""
+    dead. A user's own script may go on for as long as it likes, and ends its job while its host lives."""
     gang = gang_turn.gang
     asked_by, gang_turn.observed.cancel_requested_by = gang_turn.observed.cancel_requested_by, ""
     if asked_by and not gang.slurm.job_over and not _is_cancel_owed(gang_turn.turn.state, gang):
@@ -104,10 +113,14 @@ def complete_job(gang_turn: GangTurn) -> None:
     over = gang.slurm.job_over or gang.slurm.completion_owed or gang.phase is Phase.CANCELLED
     if over and not gang.growth.pool:
         return
+    if gang.spec.own_nodes and not over and not is_batch_host_dead(gang.roster, gang.slurm):
+        return
     if gang_turn.now - gang.phase_at < JOB_ENDS_S:
         gang_turn.turn.tick_at(gang.phase_at + JOB_ENDS_S)
         return
     shared_pool.close_all(gang_turn, gang.reason, joined=True)
     if not over:
         words = f"muster: {gang.reason}"
-        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, words, exit_code=gang.exit_code)
+        gang_turn.turn.owe(
+            "complete", gang.id, gang.slurm.job, words, exit_code=_code_without_script(gang, gang.exit_code)
+        )

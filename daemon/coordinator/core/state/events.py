@@ -103,7 +103,10 @@ class GangSpec:
     readers: tuple[str, ...] = ()
     """Who may read it beside its owner and operators: login names, and Unix groups as "group:NAME"."""
     own_nodes: tuple[str, ...] = ()
-    """Nodes that the job's script knows as its own: they have the first seats, in this order. Empty: any nodes."""
+    """Nodes that the job's script knows as its own: they have the first seats, in this order. Empty: any nodes, and the
+    script is Muster's."""
+    script_goes_on: bool = False
+    """A script of the user's own has commands behind its launch."""
     durable_keep: int = 0
     durable_keep_s: float = 0.0
     """How many of its own durable checkpoints it keeps, and for how long older ones, as in JobSpec (common.proto)."""

@@ -1,0 +1,155 @@
+"""A user's batch script in its own bash, with a program in the place of Slurm's srun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent.user_script import script_job
+from muster.slurm.client.launch_settings import LaunchSettings, settings_file
+from muster.v1.common_pb2 import JobSpec
+
+AGENT = Path(sys.prefix) / "bin" / "muster-agent"
+SRUN = """#!/bin/bash
+echo "srun $* on $SLURM_NNODES of $SLURM_JOB_NODELIST"
+case "$*" in *serve*)
+    trap 'echo "srun got USR1"; echo again > "$READY"' USR1
+    trap 'echo "srun got TERM"; exit 143' TERM
+    echo ready > "$READY"
+    while :; do read -t 0.05 <> "$WAITS"; done;;
+esac
+exit 5
+"""
+JOB = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_NTASKS": "6"}
+
+
+class Shell:
+    """Runs scripts in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        self.srun = folder / "bin" / "srun"
+        self.srun.write_text(SRUN)
+        self.srun.chmod(0o755)
+        for name in ("ready", "waits"):
+            os.mkfifo(folder / name)
+        settings = LaunchSettings("g", "", "/opt/muster-agent", 1, JobSpec(name="g", run_dir=str(folder)))
+        path = settings_file(str(folder), "g")
+        Path(path).write_text(settings.to_json())
+        (folder / "bash_env.sh").write_text(f'unset BASH_ENV\\neval "$({AGENT} shell {path})"\\n'.replace("\\n", "\n"))
+
+    def run(self, text: str, options: Sequence[str] = ()) -> list[str]:
+        """The lines that the script prints, on both outputs."""
+        script = self.folder / "script.sh"
+        script.write_text(text)
+        environ = {
+            **os.environ,
+            **JOB,
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "BASH_ENV": f"{self.folder}/bash_env.sh",
+            "READY": f"{self.folder}/ready",
+            "WAITS": f"{self.folder}/waits",
+        }
+        with (self.folder / "output").open("w+") as output:
+            subprocess.run(
+                ["bash", *options, script], env=environ, stdout=output, stderr=output, timeout=60, cwd=self.folder
+            )
+            output.seek(0)
+            return output.read().splitlines()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def test_a_helper_has_its_exit_code_and_runs_on_spares_only_if_nobody_reads_what_it_prints(shell: Shell) -> None:
+    script = """
+    echo "$SLURM_NNODES $SLURM_JOB_NODELIST $SLURM_NTASKS"
+    srun -l stage || echo "code $?"
+    echo "read: $(srun hostname)"
+    srun hostname > hosts; cat hosts
+    srun hostname | cat
+    srun -N1 hostname > /dev/null
+    srun stage > /dev/null; echo "code $?"
+    """
+    own = "srun --nodes=2 --exclude=n2 hostname on 2 of n[0-1]"
+    assert shell.run(script, ["-u"]) == [
+        "2 n[0-1] 4",
+        "srun -l --nodes=3 --ntasks=6 stage on 3 of n[0-2]",
+        "code 5",
+        f"read: {own}",
+        own,
+        own,
+        "code 5",
+    ]
+
+
+def test_a_signal_for_a_call_in_the_background_reaches_srun(shell: Shell) -> None:
+    script = """
+    trap 'kill -USR1 $call' USR1
+    srun -N1 serve &
+    call=$!
+    read -r _ < "$READY"
+    kill -USR1 $$
+    read -r _ < "$READY"
+    kill -TERM $call
+    wait $call; echo "code $?"
+    """
+    assert shell.run(script)[1:] == ["srun got USR1", "srun got TERM", "code 143"]
+
+
+def test_srun_is_found_after_another_folder_was_put_first(shell: Shell) -> None:
+    script = f"""
+    export PATH={shell.srun.parent}:$PATH
+    srun -N1 a
+    bash -c 'srun -N1 b'
+    set -x; srun -N1 c
+    """
+    one, other, *traced = shell.run(script)
+    assert (one, other) == ("srun -N1 --exclude=n2 a on 2 of n[0-1]", "srun -N1 --exclude=n2 b on 2 of n[0-1]")
+    assert traced == ["+ srun -N1 c", "srun -N1 --exclude=n2 c on 2 of n[0-1]"]
+
+
+def test_an_option_that_srun_does_not_know_reaches_srun(shell: Shell) -> None:
+    assert shell.run("srun --no-such=1 torchrun x") == ["srun --no-such=1 torchrun x on 2 of n[0-1]"]
+
+
+def test_set_e_ends_the_script_at_a_helper_that_fails(shell: Shell) -> None:
+    assert shell.run("set -e; srun -N1 a; echo goes on") == ["srun -N1 --exclude=n2 a on 2 of n[0-1]"]
+
+
+def test_a_launcher_on_one_of_two_nodes_runs_as_written_and_is_said(shell: Shell) -> None:
+    said, done = shell.run("srun -N1 torchrun --standalone x")
+    assert said == (
+        "muster: not supervised: line 1, srun torchrun --standalone x: it has not as many tasks on each of the 2 "
+        "nodes. It runs as it is written"
+    )
+    assert done == "srun -N1 --exclude=n2 torchrun --standalone x on 2 of n[0-1]"
+
+
+def test_a_call_in_a_function_is_named_by_the_line_that_calls_the_function(shell: Shell) -> None:
+    script = "train() {\n  srun -N1 torchrun a\n}\n\ntrain\n"
+    assert shell.run(script)[0].startswith("muster: not supervised: line 5, srun torchrun a")
+
+
+@pytest.mark.parametrize(
+    ("rest", "goes_on"),
+    [
+        ("", False),
+        ("# done\n\nwait $!\nexit $?\n", False),
+        ("fi\n  done\n", False),
+        ("echo done\n", True),
+        ("srun eval\n", True),
+    ],
+)
+def test_a_script_goes_on_if_commands_are_behind_the_launch(rest: str, goes_on: bool) -> None:
+    text = f"#!/bin/bash\nsrun torchrun \\\n  --nnodes 2 \\\n  x\n{rest}"
+    assert script_job.goes_on(text, 2) is goes_on
+    assert script_job.goes_on(text, 0), "nobody knows"
