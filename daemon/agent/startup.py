@@ -180,7 +180,7 @@ def _settings(
     zygote_spec = ZygoteSpec(tuple(spec.command), modules_to_import(spec.preload), environment, spec.work_dir)
     if launch is not None:
         started_as = StartedAs(launch.processors, launch.limits, launch.umask)
-        zygote_spec = replace(zygote_spec, started_as=started_as, cold=launch.why_cold, macro=MACRO)
+        zygote_spec = replace(zygote_spec, started_as=started_as, macro=MACRO)
     return AgentSettings(
         identity=own,
         job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node, from_script),

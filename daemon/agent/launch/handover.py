@@ -13,8 +13,6 @@ from muster.v1.common_pb2 import JobSpec
 
 MACRO = "${local_rank}"
 """What torch replaces by the local rank in the words of a rank: `python -m torch.distributed.launch` uses it."""
-_OLDEST_WARM = (3, 11)
-"""The oldest Python that the warm process of a rank runs in."""
 
 
 class WrongHandover(ValueError):
@@ -27,7 +25,6 @@ class Handover:
 
     argv, environment, folder: of each rank.
     min_nodes, max_nodes: for how many launchers it would have waited.
-    interpreter, python: the launcher's own, and its version.
     processors: those that the launcher may use.
     limits: its limits (the name after RLIMIT_), soft and hard.
     """
@@ -38,19 +35,9 @@ class Handover:
     folder: str
     min_nodes: int
     max_nodes: int
-    interpreter: str
-    python: tuple[int, ...]
-    torch: str
     processors: frozenset[int]
     limits: Mapping[str, tuple[int, int]]
     umask: int
-
-    @property
-    def why_cold(self) -> str:
-        """Why no warm process of the interpreter can be forked into a rank; empty: one can."""
-        if self.argv[0] != self.interpreter or self.python >= _OLDEST_WARM:
-            return ""
-        return f"Python {'.'.join(map(str, self.python))} is older than {'.'.join(map(str, _OLDEST_WARM))}"
 
     def of_job(self, spec: JobSpec) -> JobSpec:
         """The job with this launch.
@@ -87,9 +74,6 @@ def read(line: bytes) -> Handover:
             folder=str(found["folder"]),
             min_nodes=int(found["min_nodes"]),
             max_nodes=int(found["max_nodes"]),
-            interpreter=str(found["interpreter"]),
-            python=tuple(map(int, found["python"])),
-            torch=str(found["torch"]),
             processors=frozenset(map(int, found["processors"])),
             limits={str(name): _pair(limits) for name, limits in found["limits"].items()},
             umask=int(found["umask"]),

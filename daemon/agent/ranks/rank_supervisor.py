@@ -63,6 +63,8 @@ class _LocalZygote:
         self.start_error = ""
         self.children: dict[str, RankProcess | RendezvousProcess] = {}
         self.deaths = 0
+        # Its interpreter can't run one, so that it runs in the agent's and starts ranks by exec.
+        self.is_too_old = False
         # What its imports show to be broken, once it is ready.
         self.broken = ""
 
@@ -265,7 +267,9 @@ class RankSupervisor:
 
     def _start_zygote(self, zygote: _LocalZygote) -> bool:
         zygote_spec = self._job.zygote_spec.for_local_rank(self._zygotes.index(zygote))
-        if zygote.deaths >= _MAX_PRELOAD_DEATHS:
+        if zygote.is_too_old:
+            zygote_spec = zygote_spec.started_anew()
+        elif zygote.deaths >= _MAX_PRELOAD_DEATHS:
             zygote_spec = zygote_spec.without_preload()
         handle = ZygoteHandle(partial(self._on_message, zygote), partial(self._on_zygote_exit, zygote))
         try:
@@ -308,9 +312,13 @@ class RankSupervisor:
         self._changed()
 
     def _on_zygote_exit(self, zygote: _LocalZygote) -> None:
-        was_ready = zygote.ready.is_set()
+        was_ready, is_too_old = zygote.ready.is_set(), zygote.handle is not None and zygote.handle.is_too_old
         zygote.ready.clear()
         zygote.handle, zygote.started = None, False
+        if is_too_old and not self._stopping:
+            zygote.is_too_old = True
+            self.start_zygotes()
+            return
         zygote.deaths += not was_ready
         children = list(zygote.children.values())
         zygote.children.clear()

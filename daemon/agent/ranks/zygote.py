@@ -35,12 +35,17 @@ _END_TIMEOUT_S = 5.0
 # packages.
 COMMAND = """\
 import sys
+if sys.version_info < (3, 11):
+    sys.exit(83)
 path = list(sys.path)
 sys.path.append(sys.argv[1])
 from muster.daemon.agent.ranks import zygote
 sys.path[:] = path[0 if sys.flags.safe_path else 1:]
 zygote.main(sys.argv[2:])
 """
+
+EXIT_TOO_OLD = 83
+"""This interpreter is older than the language of this module."""
 
 ChildTask = Callable[[], None]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import muster
 from muster.daemon.agent.ranks.python_command import parse_python_command
-from muster.daemon.agent.ranks.zygote import COMMAND
+from muster.daemon.agent.ranks.zygote import COMMAND, EXIT_TOO_OLD
 from muster.daemon.agent.start_checks.job_paths import find_program
 from muster.daemon.host import packets
 
@@ -103,6 +103,10 @@ class ZygoteSpec:
         """The same for the zygote of one local rank."""
         return replace(self, argv=tuple(w.replace(self.macro, str(number)) for w in self.argv)) if self.macro else self
 
+    def started_anew(self) -> ZygoteSpec:
+        """The same for an interpreter that is too old for a zygote."""
+        return replace(self, preload=(), cold="its Python is older than 3.11")
+
     def without_preload(self) -> ZygoteSpec:
         """The same without early imports."""
         return replace(self, preload=())
@@ -127,6 +131,11 @@ class ZygoteHandle:
     def pid(self) -> int:
         """The zygote's process; 0 before the start."""
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_too_old(self) -> bool:
+        """Whether it has ended because its interpreter is too old for it."""
+        return self._process is not None and self._process.returncode == EXIT_TOO_OLD
 
     def start(self, spec: ZygoteSpec) -> None:
         """Start the zygote. It accepts work at once and carries it out after its imports.
