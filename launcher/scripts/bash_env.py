@@ -18,6 +18,8 @@ _OF_A_LAUNCH = frozenset(
     }
 )
 """Variables of a job of Muster that submits this one."""
+_OF_GRPC = frozenset({"GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY"})
+"""Variables that Muster sets for itself."""
 _OF_A_SHELL = ("BASH_FUNC_srun%%", "BASH_FUNC_srun()")
 
 
@@ -53,9 +55,11 @@ def exported(value: str | None, environ: Mapping[str, str]) -> Exported:
     return Exported(named.get("BASH_ENV") or kept, value, (SbatchOption("export", ",".join([*more, "BASH_ENV"])),))
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of sbatch, without what belongs to a job of Muster that submits this one."""
-    kept = {name: value for name, value in environ.items() if name not in _OF_A_LAUNCH}
+def environment(environ: Mapping[str, str], at_start: Mapping[str, str]) -> dict[str, str]:
+    """The environment of sbatch, without what belongs to a job of Muster that submits this one, and to gRPC in this
+    process. `at_start`: the environment in which this process was started."""
+    kept = {name: value for name, value in environ.items() if name not in _OF_A_LAUNCH | _OF_GRPC}
+    kept |= {name: at_start[name] for name in _OF_GRPC if name in at_start}
     if settings := environ.get(_SETTINGS):
         kept = {name: value for name, value in kept.items() if name not in _OF_A_SHELL}
         folders = kept.get("PATH", os.defpath).split(os.pathsep)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from muster.launcher.scripts.job_files import JobFiles
     from muster.launcher.scripts.user_script import UserScript
 
+_AT_START = Path("/proc/self/environ")
 _MOST_SHOWN = 100
 """Characters of the launch line in a note."""
 
@@ -190,7 +191,8 @@ async def _run(
     on_line: Callable[[str], None] | None = None,
 ) -> int:
     try:
-        own = bash_env.environment(environ)
+        words = _AT_START.read_bytes().decode(errors="surrogateescape").split("\0")
+        own = bash_env.environment(environ, dict(word.partition("=")[::2] for word in words))
         return await run_command.run_for_caller(argv, env=own, given=given, on_line=on_line)
     except SlurmUnavailable as error:
         raise SiteFault(str(error), "submit on a login node of the cluster. Nothing was queued") from None

@@ -54,7 +54,7 @@ ALLOWED = {
     "launcher/plan/hardware.py": NAMED,
     "launcher/policy/actions.py": NAMED,
     "launcher/scripts/job_files.py": "makes run_dir, which the user names, and removes its own files",
-    "launcher/scripts/queueing.py": "what the kernel says of mounts",
+    "launcher/scripts/queueing.py": "what the kernel says of mounts and of this process",
     "launcher/scripts/user_script.py": NAMED,
     "launcher/spec/flags.py": "a file of the package",
     "launcher/spec/spec.py": NAMED,

@@ -291,6 +291,7 @@ def test_a_job_that_submits_a_job_leaves_nothing_of_its_own(shell: Shell, monkey
         monkeypatch.setenv(name, value)
     shell.submit("--force", "train.sbatch")
     assert [shell.variable(name) for name in own] == [None] * 4
+    assert shell.variable("GRPC_SSL_CIPHER_SUITES") is None, "what this process has set for itself"
     assert shell.variable("PATH") == path
 
 
