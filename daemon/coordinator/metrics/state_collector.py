@@ -35,7 +35,7 @@ from muster.v1 import api_pb2
 
 SLICE_S = 0.001
 """Seconds for which the event loop collects before it does what else there is."""
-BUSY_S, WAIT_S = 0.0005, 0.05
+BUSY_S, WAIT_S = 0.0005, 0.025
 """Seconds of a turn of the event loop from which on it has much to do, and that a slice waits for it at most."""
 COLLECT_S = 10.0
 """Seconds that a scrape waits for its values."""
