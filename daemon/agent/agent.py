@@ -36,10 +36,13 @@ from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, interpreter_of
+from muster.daemon.agent.training import hardware_file
 from muster.daemon.agent.training.live_numbers import LiveNumbers, LiveRun, live_run
 from muster.daemon.agent.training.log_limit import LogLimit
 from muster.daemon.agent.training.node_use import NodeUseRecord
 from muster.daemon.agent.training.training_record import TrainingRecord
+from muster.daemon.host.worker_threads import run_in_own_thread
+from muster.daemon.preflight import inventory
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.site_config import split_address
@@ -186,6 +189,7 @@ class Agent:
         self._lifetime.start(self._training.run())
         self._lifetime.start(self._use.run())
         self._lifetime.start(self._live.run())
+        self._lifetime.start(self._keep_hardware())
         self._lifetime.start(self._log_limit.run())
         ending = Ending(exit_code=1)
         try:
@@ -193,6 +197,17 @@ class Agent:
             return ending.exit_code
         finally:
             await self._close(server, ending)
+
+    async def _keep_hardware(self) -> None:
+        """Leave beside the logs what this node has, for the record of the run."""
+        identity, run_dir = self._settings.identity, self._settings.spec.run_dir
+        try:
+            await run_in_own_thread(
+                lambda: hardware_file.write(run_dir, identity.gang, identity.node, inventory.describe_node()),
+                "muster-hardware",
+            )
+        except OSError as error:
+            log.info("the record of this run lacks the hardware of this node: %s", error)
 
     def _rank_report(self) -> ReportRanks:
         ranks = list(self._supervisor.statuses(self._checkpoints.progress()))

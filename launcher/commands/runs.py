@@ -18,7 +18,7 @@ from muster.launcher.command import Command, connect, load_site, print_note, scr
 from muster.launcher.errors import LauncherError, SiteFault, WrongInput
 from muster.launcher.output.table import Cell, labelled, table
 from muster.launcher.runs.record import VARIABLE, store_folder
-from muster.wording import counted
+from muster.wording import counted, listed
 
 if TYPE_CHECKING:
     from muster.launcher.output.screen import Screen
@@ -166,6 +166,8 @@ def _lines(run: Run, target: Screen) -> Iterator[tuple[str, Cell]]:
     )
     for node, ranks in outcome.get("ranks_by_node", {}).items():
         yield "ranks", f"{node}: {', '.join(map(str, ranks))}"
+    for line, nodes in outcome.get("hardware", {}).items():
+        yield "hardware", f"{listed(nodes)}: {line}"
     for recovery in outcome.get("recoveries", []):
         yield "recovery", f"generation {recovery['generation']}: {recovery.get('action')}: {recovery.get('cause')}"
     if outcome.get("durable_path"):

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from muster.wording import counted
+
 # What differs between any two runs and explains nothing.
 _OWN = frozenset({"format", "gang_id", "slurm_job_id", "submitted_s", "host"})
 _OWN_VARIABLES = frozenset({"environment.SHLVL", "environment._", "environment.OLDPWD", "environment.WINDOWID"})
@@ -29,8 +31,15 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tu
 
 def outcome_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The same of how the runs went."""
-    yield from differences({key: one[key] for key in _OF_OUTCOME if key in one},
-                           {key: other[key] for key in _OF_OUTCOME if key in other})  # fmt: skip
+    yield from differences(_shown(one), _shown(other))
+
+
+def _shown(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Which nodes had the hardware explains nothing: how many had it may."""
+    hardware = {line: len(nodes) for line, nodes in outcome.get("hardware", {}).items()}
+    counts = [f"{counted(count, 'node')} with {line}" for line, count in sorted(hardware.items())]
+    kept = {key: outcome[key] for key in _OF_OUTCOME if key in outcome}
+    return kept | ({"hardware": "; ".join(counts)} if counts else {})
 
 
 def changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ import tenacity
 from sqlite_utils import Database
 
 from muster.daemon.agent.batch import run_summary
+from muster.daemon.agent.training import hardware_file
 from muster.daemon.host.held_folder import HeldFolder
 from muster.launcher.errors import SiteFault
 from muster.launcher.runs.record import NEW, SUFFIX
@@ -116,6 +117,7 @@ class RunStore:
             gang, run_dir = row["gang_id"], json.loads(row["record"]).get("run_dir", "")
             outcome = told.get(gang) or run_summary.read(run_dir, gang)
             if outcome:
+                outcome |= {"hardware": hardware_file.read(run_dir, gang)}
                 table.update(gang, {"outcome": json.dumps(outcome)})
         database.conn.commit()
 

@@ -59,6 +59,9 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         assert f" Comment=muster: DONE at step {steps[-1][0]}, 1 recovery, the last: requeue of {dead}" in text
         assert f"AdminComment=[muster: {dead} left in generation 2 (requeue), LOST: " in text
     assert 'TensorBoard is not installed here: pip install "muster[tensorboard]" there' in output(training)
+    lines = {path.name: path.read_text() for path in training.folder.glob("logs/*/hardware/*")}
+    assert dead in lines
+    assert all("processors" in line for line in lines.values())
     told = [json.loads(line) for line in (training.folder / "told").read_text().splitlines()]
     assert [message["occasion"] for message in told] == ["requeue", "restart", "end"]
     assert told[1]["details"]["recovery"]["nodes_out"] == [dead]

@@ -13,6 +13,8 @@ import pytest
 
 from muster.daemon.agent.batch import run_summary
 from muster.daemon.agent.batch.run_summary import Summarised
+from muster.daemon.agent.training import hardware_file
+from muster.daemon.preflight import inventory
 from muster.launcher.errors import SiteFault
 from muster.launcher.main import parser
 from muster.launcher.runs import record, secrets
@@ -174,6 +176,33 @@ async def test_how_a_run_went_is_read_beside_its_logs(
     assert "phase\tDONE, step 50, generation 2" in shown
     assert "ranks\tn1: 0" in shown
     assert "recovery\tgeneration 2: restart in place: rank 0 exited" in shown
+
+
+async def test_the_hardware_of_a_run_is_shown_and_compared(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, line in ((1, "8 x H100, 192 processors"), (2, "8 x H200, 192 processors")):
+        await submit(repository, tmp_path / "runs", number)
+        run_summary.write(f"{repository}/run", f"g{number}", {"phase": "DONE", "final": True})
+        for node in ("n1", "n2"):
+            hardware_file.write(f"{repository}/run", f"g{number}", node, line)
+    assert "hardware\tn1 n2: 8 x H100, 192 processors" in await muster_runs(tmp_path / "runs", capsys, "show", "1")
+    shown = await muster_runs(tmp_path / "runs", capsys, "diff", "1", "2")
+    assert "hardware\t2 nodes with 8 x H100, 192 processors\t2 nodes with 8 x H200, 192 processors" in shown
+
+
+def test_a_node_says_what_it_has_as_its_kernel_tells_it(tmp_path: Path) -> None:
+    driver = tmp_path / "proc/driver/nvidia"
+    for bus in ("0000:18:00.0", "0000:2a:00.0"):
+        (driver / "gpus" / bus).mkdir(parents=True)
+        (driver / "gpus" / bus / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 160\n")
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\n" * 2)
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       1584718212 kB\n")
+    rest = "AMD EPYC 9654, 2 processors, 1500 GiB"
+    assert inventory.describe_node(tmp_path) == f"2 x NVIDIA H100 80GB HBM3, {rest}"
+    for version in ("x86_64 Kernel Module  570.86.15  Thu Jan 23", "Open Kernel Module for x86_64  570.86.15  Rel"):
+        (driver / "version").write_text(f"NVRM version: NVIDIA UNIX {version}\nGCC version:  gcc version 12.2.0\n")
+        assert inventory.describe_node(tmp_path) == f"2 x NVIDIA H100 80GB HBM3, driver 570.86.15, {rest}"
 
 
 async def test_storage_that_takes_no_summary_ends_no_job(tmp_path: Path) -> None:
