@@ -105,7 +105,10 @@ def _find(runs: Sequence[Run], wanted: str) -> Run:
     for run in runs:  # the newest first
         if wanted in (run.gang, str(run.record["slurm_job_id"]), run.record["name"]):
             return run
-    raise WrongInput(f"there is no record of a run {wanted!r}", "muster runs lists them; --store names another folder")
+    hint = "muster runs lists them; --store names another folder"
+    if wanted.startswith("local-"):
+        hint = "muster run --local tests a script, and keeps no record: its files are in --run-dir"
+    raise WrongInput(f"there is no record of a run {wanted!r}", hint)
 
 
 def _list(runs: Sequence[Run], options: argparse.Namespace) -> None:

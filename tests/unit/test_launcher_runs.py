@@ -15,7 +15,7 @@ from muster.daemon.agent.batch import run_summary
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.training import hardware_file
 from muster.daemon.preflight import inventory
-from muster.launcher.errors import SiteFault
+from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.main import parser
 from muster.launcher.runs import record, secrets
 from muster.launcher.runs.difference import changes, differences
@@ -143,6 +143,14 @@ async def test_the_folder_is_named_before_or_after_the_action(
     await submit(repository, tmp_path / "runs")
     before = await muster_runs(tmp_path / "runs", capsys, "show", "1")
     assert await muster_runs(tmp_path / "none", capsys, "show", "1", "--store", str(tmp_path / "runs")) == before
+
+
+async def test_a_run_on_a_workstation_has_no_record_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(WrongInput) as refused:
+        await muster_runs(tmp_path / "runs", capsys, "show", "local-0a1b2c3d")
+    assert "keeps no record" in (refused.value.hint or "")
 
 
 async def test_runs_are_listed_the_newest_first(
