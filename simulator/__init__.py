@@ -16,6 +16,7 @@ the core.
 
 Every random number follows from the seed: the same seed gives the same run. No other package imports the simulator.
 
-May import: `daemon.coordinator.core`, `daemon.coordinator.core.state`, `daemon.host`, `simulator.coverage`,
-`simulator.environment`, `simulator.faults`, `simulator.invariants`, `simulator.world`, `slurm.client`.
+May import: `daemon.coordinator.core`, `daemon.coordinator.core.losses`, `daemon.coordinator.core.state`, `daemon.host`,
+`simulator.coverage`, `simulator.environment`, `simulator.faults`, `simulator.invariants`, `simulator.world`,
+`slurm.client`.
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.losses.loss_rule import LossChoice, LossResponse
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
@@ -50,6 +51,7 @@ class Scenario:
         fabric: what Slurm and the site say of the network. None: the leaf of each node, when its agent attaches.
         packed: where tensor groups shall be: "leaf", "require leaf". Empty: nothing is asked.
         if_worse: what the job does if they are not: "wait", "shrink".
+        if_loss_jumps: what the job asks for after a spike: "stop", "roll_back". Empty: nothing.
         sharded: the ranks hold different parts of one state, and not replicas.
         spec: further fields of the GangSpec.
     """
@@ -60,11 +62,13 @@ class Scenario:
         step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2,
         stop_s: float = _DURATIONS.stop_s / 2, copy_s: float = _DURATIONS.copy_s / 2,
         fabric: events.FabricSeen | None = None, packed: str = "", if_worse: str = "",
-        sharded: bool = False, **spec: object,
+        sharded: bool = False, if_loss_jumps: str = "", **spec: object,
     ) -> None:  # fmt: skip
         if packed:
             *required, level = packed.split()
             spec["traffic"] = (events.GroupTraffic("tensor", 10, 1e9, level, bool(required)),)
+        if if_loss_jumps:
+            spec["loss"] = LossChoice(spike=LossResponse(if_loss_jumps), window=16, margin_steps=5)
         spec["if_worse"] = events.IfWorse(if_worse)
         folder = make_folder("muster-scenario-")
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from muster.daemon.coordinator.core.losses.loss_rule import LossChoice, LossResponse
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Phase, Response
@@ -47,6 +48,9 @@ FAILED_LAUNCHES_SHARE = 0.1
 """The share of seeds in which launches fail for some time."""
 EARLIER_RUN, EARLIER_VERSION = "/durable/step_00000007_g5_train-u0-0123456789ab", Version(5, 7)
 """The newest checkpoint of an earlier run, from which the gangs of some seeds go on, and what it holds."""
+BAD_BATCHES_SHARE, BAD_BATCHES = 0.06, range(13, 21)
+"""The share of seeds whose gangs report losses and go back from a spike, and the batches that cause it."""
+LOSS = LossChoice(spike=LossResponse.ROLL_BACK, in_a_row=2, window=16, margin_steps=2, roll_backs=1)
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 
@@ -152,6 +156,7 @@ class SeedRun:
         self._group_nodes = random.Random(f"parity {seed}").choice([0, 0, 0, 3, 4])  # likewise
         self._is_sharded = random.Random(f"sharded {seed}").random() < 0.5  # likewise
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
+        self._rolls_back = random.Random(f"high loss {seed}").random() < BAD_BATCHES_SHARE  # likewise
         self._goes_on = random.Random(f"earlier run {seed}").random() < 0.06  # likewise
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
@@ -164,7 +169,9 @@ class SeedRun:
         spec = replace(spec, more_holders=self._more_holders)
         if spec.nodes >= 3 and self._group_nodes:
             spec = replace(spec, more_holders=0, group_nodes=self._group_nodes)
-        if self._has_no_folder:
+        if self._rolls_back:
+            spec = replace(spec, durable_dir="/durable", durable_every_steps=2, loss=LOSS)
+        elif self._has_no_folder:
             return replace(spec, durable_dir="")
         return replace(spec, resume_from=EARLIER_RUN) if self._goes_on and spec.durable_dir else spec
 
@@ -260,6 +267,9 @@ class SeedRun:
             world.sharded_gangs.add(gang)
         if spec.resume_from:
             world.durable_storage.add(gang, EARLIER_RUN, EARLIER_VERSION)
+        if self._rolls_back:
+            world.bad_batches[gang] = BAD_BATCHES
+            world.skipping_gangs.add(gang)
         world.submit(JobSubmission(gang, spec, limit_s))
         if rng.random() < 0.15:
             world.cluster.update("take the requeue flag off", world.jobs.job_ids[gang], requeue=False)

@@ -34,6 +34,8 @@ class VersionInvariant:
         self._reachability = reachability
         self._committed: dict[str, Version] = {}
         self._durable: dict[str, Version] = {}
+        self._void: dict[str, int] = {}
+        """The newest generation that was rolled back. Its ranks may commit until they have ended."""
 
     # -- what there is --
 
@@ -54,7 +56,11 @@ class VersionInvariant:
             places = places_of_order(order, node)
             for rank in (seat.rank for seat in order.places if seat.node == node):
                 self._check_places(gang, version, rank, places.sent(rank), required=min(2, len(nodes)) - 1)
-        self._committed[gang] = max(version, self._committed.get(gang, version))
+        self._note_committed(gang, version)
+
+    def _note_committed(self, gang: str, version: Version) -> None:
+        if version.generation > self._void.get(gang, 0):
+            self._committed[gang] = max(version, self._committed.get(gang, version))
 
     def _check_places(self, gang: str, version: Version, rank: int, places: Sequence[Place], required: int) -> None:
         """The shard is in all of its places, unless the agent that held it has ended."""
@@ -78,7 +84,7 @@ class VersionInvariant:
         if all(rank.exit_code == 0 or rank.stopped_step for rank in training.ranks.values()):
             kept = Version(fact.generation, training.step)
             if self._world.replicas_agree(gang.id, kept, training.world_size):
-                self._committed[gang.id] = max(kept, self._committed.get(gang.id, kept))
+                self._note_committed(gang.id, kept)
 
     def check_flush(self, gang: Gang, fact: facts.FlushEnded) -> None:
         """The coordinator counts a flush as done."""
@@ -93,7 +99,7 @@ class VersionInvariant:
     def rolled_back(self, fact: facts.RolledBack) -> None:
         """What is newer is wanted no more."""
         self._committed.pop(fact.gang, None)
-        self._durable[fact.gang] = fact.version
+        self._durable[fact.gang], self._void[fact.gang] = fact.version, fact.generation
 
     def run_ended(self, gang: str) -> None:
         """A run of the gang's job is over, and its agents' memory is gone."""

@@ -3,6 +3,24 @@
 from muster.simulator.planted_bugs.planting import PlantedBug
 
 RECOVERY_BUGS: dict[str, PlantedBug] = {
+    "restore-from-before-a-roll-back": PlantedBug(
+        "A gang that has gone back because of its loss restores later steps from memory.",
+        function="_without_rolled_back",
+        code="A.version.generation > void_generation",
+        bug="True",
+    ),
+    "read-bad-batches-again": PlantedBug(
+        "A gang goes back because of its loss, and reads the same batches again.",
+        function="Restore.skip_to",
+        code="step if step > A else 0",
+        bug="0",
+    ),
+    "go-back-too-little": PlantedBug(
+        "A gang goes back because of its loss, to a checkpoint that has read the bad batches.",
+        function="roll_back._target",
+        code="0 < A <= latest",
+        bug="latest >= 0",
+    ),
     "skip-the-fence": PlantedBug(
         "A generation starts although some nodes have not fenced the one before.",
         function="recovering.recover",

@@ -15,6 +15,7 @@ MORE_SEEDS = {
     "name-one-part": 800,  # a lost node has no copy, and a spare is there
     "hang-after-any-idleness": 600,  # few seeds measure idleness, and a hang ends soon after it began
     "shrink-without-a-shard": 900,  # a sharded gang must shrink, and another copy must be lost as well
+    "go-back-too-little": 600,  # few gangs report losses, and a flush must end between a bad batch and its finding
     "stay-small": 900,  # a gang that could grow must be left alone for half a minute
     "trust-a-newcomer": 600,  # one node must carry all ranks, and be cut off before it hears of a node that joins
     "trust-the-coordinator-alone": 600,  # a node is cut off from the coordinator alone, and for long enough

@@ -64,6 +64,12 @@ def test_nothing_is_said_before_half_of_the_window() -> None:
     assert [one.step for one in found] == [33]
 
 
+def test_a_spike_that_began_while_too_few_values_were_known_has_its_first_step() -> None:
+    """As after a restart of the coordinator."""
+    (spike,) = found_in((step, 20.0 if step > 20 else 2.0) for step in range(1, 40))
+    assert (spike.step, spike.ordinary_step, spike.newest_step) == (21, 20, 35)
+
+
 def test_a_slow_drift_upwards_is_no_spike() -> None:
     chance = random.Random(3)
     values = [(step, 2.0 * 1.002**step * (1 + chance.gauss(0, 0.02))) for step in range(1, 1500)]

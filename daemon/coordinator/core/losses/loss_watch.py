@@ -120,13 +120,21 @@ class LossWatch:
         self._high.append((step, value))
         found = None
         if len(self._high) == rule.in_a_row:
-            first, _ = self._high[0]
-            highest = max(one for _, one in self._high)
-            found = LossFinding(LossKind.SPIKE, self._node, first, highest, self._usual(), step, self.ordinary_step)
+            found = self._found_spike(step, rule)
         if len(self._high) == max(LEVEL_VALUES, rule.in_a_row):
             self._ordinary = deque(self._high)
             self._high.clear()
         return found
+
+    def _found_spike(self, step: int, rule: LossRule) -> LossFinding:
+        """The newest values are high. It may have begun while too few values were known to say so."""
+        known = list(self._ordinary)
+        high = list(self._high)
+        while known and self._is_high(known[-1][1], rule):
+            high.insert(0, known.pop())
+        highest = max(value for _, value in high)
+        ordinary = known[-1][0] if known else 0
+        return LossFinding(LossKind.SPIKE, self._node, high[0][0], highest, self._usual(), step, ordinary)
 
     def _is_high(self, value: float, rule: LossRule) -> bool:
         if 2 * len(self._ordinary) < rule.window:
