@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -49,5 +49,6 @@ class Loss(Table):
 
     def to_proto(self) -> LossChoice | None:
         """What the job has chosen; None: nothing."""
-        chosen = self.model_dump(exclude_none=True)
+        # model_dump would first build a serializer of its own for this table.
+        chosen: dict[str, Any] = {name: value for name, value in self if value is not None}
         return LossChoice(**chosen) if chosen else None
