@@ -13,7 +13,7 @@ from muster.slurm.client.sbatch_options import SbatchOption
 _SETTINGS = "MUSTER_LAUNCH"
 _OF_A_LAUNCH = frozenset(
     {
-        *(_SETTINGS, "MUSTER_ALLOCATION", "MUSTER_SHELL", "MUSTER_LINE"),
+        *(_SETTINGS, "MUSTER_ALLOCATION", "MUSTER_SHELL", "MUSTER_LINES"),
         *("MUSTER_GANG", "MUSTER_SPEC", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_RANK_ENVIRONMENT"),
     }
 )

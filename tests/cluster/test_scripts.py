@@ -35,6 +35,37 @@ CMD="python3 -u -m torch.distributed.run --nnodes $SLURM_NNODES --nproc_per_node
 CMD="$CMD train.py --until finish {arguments}"
 srun --wait=60 --kill-on-bad-exit=1 --jobid $SLURM_JOB_ID bash -c "$CMD" 2>&1 | tee -a log.txt
 srun -l hostname
+srun -n2 bash -c "echo again torchrun"
+"""
+
+SWEEP = """#! /bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2        # an array of one task
+#SBATCH --output=output.txt --open-mode=append --array=3 --signal=B:USR1@60 --time=60
+handler () { echo "caught $1"; if [ "$1" = TERM ]; then echo bypass; else scontrol requeue $SLURM_JOB_ID; fi; }
+trap 'handler USR1' USR1
+trap 'handler TERM' TERM
+echo "run ${SLURM_RESTART_COUNT:-0} of task $SLURM_ARRAY_TASK_ID"
+srun --label python3 -u train.py --until finish ARGUMENTS &
+wait $!
+"""
+SIGNALLED = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --output=output.txt --open-mode=append
+trap 'kill -USR1 $call' USR1
+srun python3 -u train.py --until finish &
+call=$!
+until [ -e ready ]; do sleep 0.1; done
+srun --nodes=1 --ntasks=1 echo beside
+until wait $call; code=$?; [ $code -le 128 ]; do :; done
+echo "code $code"
+"""
+SAYS_USR1 = """
+import os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: print(f"USR1 on rank {os.environ['SLURM_PROCID']}", flush=True))
+print("ready", flush=True)
+open("ready", "w").close()
+while not os.path.exists("finish"):
+    time.sleep(0.1)
+sys.exit(5)
 """
 
 
@@ -102,9 +133,61 @@ def test_srun_of_a_launcher_becomes_the_gang(healthy: Cluster) -> None:
         view = training.wait_final()
         assert view["phase"] == "DONE", view.get("reason")
         wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
-        assert sorted(training.output.splitlines()[-3:]) == ["0: n0", "1: n2", "trap 0"]
+        *_, one, other, said, first, second, last = training.output.splitlines()
+        assert ({one, other}, last) == ({"0: n0", "1: n2"}, "trap 0")
+        assert said.startswith("muster: not supervised: line 10, srun bash -c echo again torchrun: the gang ")
+        assert first == second == "again torchrun"
         assert "step 5 " in (training.folder / "log.txt").read_text()
 
 
 def state(cluster: Cluster, job: int) -> str:
     return cluster.sh(CONTROLLER, f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]
+
+
+@pytest.mark.long
+def test_a_trap_requeues_the_job_while_the_gang_recovers(healthy: Cluster) -> None:
+    """A task of an array, launched in the background. The script's requeue is the only one."""
+    text = SWEEP.replace("ARGUMENTS", " ".join(SLOW_STEPS))
+    with ScriptTraining(healthy, TrainingSpec("sweep", nodes=2, spares=1), text) as training:
+        job = training.submit()
+        training.wait_step(5)
+        training.kill_rank(1)
+        healthy.sh(LOGIN, f"scancel --signal=USR1 --batch {job}", user="alice")
+        wait_until(lambda: "run 1 of task 3" in training.output, 60, "the job runs again")
+        training.wait(lambda view: view["phase"] == "RUNNING" and int(view["generation"]) > 1, 90, "the gang trains on")
+        training.finish()
+        view = training.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        assert view["gang_id"].endswith("_3")
+        wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
+        assert "Restarts=1" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        assert training.output.count("caught USR1") == 1
+
+
+@pytest.mark.long
+def test_a_signal_for_the_launch_reaches_the_ranks(healthy: Cluster) -> None:
+    with ScriptTraining(healthy, TrainingSpec("signalled", nodes=2, spares=1, script=SAYS_USR1), SIGNALLED) as training:
+        job = training.submit()
+        wait_until(lambda: training.output.count("ready") == 2, 60, "both ranks run")
+        healthy.sh(LOGIN, f"scancel --signal=USR1 --batch {job}", user="alice")
+        both = {"USR1 on rank 0", "USR1 on rank 1"}
+        wait_until(lambda: both <= set(training.output.splitlines()), 60, "both ranks have the signal")
+        assert "beside" in training.output.splitlines(), "a helper does not wait for the agents"
+        training.finish()
+        assert training.wait_final()["phase"] == "FAILED"
+        wait_until(lambda: "code 93" in training.output.splitlines(), 60, "the launch has the code of the gang")
+
+
+@pytest.mark.long
+def test_a_job_whose_script_was_lost_with_its_node_has_a_code_of_its_own(healthy: Cluster) -> None:
+    text = RANKS.format(arguments=" ".join(SLOW_STEPS))
+    with ScriptTraining(healthy, TrainingSpec("lost", nodes=2, spares=1), text) as training:
+        job = training.submit()
+        training.wait_step(5)
+        healthy.crash("n0")
+        training.wait_left("n0")
+        training.finish()
+        view = training.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        wait_until(lambda: state(healthy, job) == "FAILED", 60, "the job has ended")
+        assert "ExitCode=91:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")

@@ -105,6 +105,13 @@ def test_a_signal_for_a_call_in_the_background_reaches_srun(shell: Shell) -> Non
     assert shell.run(script)[1:] == ["srun got USR1", "srun got TERM", "code 143"]
 
 
+def test_libraries_that_the_script_has_chosen_reach_srun_alone(shell: Shell) -> None:
+    (shell.folder / "libz.so.1").write_text("no library")
+    shell.srun.write_text("#!/bin/bash\necho srun with $LD_LIBRARY_PATH $MUSTER_KEPT_LD_LIBRARY_PATH\n")
+    script = f"export LD_LIBRARY_PATH={shell.folder}; srun -N1 a"
+    assert shell.run(script) == [f"srun with {shell.folder}"]
+
+
 def test_srun_is_found_after_another_folder_was_put_first(shell: Shell) -> None:
     script = f"""
     export PATH={shell.srun.parent}:$PATH

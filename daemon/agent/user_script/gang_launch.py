@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from muster.daemon.agent.batch.batch_process import LAUNCH_OF_SCRIPT, RemoteCoordinator, ViewFailure, run_batch
@@ -20,7 +19,6 @@ from muster.daemon.agent.user_script import launch, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file
-from muster.daemon.host.plain_text import plain
 from muster.daemon.transport.site_config import Site, start_logging
 from muster.slurm.client import launch_settings
 from muster.slurm.client.batch_script import MAX_SPEC_BYTES, RANK_ENVIRONMENT, spec_text
@@ -33,7 +31,6 @@ EXIT_CANNOT_LAUNCH = 64
 """EX_USAGE: the launch needs something that Muster can't give."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that srun passes on to its tasks."""
-_SHOWN_CHARS = 60
 
 
 def run(
@@ -57,7 +54,10 @@ def run(
         print(f"muster: {error.filename or spec.run_dir} can't be written: {error.strerror}", file=sys.stderr)
         return EXIT_CANNOT_LAUNCH
     spare = f" and {counted(spares, 'spare')}" if spares else ""
-    print(f"muster: supervised: {describe(job, words)} on {counted(spec.nodes, 'node')}{spare}", file=sys.stderr)
+    print(
+        f"muster: supervised: {script_job.describe(job, words)} on {counted(spec.nodes, 'node')}{spare}",
+        file=sys.stderr,
+    )
     _become_agents_parent(job, spec, file, environ)
     site_settings = Site.load()
     start_logging("warning", "text", "muster")
@@ -74,7 +74,7 @@ def _keep(job: ScriptJob, run_dir: str, environ: Mapping[str, str]) -> str:
     """Writes the files of a launch, and returns the path of its environment. Raises OSError."""
     path = launch_settings.environment_file(run_dir, job.gang)
     private_file.replace(Path(path), rank_environment.environment_text(environ))
-    private_file.replace(_mark(job), f"{job.job_id} {job.restarts}")
+    private_file.replace(script_job.mark(job), script_job.run_of(job))
     return path
 
 
@@ -87,22 +87,6 @@ def _become_agents_parent(job: ScriptJob, spec: JobSpec, file: str, environ: Map
     node_problems.write_tokens(spec, own)
     os.environ.clear()
     os.environ.update(own)
-
-
-def _mark(job: ScriptJob) -> Path:
-    return Path(job.settings.spec.run_dir) / f"{job.gang}.launched"
-
-
-def was_launched(job: ScriptJob) -> bool:
-    """Whether this run of the script has launched the gang."""
-    with suppress(OSError):
-        return _mark(job).read_text() == f"{job.job_id} {job.restarts}"
-    return False
-
-
-def why_not(job: ScriptJob) -> str:
-    """Why a launch can't become the gang; empty: it can."""
-    return f"the gang {job.gang} was launched before in this run of the script" if was_launched(job) else ""
 
 
 def seats(job: ScriptJob) -> tuple[str, ...]:
@@ -119,11 +103,3 @@ def seats(job: ScriptJob) -> tuple[str, ...]:
 def _remote(job: ScriptJob, site: Site) -> RemoteCoordinator:
     run = BatchRef(gang_id=job.gang, slurm_job_id=job.job_id, slurm_restart_count=job.restarts)
     return RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())
-
-
-def describe(job: ScriptJob, words: SrunWords) -> str:
-    """The call, for a message."""
-    at = f"line {job.line}, " if job.line else ""
-    text = plain(" ".join(words.command))
-    shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-    return f"{at}srun {shown}"

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from muster.daemon.agent.user_script import own_nodes
 from muster.daemon.agent.user_script.own_nodes import Nodes
+from muster.daemon.host.plain_text import plain
 from muster.slurm.client.launch_settings import LaunchSettings, WrongSettings, program_folder, read
+from muster.slurm.client.srun_options import SrunWords
 
 SETTINGS = "MUSTER_LAUNCH"
 """The path of the launch settings."""
@@ -24,6 +26,9 @@ LINES = "MUSTER_LINES"
 _OWN = (SETTINGS, ALLOCATION, SHELL, LINES, "BASH_FUNC_srun%%")
 
 
+_SHOWN_CHARS = 60
+KEPT = "MUSTER_KEPT_"
+"""In front of a variable that the program srun has taken away from this process, and gives back to what it starts."""
 _NO_COMMAND = re.compile(r"\s*(#.*|wait\b.*|exit( \$\?)?|fi|done|esac|\}|;;)?\s*")
 """A line behind the launch that does nothing."""
 
@@ -97,7 +102,7 @@ def script_job(environ: Mapping[str, str]) -> ScriptJob:
 
 def as_sbatch_gives(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment as the script would have it without Muster."""
-    kept = {name: value for name, value in environ.items() if name not in _OWN}
+    kept = {name.removeprefix(KEPT): value for name, value in environ.items() if name not in _OWN}
     if SETTINGS in environ and "PATH" in kept:
         own = program_folder(environ[SETTINGS])
         kept["PATH"] = os.pathsep.join(folder for folder in kept["PATH"].split(os.pathsep) if folder != own)
@@ -143,3 +148,29 @@ def goes_on(text: str, line: int) -> bool:
     while rest and rest[0].endswith("\\"):
         rest.pop(0)
     return not rest or any(not _NO_COMMAND.fullmatch(one) for one in rest[1:])
+
+
+def mark(job: ScriptJob) -> Path:
+    """The file that names the newest run of the job that has launched its gang."""
+    return Path(job.settings.spec.run_dir) / f"{job.gang}.launched"
+
+
+def run_of(job: ScriptJob) -> str:
+    """The text of the mark for this run of the job."""
+    return f"{job.job_id} {job.restarts}"
+
+
+def was_launched(job: ScriptJob) -> bool:
+    """Whether this run of the script has launched the gang."""
+    try:
+        return mark(job).read_text() == run_of(job)
+    except OSError:
+        return False
+
+
+def describe(job: ScriptJob, words: SrunWords) -> str:
+    """The call, for a message."""
+    at = f"line {job.line}, " if job.line else ""
+    text = plain(" ".join(words.command))
+    shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return f"{at}srun {shown}"

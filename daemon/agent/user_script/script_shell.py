@@ -18,7 +18,10 @@ from muster.daemon.host import private_file
 from muster.slurm.client.launch_settings import LaunchSettings, program_folder
 from muster.slurm.client.parsing import hostlist
 
+# Libraries that the script has chosen for its own programs could keep Muster's interpreter from starting.
 _PROGRAM = """#!/bin/sh
+if [ "${{LD_LIBRARY_PATH+x}}" ]; then export {kept}LD_LIBRARY_PATH="$LD_LIBRARY_PATH"; unset LD_LIBRARY_PATH; fi
+if [ "${{LD_PRELOAD+x}}" ]; then export {kept}LD_PRELOAD="$LD_PRELOAD"; unset LD_PRELOAD; fi
 exec {python} -I -m muster.daemon.agent srun "$@"
 """
 # In the script's own shell the program runs in the foreground, as srun does. In a subshell, `kill $!` means srun, but
@@ -70,7 +73,7 @@ def _write_program(folder: Path) -> Path:
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     program, new = folder / "srun", folder / f".srun.{os.getpid()}"
-    private_file.replace(new, _PROGRAM.format(python=shlex.quote(sys.executable)))
+    private_file.replace(new, _PROGRAM.format(python=shlex.quote(sys.executable), kept=script_job.KEPT))
     new.chmod(0o700)
     new.replace(program)  # another task of an array may start it at this moment
     return program

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from muster.daemon.agent.user_script import gang_launch, helper_call, launch_rule, own_nodes, script_job
+from muster.daemon.agent.user_script import helper_call, launch_rule, own_nodes, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.slurm.client import srun_options
@@ -40,12 +40,16 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
         helper_call.become(program, words, given)  # srun says it, with the option's name
     script = launch_rule.script_of(environ, len(job.nodes.own), job.settings.launch)
     decision = launch_rule.decide(read, script, job.lines, _text_of)
-    warning = decision.warning if decision.kind is Kind.HELPER else gang_launch.why_not(job)
-    if decision.kind is not Kind.HELPER and not warning:
+    warning = decision.warning
+    if decision.kind is not Kind.HELPER and script_job.was_launched(job):
+        warning = f"the gang {job.gang} was launched before in this run of the script"
+    elif decision.kind is not Kind.HELPER:
+        from muster.daemon.agent.user_script import gang_launch  # gRPC takes longer than all the rest
+
         return gang_launch.run(job, decision, read, of_plugins, program, given)
     if warning:
         print(
-            f"muster: not supervised: {gang_launch.describe(job, read)}: {warning}. It runs as it is written",
+            f"muster: not supervised: {script_job.describe(job, read)}: {warning}. It runs as it is written",
             file=sys.stderr,
         )
     if read.value("jobid") not in (None, str(job.job_id)):
@@ -57,10 +61,15 @@ def _of_helper(
     job: ScriptJob, decision: Decision, words: SrunWords, environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """The words and the environment of the real srun."""
-    launched, nodes = gang_launch.was_launched(job), job.nodes
-    if decision.everywhere and not launched and nodes.spares and not script_job.output_is_read(os.environ):
+    nodes = job.nodes
+    if script_job.was_launched(job):
+        from muster.daemon.agent.user_script import gang_launch
+
+        seats = gang_launch.seats(job)
+    elif decision.everywhere and nodes.spares and not script_job.output_is_read(os.environ):
         return helper_call.spread_words(words, nodes, decision.tasks_per_node), own_nodes.on_nodes(environ, nodes.all)
-    seats = gang_launch.seats(job) if launched else nodes.own
+    else:
+        seats = nodes.own
     return helper_call.helper_words(words, nodes, seats), own_nodes.on_nodes(environ, seats)
 
 
