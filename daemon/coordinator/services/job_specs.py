@@ -67,16 +67,19 @@ _MAXIMA = {
     "peak_flops": job_limits.MAX_ARITHMETIC,
 }
 
-_COMPARED = (
-    "nodes",
-    "ranks_per_node",
-    "command",
+_PARALLEL = (
     "tensor_parallel",
     "pipeline_parallel",
     "data_parallel",
     "context_parallel",
     "expert_parallel",
     "parallel_order",
+)
+_COMPARED = (
+    "nodes",
+    "ranks_per_node",
+    "command",
+    *_PARALLEL,
     "node_options",
     "estimate_tables",
 )
@@ -86,12 +89,7 @@ _SHOWN = (
     "nodes",
     "spares",
     "ranks_per_node",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "parallel_order",
+    *_PARALLEL,
     "traffic",
     "estimate_tables",
 )
