@@ -30,7 +30,7 @@ def test_a_job_without_spares_has_its_own_variables() -> None:
 
 def test_a_helper_runs_on_the_seats_and_one_that_stages_on_spares_too() -> None:
     words = read_srun(("-l", "hostname", "-s"))
-    assert helper_call.helper_words(words, NODES, ("n0", "n2")) == ["-l", "--nodes=2", "--exclude=n1", "hostname", "-s"]
+    assert helper_call.helper_words(words, NODES, ("n0", "n2")) == ["-l", "--exclude=n1", "hostname", "-s"]
     assert helper_call.spread_words(words, NODES, 2) == ["-l", "--nodes=3", "--ntasks=6", "hostname", "-s"]
     own = read_srun(("-w", "n1", "-n1", "hostname"))
     assert helper_call.helper_words(own, NODES, ("n0", "n1")) == ["-w", "n1", "-n1", "hostname"]

@@ -79,7 +79,7 @@ def test_a_helper_has_its_exit_code_and_runs_on_spares_only_if_nobody_reads_what
     srun -N1 hostname > /dev/null
     srun stage > /dev/null; echo "code $?"
     """
-    own = "srun --nodes=2 --exclude=n2 hostname on 2 of n[0-1]"
+    own = "srun --exclude=n2 hostname on 2 of n[0-1]"
     assert shell.run(script, ["-u"]) == [
         "2 n[0-1] 4",
         "srun -l --nodes=3 --ntasks=6 stage on 3 of n[0-2]",

@@ -23,12 +23,11 @@ _HELP_TIMEOUT_S = 10.0
 
 
 def helper_words(words: SrunWords, nodes: Nodes, seats: Sequence[str]) -> list[str]:
-    """The words after the name of srun for a helper on `seats`."""
-    added = [] if words.has("nodes", *_CHOOSES_NODES) else [f"--nodes={len(seats)}"]
+    """The words after the name of srun for a helper on `seats`. How many nodes these are is in its environment."""
     left_out = [node for node in nodes.all if node not in seats]
-    if left_out and not words.has(*_CHOOSES_NODES):
-        added.append(f"--exclude={','.join(filter(None, [words.value('exclude'), *left_out]))}")
-    return _with(words, added)
+    if not left_out or words.has(*_CHOOSES_NODES):
+        return _with(words, [])
+    return _with(words, [f"--exclude={','.join(filter(None, [words.value('exclude'), *left_out]))}"])
 
 
 def spread_words(words: SrunWords, nodes: Nodes, tasks_per_node: int) -> list[str]:
