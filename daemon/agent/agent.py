@@ -209,6 +209,11 @@ class Agent:
         except OSError as error:
             log.info("the record of this run lacks the hardware of this node: %s", error)
 
+    @property
+    def job_is_over(self) -> bool:
+        """Whether the newest order says that the job is over for all nodes."""
+        return self._ranks.order is not None and self._ranks.order.job_over
+
     def _rank_report(self) -> ReportRanks:
         ranks = list(self._supervisor.statuses(self._checkpoints.progress()))
         for rank in ranks:

@@ -119,7 +119,8 @@ def read_spec(text: str, *, launches: bool = False) -> JobSpec:
 
 
 async def _run(options: argparse.Namespace, spec: JobSpec, site: Site) -> int:
-    return await _serve(options, _settings(options, spec, site, _identity(options), _given_environment()))
+    code, _ = await _serve(options, _settings(options, spec, site, _identity(options), _given_environment()))
+    return code
 
 
 async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int:
@@ -140,8 +141,11 @@ async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int
         spec = found.of_job(spec)
     except WrongHandover as error:
         return await task.refuse(str(error))
-    code = await _serve(options, _settings(options, spec, site, own, found.environment, found, {task.pid}))
+    settings = _settings(options, spec, site, own, found.environment, found, {task.pid})
+    code, job_is_over = await _serve(options, settings)
     _on_end(task.terminate)
+    if not job_is_over:  # this node leaves the gang: nothing behind the launch is to run here
+        task.terminate()
     await task.finish(code)
     return code
 
@@ -254,13 +258,14 @@ def _address_towards(towards: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-async def _serve(options: argparse.Namespace, settings: AgentSettings) -> int:
+async def _serve(options: argparse.Namespace, settings: AgentSettings) -> tuple[int, bool]:
+    """The exit code, and whether the whole job is over."""
     own, job = settings.identity, os.environ.get("SLURM_JOB_ID", "")
     place = (settings.spec.run_dir, own.gang, own.node, job)
     agent_log.start(options.log_level, options.log_format, *place, for_script=settings.copies_output)
     agent = Agent(settings)
     _on_end(agent.wind_down.on_sigterm)
-    return await agent.run()
+    return await agent.run(), agent.job_is_over
 
 
 def _on_end(follow: Callable[[], None]) -> None:

@@ -70,7 +70,7 @@ MODULE = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
 async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang, words: str) -> None:
     gang.launch_task("n0", "bash", "-c", words, nodes=1)
     assert await run_two_ranks(gang) == [0, 0]
-    gang.coordinator.order(Order(duty=DUTY_EXIT))
+    gang.coordinator.order(Order(duty=DUTY_EXIT, job_over=True))
     assert await gang.exit_code("n0") == 0
     lines = (gang.folder / "n0.out").read_text().splitlines()
     shown = [json.loads(line[6:]) for line in lines if line.startswith("shown ")]
@@ -81,7 +81,7 @@ async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang,
 async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:
     gang.launch_task("n0", "bash", "-c", f"{MODULE} train.py fail; echo after $?", nodes=1)
     assert (await run_two_ranks(gang))[1] == 1
-    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=93))
+    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=93, job_over=True))
     assert await gang.exit_code("n0") == 93
     assert "after 93\n" in (gang.folder / "n0.out").read_text()
     told = (gang.folder / "n0.err").read_text()

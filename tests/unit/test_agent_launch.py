@@ -106,7 +106,7 @@ async def test_what_a_launcher_would_start_becomes_the_gang_and_it_learns_of_the
         f"['--lr', '1', 'a b'] {gang.folder}/sub {gang.folder}/lib None",
         "1 yes 321 0o27",
     ]
-    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=9))
+    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=9, job_over=True))
     assert await gang.exit_code("n0") == 9
     assert (gang.folder / "n0.out").read_text() == "after: 9\n"
 
@@ -130,9 +130,19 @@ async def test_a_good_end_returns_what_the_launcher_expects(gang: Gang) -> None:
     (gang.folder / "show.py").write_text("")
     gang.launch_task("n0", sys.executable, "launcher.py", "1", "2", "show.py", nodes=1)
     await run_two_ranks(gang)
-    gang.coordinator.order(Order(duty=DUTY_EXIT))
+    gang.coordinator.order(Order(duty=DUTY_EXIT, job_over=True))
     assert await gang.exit_code("n0") == 0
     assert (gang.folder / "n0.out").read_text() == "results: {0: None, 1: None}\n"
+
+
+async def test_on_a_node_that_leaves_the_gang_nothing_runs_behind_the_launch(gang: Gang) -> None:
+    (gang.folder / "show.py").write_text("")
+    wrapper = f"trap 'echo ended; exit' TERM; {sys.executable} launcher.py 1 2 show.py & wait; echo after"
+    gang.launch_task("n0", "bash", "-c", wrapper, nodes=1)
+    await run_two_ranks(gang)
+    gang.coordinator.order(Order(duty=DUTY_EXIT, reason="its GPU has failed"))
+    assert await gang.exit_code("n0") == 0
+    assert (gang.folder / "n0.out").read_text() == "ended\n"
 
 
 async def test_a_command_that_launches_nothing_ends_with_its_own_exit_code(gang: Gang) -> None:

@@ -102,8 +102,9 @@ class Task:
         return await self._end()
 
     async def finish(self, exit_code: int) -> None:
-        """Tell the launcher how the gang has ended. Return when the command has ended, too."""
-        await self._answer({"exit_code": exit_code})
+        """Tell the launcher how the gang has ended, unless the command is to end. Return when it has ended."""
+        if not self.terminated:
+            await self._answer({"exit_code": exit_code})
         await self._end()
 
     def terminate(self) -> None:
