@@ -67,7 +67,7 @@ def environment(environ: Mapping[str, str], at_start: Mapping[str, str]) -> dict
     return kept
 
 
-def text(agent: str, settings: str, exported: Exported, job: str = "") -> str:
+def text(agent: str, settings: str, exported: Exported, job: str = "", alone: str = "") -> str:
     """The lines that bash reads. They leave the shell as they have found it, but for what the agent says.
 
     No line reads a variable that may be unset, because the script may begin with `bash -u`. A trace (`bash -x`) does
@@ -75,6 +75,7 @@ def text(agent: str, settings: str, exported: Exported, job: str = "") -> str:
 
     Args:
         agent: the absolute path of muster-agent.
+        alone: a launcher that the script starts without srun.
         job: the id of the job in which `muster submit` is called; empty: it is called in none.
     """
     own = shlex.quote(exported.bash_env)
@@ -88,6 +89,7 @@ def text(agent: str, settings: str, exported: Exported, job: str = "") -> str:
         f"  if muster_lines=$({shlex.quote(agent)} shell {shlex.quote(settings)} --shell $$); then",
         '    eval "$muster_lines"',
         "    unset muster_lines",
+        *(f"    {line}" for line in _function_of(alone)),
         "  else",
         f"    echo 'muster: the job ends: '{shlex.quote(agent)}' shell has failed on this node' >&2",
         "    exit 1",
@@ -97,3 +99,17 @@ def text(agent: str, settings: str, exported: Exported, job: str = "") -> str:
         "case $muster_trace in x) unset muster_trace; set -x;; *) unset muster_trace;; esac",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _function_of(program: str) -> list[str]:
+    """A function in the place of a launcher: srun is Muster's own here. Other calls of Python and accelerate go on."""
+    if not program:
+        return []
+    launches = {"accelerate": "' launch '*", "torchrun": "*", "accelerate-launch": "*"}
+    pattern = launches.get(program, "*' -m torch.distributed.'* | *' -m accelerate.'*")
+    return [
+        f"{program}() {{",
+        f"""  case " $* " in {pattern}) srun --nodes=1 --ntasks=1 {program} "$@";; *) command {program} "$@";; esac""",
+        "}",
+        f"export -f {program}",
+    ]

@@ -47,7 +47,9 @@ class JobFiles:
         gang, folder = gang_ids.new_gang_id(found.job.name, os.geteuid()), found.spec.run_dir
         files = cls(gang, settings_file(folder, gang), bash_env_file(folder, gang))
         settings = _settings(found, gang, site)
-        text = bash_env.text(settings.agent, files.settings, found.exported, os.environ.get("SLURM_JOB_ID", ""))
+        text = bash_env.text(
+            settings.agent, files.settings, found.exported, os.environ.get("SLURM_JOB_ID", ""), found.looked.alone
+        )
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             private_file.create(Path(files.settings), settings.to_json())

@@ -4,7 +4,8 @@ The rule, in this order:
 
 1. `#MUSTER --launch-line=N` names the line.
 2. The first srun that names a launcher in its words, in the texts of its variables, in its `bash -c` or in its wrapper
-   script: torchrun, torch.distributed.run or .launch, accelerate launch.
+   script: torchrun, torch.distributed.run or .launch, accelerate launch. In a script of one node, also such a launcher
+   without srun.
 3. The last srun that starts Python, itself or through a shell: each task is a rank.
 4. The last srun that starts a shell or a script of which no more is known.
 
@@ -60,6 +61,8 @@ class Choice:
     line: int = 0
     problem: str = ""
     instead: str = ""
+    alone: str = ""
+    """The program of the line, if it is a launcher without srun: the shell has to call srun in its place."""
 
 
 NO_WRAPPER: Callable[[str], str] = lambda _: ""  # noqa: E731
@@ -87,6 +90,7 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
 
 
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
+_ALONE = "a launcher starts the ranks of one node"
 _WHY = {
     Form.LAUNCHER: "srun starts a launcher of ranks",
     Form.RANKS: "srun starts the ranks",
@@ -98,7 +102,8 @@ _WHY = {
 def _named(script: Script, line: int) -> Choice:
     for command in script.commands:
         if command.line <= line <= command.last_line and (_is_srun(command, script) or command.line == line):
-            return Choice(LaunchLine(command.line, tuple(command.words), _WHY[Form.NAMED]), Form.NAMED)
+            launch = LaunchLine(command.line, tuple(command.words), _WHY[Form.NAMED])
+            return Choice(launch, Form.NAMED, alone=_alone(command, script))
     return Choice(
         line=line, problem=f"--launch-line={line}: no command begins there", instead="name the line of an srun"
     )
@@ -121,7 +126,8 @@ def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
         )
     if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(whole)):
         return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
-    return Choice(LaunchLine(command.line, tuple(command.words), _WHY[form]), form)
+    alone = _alone(command, script)
+    return Choice(LaunchLine(command.line, tuple(command.words), _ALONE if alone else _WHY[form]), form, alone=alone)
 
 
 def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
@@ -131,7 +137,7 @@ def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
 def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Callable[[str], str]) -> Form | None:
     """What the command starts; None: it is no srun, or a helper."""
     if not _is_srun(command, script):
-        return None
+        return Form.LAUNCHER if nodes == 1 and _alone(command, script) else None
     whole = _resolved(command.text, script)
     if nodes != 1 and _ONE.search(_options_of(whole)):
         return None
@@ -140,6 +146,15 @@ def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Cal
         if pattern.search(whole) or pattern.search(beyond):
             return form
     return Form.UNKNOWN if _SHELL.search(whole) or "$" in _program_of(whole) else None
+
+
+def _alone(command: ShellCommand, script: Script) -> str:
+    """The program that starts a launcher without srun, where a function of the shell can take its place."""
+    words = _resolved(command.text.removeprefix("time "), script).strip("\"'").split()
+    program = words[0] if words else ""
+    starts = program in ("torchrun", "accelerate-launch") or (program == "accelerate" and words[1:2] == ["launch"])
+    is_module = _PYTHON.fullmatch(program) and re.search(r"\s-m\s+(torch\.distributed|accelerate\.)", " ".join(words))
+    return program if starts or is_module else ""
 
 
 def _is_srun(command: ShellCommand, script: Script) -> bool:

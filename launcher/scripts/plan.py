@@ -43,6 +43,8 @@ class Looked:
     texts: Mapping[str, str]
     """The keys of `#MUSTER` lines."""
     launch: LaunchLine
+    alone: str
+    """As of `Choice`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def look_over(
     if why := _why_unsupervised(script, asked, choice):
         return why
     assert choice.launch
-    return Looked(script, asked, texts, choice.launch)
+    return Looked(script, asked, texts, choice.launch, choice.alone)
 
 
 def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, str], here: str) -> Supervised:

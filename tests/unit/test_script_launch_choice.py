@@ -109,6 +109,30 @@ def test_on_one_node_an_srun_of_one_node_launches() -> None:
     assert chosen(text).launch is None
 
 
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("torchrun --standalone train.py", "torchrun"),
+        ("RUN='torchrun --standalone'\n$RUN train.py", "torchrun"),
+        ("srun python stage.py\ntime torchrun train.py", "torchrun"),
+        ("accelerate launch train.py", "accelerate"),
+        ("python3 -u -m torch.distributed.run train.py", "python3"),
+        ("python -m accelerate.commands.launch train.py", "python"),
+    ],
+)
+def test_on_one_node_a_launcher_needs_no_srun(text: str, program: str) -> None:
+    found = chosen(text, nodes=1)
+    assert (found.alone, found.form) == (program, Form.LAUNCHER)
+    assert chosen(text, nodes=2).alone == ""
+
+
+@pytest.mark.parametrize("text", ["exec torchrun train.py", "/opt/bin/torchrun train.py", "nohup torchrun train.py"])
+def test_a_launcher_that_no_function_can_replace_needs_srun(text: str) -> None:
+    found = chosen(text, nodes=1)
+    assert "without srun" in found.problem
+    assert found.launch is None
+
+
 def test_a_wrapper_script_is_looked_into() -> None:
     files = {"train.sh": "#!/bin/bash\nexec torchrun train.py\n"}
     assert chosen("srun bash train.sh", wrapper=lambda word: files.get(word, "")).form is Form.LAUNCHER

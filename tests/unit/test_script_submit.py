@@ -314,6 +314,33 @@ def test_bash_reads_what_is_added_and_goes_on_as_it_would(flags: str, tmp_path: 
     assert not [line for line in shown if "muster_lines" in line or "agent" in line], shown
 
 
+@pytest.mark.parametrize(
+    ("program", "call", "out"),
+    [
+        ("torchrun", "torchrun a 'b c'", "srun --nodes=1 --ntasks=1 torchrun a b c"),
+        ("accelerate", "accelerate launch a", "srun --nodes=1 --ntasks=1 accelerate launch a"),
+        ("accelerate", "accelerate env", "own env"),
+        (
+            "python3",
+            "python3 -u -m torch.distributed.run a",
+            "srun --nodes=1 --ntasks=1 python3 -u -m torch.distributed.run a",
+        ),
+        ("python3", "python3 train.py", "own train.py"),
+    ],
+)
+def test_a_launcher_without_srun_is_started_by_srun(program: str, call: str, out: str, tmp_path: Path) -> None:
+    for name, says in (("agent", 'srun() { echo srun "$@"; }; export -f srun'), (program, "own")):
+        body = f"cat <<'END'\n{says}\nEND\n" if name == "agent" else 'echo own "$@"\n'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}")
+        (tmp_path / name).chmod(0o755)
+    added = tmp_path / "added.sh"
+    added.write_text(bash_env.text(f"{tmp_path}/agent", "/run/x", bash_env.exported(None, {}), alone=program))
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BASH_ENV": str(added), "SLURM_JOB_ID": "42"}
+    for shell in (["/bin/bash", "-c", call], ["/bin/bash", "-c", f'/bin/bash -c "{call}"']):
+        done = subprocess.run(shell, env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{out}\n"
+
+
 def test_an_agent_that_fails_ends_the_job(tmp_path: Path) -> None:
     added = tmp_path / "added.sh"
     added.write_text(bash_env.text("/bin/false", "/run/settings", bash_env.exported(None, {})))
