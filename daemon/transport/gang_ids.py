@@ -21,8 +21,10 @@ _DIGITS: Final = 12
 """Random hexadecimal digits of an id: 2.8e14 ids for each name. Ids of earlier versions end in eight, so no such id is
 taken for one that names its owner."""
 _IDENTITY_DIGITS: Final = 32
-_NAMED: Final = re.compile(rf"(.{{1,100}}?)-(u[0-9]{{1,10}}-[0-9a-f]{{{_DIGITS}}}|[0-9a-f]{{8}})")
-_OWNED: Final = re.compile(rf".{{1,100}}-u([0-9]{{1,10}})-[0-9a-f]{{{_DIGITS}}}")
+_TASK: Final = "(?:_[0-9]{1,10})?"
+"""Behind the id: the task of an array job, each of which is a gang of its own."""
+_NAMED: Final = re.compile(rf"(.{{1,100}}?)-(?:u[0-9]{{1,10}}-[0-9a-f]{{{_DIGITS}}}{_TASK}|[0-9a-f]{{8}})")
+_OWNED: Final = re.compile(rf".{{1,100}}-u([0-9]{{1,10}})-[0-9a-f]{{{_DIGITS}}}{_TASK}")
 
 
 def new_gang_id(job_name: str, uid: int) -> str:

@@ -367,6 +367,10 @@ def test_an_id_names_its_owner_whatever_the_name_of_the_job() -> None:
         assert first != second
         assert gang_ids.owner_of(first) == 1000
         assert len(first) <= 128
+        for task in ("_0", "_4000000"):  # of an array job
+            assert gang_ids.owner_of(first + task) == 1000
+            assert gang_ids.name_of(first + task) == job
+            assert gang_ids.why_not_registered(first + task, 1001)
 
 
 async def test_two_registrations_at_once_take_one_place(world: ScriptedWorld, api: Any) -> None:
