@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.losses.loss_rule import LossChoice, LossResp
 from muster.daemon.coordinator.core.losses.loss_watch import LossKind
 from muster.daemon.coordinator.core.recovery.losses.loss_findings import FINDINGS_PER_GENERATION
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.events import NodeNumber, NodeTraining, NotFinite
+from muster.daemon.coordinator.core.state.events import NodeNumber, NodeTraining, NotFinite, Version
 from muster.daemon.coordinator.core.state.fact_text import describe, loss_words
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -144,12 +144,14 @@ def test_a_restarted_coordinator_knows_the_spike_and_begins_anew_to_compare() ->
     assert world.replayed_state().dump() == world.core.state.dump()
 
 
-def rolling(rule: LossRule = RULE, sampler: bool = True, **given: object) -> Scenario:
+def rolling(
+    rule: LossRule = RULE, sampler: bool = True, margin: int = 5, spoiled: tuple[int, int] = (60, 69), **given: object
+) -> Scenario:
     """A gang whose loss is high in steps 60 to 69, and which then goes back."""
     settings: dict[str, object] = {"durable_dir": "/durable", "durable_every_steps": 10, **given}
-    site = replace(rule, margin_steps=5, spike=LossResponse.ROLL_BACK)
+    site = replace(rule, margin_steps=margin, spike=LossResponse.ROLL_BACK)
     world = Scenario(3, 1, limits=Limits(loss=site), **settings)  # type: ignore[arg-type]
-    world.spoil_batches("60", "69")
+    world.spoil_batches(*map(str, spoiled))
     if sampler:
         world.use_sampler()
     return world
@@ -221,6 +223,48 @@ def test_a_checkpoint_that_the_job_has_removed_is_no_target() -> None:
     reach(world, 75)
     (found,) = world.facts(facts.LossNoted)
     assert found.why.startswith("no roll back: no durable checkpoint")
+
+
+def test_what_was_rolled_back_counts_among_the_checkpoints_that_the_job_keeps() -> None:
+    world = rolling(durable_keep=2, margin=10, spoiled=(66, 75))
+    until_generation(world, 2)
+    spoil_soon_after_a_flush(world)
+    assert world.facts(facts.LossNoted)[-1].why.startswith("no roll back: no durable checkpoint of step")
+
+
+def test_so_does_what_a_flush_completes_after_the_roll_back() -> None:
+    world = rolling(durable_keep=2, durable_every_steps=0, flush_s=1.0, margin=10, spoiled=(60, 66))
+    for step in (10, 30, 58):
+        reach(world, step)
+        world.run_until(lambda: not world.gang.checkpoint.is_flushing)
+        world.post_event(events.FlushRequested("g", "ann"))
+    until_generation(world, 2)
+    world.run_for(2)
+    assert world.facts(facts.FlushEnded)[-1].error
+    world.post_event(events.FlushRequested("g", "ann"))
+    spoil_soon_after_a_flush(world)
+    assert world.facts(facts.LossNoted)[-1].why.startswith("no roll back: no durable checkpoint of step")
+
+
+def spoil_soon_after_a_flush(world: Scenario) -> None:
+    """The loss is high again, once there is a checkpoint of the running generation."""
+    generation = world.gang.newest.generation
+    world.run_until(lambda: (world.gang.checkpoint.durable_version or Version(0, 0)).generation == generation)
+    batch = world.core.observed.gang("g").step_number + world.gang.restore.skipped_before(generation)
+    world.spoil_batches(str(batch + 3), str(batch + 12))
+    world.run_until(lambda: len(world.facts(facts.LossNoted)) == 2)
+
+
+def test_no_target_is_what_a_running_flush_is_about_to_remove() -> None:
+    world = rolling(durable_keep=1, durable_every_steps=0, flush_s=3.0)
+    reach(world, 20)
+    world.post_event(events.FlushRequested("g", "ann"))
+    world.run_until(lambda: bool(world.gang.checkpoint.durable_path))
+    reach(world, 58)
+    world.post_event(events.FlushRequested("g", "ann"))
+    world.run_until(lambda: bool(world.facts(facts.LossNoted)))
+    assert world.gang.checkpoint.is_flushing
+    assert world.facts(facts.LossNoted)[0].why.startswith("no roll back: no durable checkpoint of step")
 
 
 def test_a_further_spike_goes_back_with_both_ranges_skipped_and_then_the_job_stops() -> None:

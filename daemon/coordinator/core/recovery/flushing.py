@@ -251,7 +251,7 @@ def check_flush(gang_turn: GangTurn) -> None:
         version = _written_version(gang_turn, flush)
         if version.generation <= gang.restore.void_generation:
             error = "the gang has gone back to an earlier checkpoint meanwhile"
-            gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", error))
+            gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", error, version))
             return
         path = durable_path(gang, version, flush.serial)
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, path, "", version))

@@ -39,6 +39,10 @@ class Restore:
         step = wanted - self.skipped_before(origin.generation)
         return step if step > origin.step else 0
 
+    def is_void(self, version: Version) -> bool:
+        """The gang has gone back from it."""
+        return any(one.version < version and version.generation <= one.generation for one in self.roll_backs)
+
     @property
     def void_generation(self) -> int:
         """What this generation and earlier ones hold in memory is void; 0: nothing is."""
@@ -81,7 +85,7 @@ class Checkpoint:
     durable_at: float = 0.0
     """When the flush that wrote it was ordered (seconds). Journals of earlier versions may lack it."""
     earlier_durable: tuple[DurableCheckpoint, ...] = ()
-    """Those before, the newest ones, the last one last."""
+    """The others, the newest ones, those that were rolled back among them: their folders stay."""
     flush: Flush | None = None
     rank_counts: dict[int, int] = field(default_factory=dict)
     """Number of ranks, by the first generation that had another number than those before. At first all nodes carry

@@ -389,7 +389,7 @@ class FlushOrdered:
 @dataclass(frozen=True, slots=True)
 class FlushEnded:
     """A flush ended. `path`: its folder; or `error`: why there is none. `version`: what was written; None: the version
-    that was ordered."""
+    that was ordered, or nothing. With an `error`, it was written, and the gang has gone back from it meanwhile."""
 
     gang: str
     serial: int

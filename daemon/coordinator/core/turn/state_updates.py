@@ -536,9 +536,10 @@ def _skip_batches(gang: Gang, fact: facts.GenerationStarted) -> None:
 def _roll_back(gang: Gang, fact: facts.RolledBack) -> None:
     checkpoint = gang.checkpoint
     known = next((one for one in checkpoint.earlier_durable if one.path == fact.path), None)
-    checkpoint.durable_at = known.at if known is not None else checkpoint.durable_at
-    checkpoint.earlier_durable = tuple(one for one in checkpoint.earlier_durable if one.version < fact.version)
-    checkpoint.durable_path, checkpoint.durable_version = fact.path, fact.version
+    if known is not None:
+        _note_earlier_durable(checkpoint)
+        checkpoint.earlier_durable = tuple(one for one in checkpoint.earlier_durable if one.path != fact.path)
+        checkpoint.durable_path, checkpoint.durable_version, checkpoint.durable_at = known.path, known.version, known.at
     gang.restore.roll_backs = (*gang.restore.roll_backs[1 - ROLL_BACKS_KEPT :], fact)
 
 
@@ -548,11 +549,21 @@ def _end_flush(checkpoint: Checkpoint, fact: facts.FlushEnded) -> None:
         return
     flush.path, flush.error = fact.path, fact.error
     if fact.path:
-        if checkpoint.durable_path and checkpoint.durable_version is not None:
-            before = DurableCheckpoint(checkpoint.durable_path, checkpoint.durable_version, checkpoint.durable_at)
-            checkpoint.earlier_durable = (*checkpoint.earlier_durable[1 - DURABLE_KNOWN :], before)
+        _note_earlier_durable(checkpoint)
         checkpoint.durable_path, checkpoint.durable_version = fact.path, fact.version or flush.version
         checkpoint.durable_at = flush.asked_at
+    elif fact.version is not None:
+        _add_earlier(checkpoint, DurableCheckpoint(fact.path, fact.version, flush.asked_at))
+
+
+def _note_earlier_durable(checkpoint: Checkpoint) -> None:
+    if checkpoint.durable_path and checkpoint.durable_version is not None:
+        before = DurableCheckpoint(checkpoint.durable_path, checkpoint.durable_version, checkpoint.durable_at)
+        _add_earlier(checkpoint, before)
+
+
+def _add_earlier(checkpoint: Checkpoint, one: DurableCheckpoint) -> None:
+    checkpoint.earlier_durable = (*checkpoint.earlier_durable[1 - DURABLE_KNOWN :], one)
 
 
 def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:

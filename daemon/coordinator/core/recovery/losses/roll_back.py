@@ -68,18 +68,22 @@ def _latest_step(rule: LossRule, trouble: Trouble) -> int:
 def _target(gang_turn: GangTurn, rule: LossRule, trouble: Trouble) -> DurableCheckpoint | None:
     """The newest durable checkpoint that is old enough and was not removed; None: there is none."""
     latest = _latest_step(rule, trouble)
-    found = [one for one in _kept(gang_turn.gang, gang_turn.now) if 0 < one.version.step <= latest]
+    gang = gang_turn.gang
+    kept = (one for one in _kept(gang, gang_turn.now) if not gang.restore.is_void(one.version))
+    found = [one for one in kept if 0 < one.version.step <= latest]
     return max(found, key=lambda one: one.version, default=None)
 
 
 def _kept(gang: Gang, now: float) -> list[DurableCheckpoint]:
-    """The known durable checkpoints that the job keeps, the newest one first."""
+    """The known durable checkpoints that the job keeps, the newest one first. The agents count as places what was
+    rolled back, too, and what a flush writes now."""
     checkpoint, spec = gang.checkpoint, gang.spec
     newest = DurableCheckpoint(
         checkpoint.durable_path, checkpoint.durable_version or Version(0, 0), checkpoint.durable_at
     )
-    known = [newest, *reversed(checkpoint.earlier_durable)] if checkpoint.durable_path else []
+    known = [newest, *checkpoint.earlier_durable] if checkpoint.durable_path else []
+    known.sort(key=lambda one: one.version, reverse=True)
     if not spec.durable_keep and not spec.durable_keep_s:
         return known
-    fewest = max(1, spec.durable_keep)
+    fewest = max(1, spec.durable_keep) - checkpoint.is_flushing
     return [one for place, one in enumerate(known) if place < fewest or now - one.at < spec.durable_keep_s]
