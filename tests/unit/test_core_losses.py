@@ -134,6 +134,19 @@ def test_no_more_findings_of_a_generation_are_recorded_than_the_journal_bears() 
     assert len(world.facts(facts.LossNoted)) == FINDINGS_PER_GENERATION + 1
 
 
+def test_what_is_asked_for_follows_however_much_was_recorded_before() -> None:
+    rule = replace(RULE, in_a_row=1, plateau_values=512, plateau=LossResponse.STOP)
+    world = Scenario(2, 0, limits=Limits(loss=rule))
+    reach(world, 3)
+    for step in range(1, 2000):
+        report(world, step, 9.0 if step > 20 and step % 20 == 0 else 2.5)
+        if world.gang.plans.stop is not None:
+            break
+    *recorded, last = world.facts(facts.LossNoted)
+    assert len(recorded) >= FINDINGS_PER_GENERATION
+    assert (last.kind, last.response) == (LossKind.PLATEAU, LossResponse.STOP)
+
+
 def test_a_restarted_coordinator_knows_the_spike_and_begins_anew_to_compare() -> None:
     world = training()
     reach(world, 40)

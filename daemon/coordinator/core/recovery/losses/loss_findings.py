@@ -16,7 +16,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
 
 FINDINGS_PER_GENERATION = 32
-"""Spikes and plateaus that are recorded of a generation: the journal is finite."""
+"""Spikes and plateaus of a generation that are recorded although nothing follows: the journal is finite."""
 
 
 def respond(gang_turn: GangTurn) -> bool:
@@ -31,11 +31,11 @@ def respond(gang_turn: GangTurn) -> bool:
 
 def _note_finding(gang_turn: GangTurn, rule: LossRule, found: LossFinding) -> bool:
     gang = gang_turn.gang
-    if gang.findings.losses_noted >= FINDINGS_PER_GENERATION:
-        return False
     asked = rule.spike if found.kind is LossKind.SPIKE else rule.plateau
     trouble = Trouble(found.node, found.step, found.ordinary_step, found.newest_step)
     response, why = _possible(gang_turn, rule, asked, trouble)
+    if response is LossResponse.RECORD and gang.findings.losses_noted >= FINDINGS_PER_GENERATION:
+        return False
     noted = facts.LossNoted(
         gang.id, gang.newest.generation, found.kind, found.node, found.step, found.value, found.usual, response, why
     )
