@@ -20,15 +20,14 @@ from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.types import Job
 
-NODES = ("n1", "n2", "n3")
-
 
 class CommentedJob:
     """Job 1 of a Slurm in memory, a state in which it trains, and what writes its comments. `now`: of the clock."""
 
-    def __init__(self, *, comment: bool = True, admin_comment: bool = True) -> None:
+    def __init__(self, *, comment: bool = True, admin_comment: bool = True, nodes: int = 4) -> None:
         self.now = 1000.0
-        self.slurm = FakeSlurm(FakeCluster((*NODES, "n4"), now=lambda: self.now))
+        names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.slurm = FakeSlurm(FakeCluster(names, now=lambda: self.now))
         self.slurm.cluster.submit(JobRequest(nodes=3, no_kill=True))
         self.state = DurableState()
         self.comments: JobComments | None = None
@@ -43,13 +42,13 @@ class CommentedJob:
         if self.comments is not None:
             self.comments.note(decided)
 
-    def run(self, step: int) -> None:
+    def run(self, step: int, gang: str = "g") -> None:
         """The ranks train, and have come to `step`."""
         path = {Phase.SUBMITTED: (Phase.GATHERING, Phase.PREFLIGHT), Phase.RUNNING: (Phase.RECOVERING,)}
-        for phase in (*path.get(self.state.gangs["g"].phase, ()), Phase.STARTING):
-            self.decide(facts.PhaseChanged("g", phase, ""))
+        for phase in (*path.get(self.state.gangs[gang].phase, ()), Phase.STARTING):
+            self.decide(facts.PhaseChanged(gang, phase, ""))
         progress = facts.Progress(Version(1, step), None)
-        self.decide(facts.PhaseChanged("g", Phase.RUNNING, "", progress=progress))
+        self.decide(facts.PhaseChanged(gang, Phase.RUNNING, "", progress=progress))
 
     def lose(self, node: str, why: str) -> None:
         """A recovery begins that leaves the node of a job that trains."""
@@ -192,6 +191,29 @@ async def test_a_coordinator_that_starts_writes_what_is_missing(job: CommentedJo
     await asyncio.sleep(0)
     task.cancel()
     assert job.slurm.cluster.jobs()[1].comment == "muster: RUNNING from step 1"
+
+
+async def test_an_end_does_not_wait_for_many_jobs_that_are_due() -> None:
+    job = CommentedJob(nodes=200)
+    job.run(1)
+    for number in range(2, 200):
+        job.slurm.cluster.submit(JobRequest(nodes=1, no_kill=True))
+        job.decide(facts.GangRegistered(f"g{number}", number, 0, "x", GangSpec(1, 0), "{}"))
+        job.run(1, f"g{number}")
+    assert job.comments
+    writing = asyncio.create_task(job.comments.write_due())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert any(one.comment for one in job.slurm.cluster.jobs().values())
+    job.decide(facts.GangEnded("g150", Phase.DONE, 0, ""))
+    await writing
+    await job.comments.write_due()
+    shown = job.slurm.cluster.jobs()
+    assert shown[150].comment == "muster: DONE at step 1"
+    assert not shown[149].comment
+    for _ in range(200):
+        await job.comments.write_due()
+    assert all(one.comment for one in job.slurm.cluster.jobs().values())
 
 
 async def test_a_site_may_want_one_line_or_none(tmp_path: Path) -> None:

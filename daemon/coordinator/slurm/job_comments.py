@@ -32,10 +32,14 @@ INTERVAL_S = 30.0
 """Seconds between two changes of one job's lines, and until a call is tried again. An end and a requeue do not wait."""
 PAUSE_S = 0.5
 """Seconds between two calls: many jobs may recover at once."""
+MOST_CHANGES = 20
+"""After one look at Slurm: what somebody else writes meanwhile is not seen."""
 MOST_CHARS = 300
 MOST_ADMIN_CHARS = 1000
 """Of the whole AdminComment: Slurm takes 1024."""
 PREFIX = "muster: "
+_FIRST = 0.0
+"""Due before all others."""
 _OWN_PART = re.compile(r"\[muster: [^\]]*\]")
 _log = logging.getLogger(__name__)
 
@@ -74,7 +78,7 @@ class JobComments:
                     self._not_before.pop(fact.gang, None)
 
     def _write_now(self, gang: str) -> None:
-        self._due[gang] = self._now()
+        self._due[gang] = _FIRST
         self._woken.set()
 
     def _is_requeued(self, gang: str) -> bool:
@@ -90,22 +94,23 @@ class JobComments:
                     await self._woken.wait()
 
     async def write_due(self, pause_s: float = 0.0) -> None:
-        """Write the lines that are due. `pause_s`: seconds between two changes."""
+        """Write lines that are due: some of many. `pause_s`: seconds between two changes."""
         now = self._now()
-        ids = [id for id, at in self._due.items() if at <= now]
-        for id in ids:
-            del self._due[id]
-            self._not_before[id] = now + INTERVAL_S
-        due = [gang for id in ids if (gang := self._state.gangs.get(id))]
+        waiting = {id: self._due.pop(id) for id, at in list(self._due.items()) if at <= now}
+        due = [gang for id in sorted(waiting, key=waiting.__getitem__) if (gang := self._state.gangs.get(id))]
         if not due:
             return
         found = await self._slurm.jobs({gang.slurm.job for gang in due})
-        for gang in due:
+        changes = 0
+        while due and changes < MOST_CHANGES and not (changes and self._woken.is_set()):
+            gang = due.pop(0)
+            self._not_before[gang.id] = now + INTERVAL_S
             try:
                 if isinstance(found, Unknown):
                     raise SlurmUnavailable(found.reason)
                 job = found.get(gang.slurm.job)
                 if isinstance(job, Job) and await self._write(gang, job):
+                    changes += 1
                     await asyncio.sleep(pause_s)
             except SlurmUnavailable as error:
                 self._silent.meet(f"the comments of jobs are not written: {error}")
@@ -114,6 +119,8 @@ class JobComments:
                 _log.info("%s: %s", gang.id, refused)
             else:
                 self._silent.end()
+        for gang in due:  # these wait for the next look, or let an end go first
+            self._due.setdefault(gang.id, waiting[gang.id])
 
     async def _write(self, gang: Gang, job: Job) -> bool:
         """Write the lines of `gang` that differ from those of `job`. Returns whether there were any."""
