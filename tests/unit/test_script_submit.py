@@ -291,8 +291,13 @@ def test_a_job_that_submits_a_job_leaves_nothing_of_its_own(shell: Shell, monkey
         monkeypatch.setenv(name, value)
     shell.submit("--force", "train.sbatch")
     assert [shell.variable(name) for name in own] == [None] * 4
-    assert shell.variable("GRPC_SSL_CIPHER_SUITES") is None, "what this process has set for itself"
     assert shell.variable("PATH") == path
+
+
+@pytest.mark.parametrize("at_start", [{}, {"GRPC_VERBOSITY": "INFO"}])
+def test_a_job_gets_the_variables_of_grpc_that_the_user_has_set(at_start: dict[str, str]) -> None:
+    by_this_process = {"GRPC_VERBOSITY": "NONE", "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-AES128-CBC-SHA"}
+    assert bash_env.environment({"A": "1", **by_this_process}, at_start) == {"A": "1", **at_start}
 
 
 @pytest.mark.parametrize("flags", ["", "-u", "-x", "-e", "-eux"])
