@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from muster.daemon.agent.training.live_numbers import LiveNumbers, LiveRun, live_run
-from muster.daemon.agent.training.live_writer import LiveWriter, serve
+from muster.daemon.agent.training.live_writer import MOST_LINES, LiveWriter, serve
 from muster.daemon.agent.training.trackers import Point, TrackerFailed
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.spec import parse
@@ -138,6 +139,26 @@ def test_while_a_tracker_fails_only_the_newest_points_are_kept(say: tuple[list[s
     writer.write()
     writer.close()
     assert {point.step for point in tracker.points} == {2}
+
+
+def test_while_a_write_hangs_few_lines_are_read(say: tuple[list[str], Callable[[str], None]]) -> None:
+    all_read, hung = threading.Event(), list[bool]()
+
+    class Hanging(Kept):
+        def write(self, points: Sequence[Point]) -> None:
+            hung.append(not all_read.wait(0.0 if hung else 0.5))
+            super().write(points)
+
+    def lines() -> Iterator[str]:
+        yield json.dumps(HEAD)
+        for step in range(5 * MOST_LINES):
+            yield values(step)
+        all_read.set()
+
+    tracker = Hanging()
+    serve(lines(), say[1], lambda run: tracker)
+    assert hung[0]
+    assert tracker.points[-1].step == 5 * MOST_LINES - 1
 
 
 @pytest.mark.parametrize(("last", "status"), [(['{"status": "FINISHED"}'], "FINISHED"), ([], "")])

@@ -36,6 +36,8 @@ EVERY_S = 5.0
 LONGEST_S = 60.0
 MOST_POINTS = 50_000
 """Points that wait while the library fails. Then the oldest go."""
+MOST_LINES = 1000
+"""Lines that wait while a write hangs: half an hour of them. Then none is read, and the agent drops what follows."""
 
 
 def open_tracker(run: dict[str, Any]) -> Tracker:
@@ -116,7 +118,7 @@ def serve(lines: Iterable[str], say: Callable[[str], None], opened: OpenTracker 
     """
     reading = iter(lines)
     writer = LiveWriter(json.loads(next(reading)), say, opened)
-    taken: queue.Queue[str | None] = queue.Queue()
+    taken: queue.Queue[str | None] = queue.Queue(MOST_LINES)
     threading.Thread(target=_read, args=(reading, taken), daemon=True).start()
     pause_s, due = EVERY_S, clock.monotonic()
     while (line := _next(taken, due - clock.monotonic())) is not None:
