@@ -86,7 +86,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """The gang, job and run that an agent belongs to. `pool_request`: see JobSubmission."""
+    """The gang, job and run that an agent belongs to. `pool_request`: see JobSubmission. `own_nodes`: see GangSpec."""
 
     gang: str
     job: int
@@ -94,6 +94,7 @@ class AgentIdentity:
     on_batch_host: bool
     incarnation: str
     pool_request: int = 0
+    own_nodes: tuple[str, ...] = ()
 
 
 class Agent(Process):

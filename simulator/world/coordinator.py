@@ -327,6 +327,7 @@ class Coordinator(Process):
                 events.AgentAttached(
                     identity.gang, agent.node, identity.job, identity.restarts, identity.incarnation, f"{agent.node}:9",
                     identity.on_batch_host, agent.machine.leaf, status, identity.pool_request,
+                    own_nodes=identity.own_nodes,
                 )
             )  # fmt: skip
             if (

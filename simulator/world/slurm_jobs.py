@@ -54,6 +54,8 @@ class SlurmJobs:
         self._jobs: dict[int, Job] = {}
         self._held: dict[tuple[int, int], set[str]] = {}
         """By job and restart count: every node that this run of the job has had."""
+        self._own_nodes: dict[tuple[int, int], tuple[str, ...]] = {}
+        """By job and restart count: what the job's script takes for its own nodes."""
         self._batch_processes: dict[tuple[int, int], tuple[Machine, int]] = {}
         """By job and restart count: the host of each batch process that has not ended, and the boot of that host."""
         self.job_ids: dict[str, int] = {}
@@ -179,6 +181,8 @@ class SlurmJobs:
         world.note(f"Slurm starts job {job.id} (restart {job.restart_count}) on {' '.join(job.nodes)}")
         host = world.machines[job.batch_host]
         self._batch_processes[job.id, job.restart_count] = (host, host.boot_count)
+        own = self._submissions[job.id].spec.own_nodes
+        self._own_nodes[job.id, job.restart_count] = tuple(job.nodes[: len(own)]) if job.restart_count else own
         for node in job.nodes:
             world.schedule.call_later(world.durations.launch_s(), self._launch_agent, job, node, 0)
         world.schedule.call_later(world.durations.launch_s(), self._poll_gang, job)
@@ -211,8 +215,9 @@ class SlurmJobs:
                 world.schedule.call_later(_LAUNCH_RETRY_S, self._launch_agent, job, node, attempts + 1)
             return
         identity = AgentIdentity(
-            gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}"
-        )
+            gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}",
+            own_nodes=self._own_nodes[job.id, job.restart_count],
+        )  # fmt: skip
         if submission.pool_request:
             identity = AgentIdentity(
                 gang, job.id, submission.restarts, False, f"{node}-p{submission.pool_request}", submission.pool_request

@@ -104,6 +104,14 @@ def test_nodes_that_the_script_knows_as_its_own_have_the_first_seats_in_its_orde
     assert [seat.node for seat in world.gang.roster.seats][1:] == ["n1", "n2"]
 
 
+def test_after_a_requeue_the_first_seats_are_those_of_the_new_runs_own_nodes() -> None:
+    world = Scenario(3, 0, idle_nodes=1, own_nodes=("n0", "n1", "n2"))
+    world.run_until(lambda: world.gang.newest.stepped_generation == 1)
+    world.crash("n0")
+    world.run_until(lambda: world.gang.slurm.restart_count == 1 and bool(world.gang.roster.seats), 120)
+    assert [seat.node for seat in world.gang.roster.seats] == ["n1", "n2", "n3"]
+
+
 @pytest.mark.parametrize(
     ("usable", "last", "seats"),
     [

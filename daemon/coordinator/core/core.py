@@ -232,6 +232,7 @@ def _admit_agent(turn: Turn, event: events.AgentAttached) -> None:
         gathering.begin_gathering(GangTurn(turn, gang), event.job, event.restart_count)
     elif gang.phase is Phase.REQUEUED:
         return  # an agent of the run that ends
+    turn.observed.gang(gang.id).own_nodes = event.own_nodes
     _add_member(turn, gang, event)
 
 

@@ -30,7 +30,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.caller_limits import CallerLog, FactRate
 from muster.daemon.coordinator.services.hello import CertificateIssuer, check_hello, check_peer_address
-from muster.daemon.coordinator.services.job_specs import SpecWork, submitted
+from muster.daemon.coordinator.services.job_specs import SpecWork, own_nodes, submitted
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -468,6 +468,7 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str, repor
         pool=hello.pool_serial,
         nvlink_domain=report.nvlink_domain,
         adapter_bandwidth=report.adapter_bandwidth,
+        own_nodes=own_nodes(hello.spec),
     )
 
 

@@ -152,7 +152,6 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
     check_count("readers", len(message.readers), names.MOST_READERS)
     for reader in message.readers:
         check_name(names.check_reader, reader)
-    _check_own_nodes(message)
     found = events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
@@ -186,7 +185,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         identity=job_identity(message),
         resume_from=message.resume_from,
         readers=tuple(message.readers),
-        own_nodes=tuple(message.own_nodes),
+        own_nodes=own_nodes(message),
         script_goes_on=message.script_goes_on,
         durable_keep=message.durable_keep,
         durable_keep_s=message.durable_keep_s,
@@ -214,12 +213,18 @@ def check_variables(message: common_pb2.JobSpec) -> None:
     check_count("env", len(message.env), job_limits.MAX_VARIABLES)
 
 
-def _check_own_nodes(message: common_pb2.JobSpec) -> None:
+def own_nodes(message: common_pb2.JobSpec) -> tuple[str, ...]:
+    """The nodes that the script knows as its own.
+
+    Raises:
+        InvalidMessage: they are not as many as the job has, or a name is none.
+    """
     own = message.own_nodes
     if own and not len(own) == len(set(own)) == message.nodes:
         raise InvalidMessage(f"own_nodes must name as many nodes as nodes = {message.nodes}, each of them once")
     for node in own:
         check_name(names.check_node, node)
+    return tuple(own)
 
 
 def _if_worse(word: str) -> events.IfWorse:

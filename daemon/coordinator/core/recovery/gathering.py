@@ -250,7 +250,7 @@ def _start_preflight(gang_turn: GangTurn) -> None:
     gang, here, spec = gang_turn.gang, gang_turn.index.in_service, gang_turn.gang.spec
     groups = communicating_seats(spec)
     seats = placement.first_seats(
-        gang_turn.fabric, here, spec.nodes, groups=groups, apart=spec.spread_spares, own=spec.own_nodes
+        gang_turn.fabric, here, spec.nodes, groups=groups, apart=spec.spread_spares, own=gang_turn.own_nodes
     )
     store = seats[0]
     gang_turn.turn.record(

@@ -45,7 +45,7 @@ def next_seats(gang_turn: GangTurn) -> list[str] | None:
     groups = communicating_seats(gang.spec)
     if not gang.roster.seats:
         return placement.first_seats(
-            fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares, gang.spec.own_nodes
+            fabric, usable, gang.spec.nodes, last_choices, groups, gang.spec.spread_spares, gang_turn.own_nodes
         )
     before = gang.seats_to_fill()
     if len(before) < gang.spec.nodes:

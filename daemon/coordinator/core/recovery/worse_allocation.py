@@ -63,7 +63,7 @@ def _first_seats(gang_turn: GangTurn, spec: GangSpec) -> list[str]:
     )
     groups = communicating_seats(spec)
     return placement.first_seats(
-        gang_turn.fabric, usable, spec.nodes, last_choices, groups, spec.spread_spares, spec.own_nodes
+        gang_turn.fabric, usable, spec.nodes, last_choices, groups, spec.spread_spares, gang_turn.own_nodes
     )
 
 

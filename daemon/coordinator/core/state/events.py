@@ -469,6 +469,8 @@ class AgentAttached:
     """The NVLink domain of several nodes that the node's GPUs are in; empty: there is none, or nobody knows."""
     adapter_bandwidth: float = 0.0
     """Of the slowest adapter that is nearest to a GPU, in bytes a second; 0: not known."""
+    own_nodes: tuple[str, ...] = ()
+    """As `GangSpec.own_nodes`, in the run of the job that the agent belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

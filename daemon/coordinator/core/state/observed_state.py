@@ -133,6 +133,8 @@ class ObservedGang:
     """The nodes on which the last run of a job that waits has not ended."""
     job_pending: bool = False
     """Slurm says that the job is pending."""
+    own_nodes: tuple[str, ...] = ()
+    """`GangSpec.own_nodes` in the newest run of the job, as its agents say."""
     batch_host: str = ""
     """The node of the batch script, as Slurm says, also after the job has lost it; empty: not known."""
     suspended_jobs: set[int] = field(default_factory=set)

@@ -130,6 +130,12 @@ class GangTurn:
         return index.fabric
 
     @property
+    def own_nodes(self) -> tuple[str, ...]:
+        """The script's own nodes in this run of the job. Each run of the script has its own."""
+        seen, spec = self.observed.own_nodes, self.gang.spec
+        return seen if len(seen) >= spec.nodes else spec.own_nodes
+
+    @property
     def now(self) -> float:
         """The time of the turn."""
         return self.turn.now
