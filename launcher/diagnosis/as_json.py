@@ -24,6 +24,8 @@ def to_dict(found: Diagnosis) -> dict[str, Any]:
         "generation": gang.generation,
         "step": gang.step,
         "last_words": found.last_words,
+        "not_finite": gang.not_finite or None,
+        "last_loss": gang.last_loss or None,
         "network": found.network.source,
         "groups": [_kind(one) for one in found.kinds],
         "torn_groups": [_torn(one) for one in found.torn],

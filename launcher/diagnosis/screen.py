@@ -41,6 +41,7 @@ def _findings(found: Diagnosis, screen: Screen) -> Iterator[tuple[str, str]]:
         ("predicted", _predicted(found)),
         ("before", _before(found, screen.zone)),
         ("speaks of", _tier(found)),
+        ("loss", _loss(found)),
         ("not known", found.unknown),
         ("change", advice(found) or ["nothing: nothing that was measured is slow or misplaced"]),
     ):
@@ -170,6 +171,14 @@ def _predicted(found: Diagnosis) -> Iterator[str]:
     if found.measured.step_s:
         share = found.measured.step_s / here.total
         yield f"the measured step takes {share:.3g} times the prediction"
+
+
+def _loss(found: Diagnosis) -> Iterator[str]:
+    """What its loss shows, as in `muster status`, unless the job has ended for it."""
+    gang = found.measured.gang
+    yield from (
+        words for words in (gang.not_finite, gang.last_loss) if words and not (gang.final and words in gang.reason)
+    )
 
 
 def _before(found: Diagnosis, zone: tzinfo) -> Iterator[str]:

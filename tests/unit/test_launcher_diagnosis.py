@@ -105,6 +105,20 @@ def test_groups_where_they_should_be_are_as_asked() -> None:
     assert "2 tensor groups of 4 ranks: in a leaf at most, as asked" in "\n".join(lines(packed, Screen(200)))
 
 
+def test_what_the_loss_shows_is_said_once() -> None:
+    there = found(["n0", "n1", "n3", "n4"])
+    gang = there.measured.gang
+    assert not any(line.startswith("loss") for line in lines(there, Screen(200)))
+    assert (to_dict(there)["not_finite"], to_dict(there)["last_loss"]) == (None, None)
+    gang.not_finite, gang.last_loss = "loss = nan in step 9", "the loss has a spike at step 5"
+    said = "\n".join(lines(there, Screen(200)))
+    assert "\nloss       loss = nan in step 9\n" in said
+    assert "the loss has a spike at step 5\n" in said
+    assert to_dict(there)["last_loss"] == "the loss has a spike at step 5"
+    gang.phase, gang.final, gang.reason = "FAILED", True, f"the job was stopped: {gang.last_loss}"
+    assert "\n".join(lines(there, Screen(200))).count(gang.last_loss) == 1
+
+
 def test_groups_may_be_packed_in_the_nvlink_domains_that_nodes_report() -> None:
     of = job(JOB.replace("require leaf", "prefer nvlink"))
     there = measured(["n0", "n1", "n3", "n4"], of)
