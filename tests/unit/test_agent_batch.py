@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from muster.daemon.agent.batch.batch_process import (
     ViewFailure,
     run_batch,
 )
-from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchFailures, Srun, requeue
 from muster.daemon.host.process.step_signals import FOR_RANKS
 from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
@@ -51,9 +51,9 @@ class Answers:
         self.asked = 0
         self.unlaunched: list[list[str]] = []
 
-    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
         self.asked += 1
-        self.unlaunched.append(sorted(unlaunched))
+        self.unlaunched.append(sorted(launch.unlaunched))
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
 
@@ -63,7 +63,7 @@ class Ends:
     def __init__(self, holds: Callable[[], bool], view: GangView) -> None:
         self._holds, self._view = holds, view
 
-    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
         return self._view if self._holds() else RUNNING
 
 
@@ -142,6 +142,23 @@ async def test_the_end_of_srun_is_waited_for_no_longer_than_said(tmp_path: Path)
     assert await srun.ends_within(20)
     assert await srun.ends_within(20)
     assert await srun.wait() == 0
+
+
+async def test_a_task_that_fails_by_itself_is_told_while_srun_goes_on(tmp_path: Path) -> None:
+    said = """srun: error: n1: task 1: Exited with exit code 7
+srun: error: n[2-3]: tasks 2-3: Exited with exit code 9
+srun: error: n4: task 4: Exited with exit code 143
+srun: error: n[: task 5: Exited with exit code 1
+srun: error: n6: task 6: Killed"""
+    told: list[dict[str, int]] = []
+
+    class Coordinator:
+        async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView:
+            told.append(dict(launch.exit_codes))
+            return FAILED if told[-1] else GATHERING
+
+    await run_batch(["sh", "-c", f"echo '{said}' >&2; exec sleep 100"], Coordinator(), timing=FAST)
+    assert told[-1] == {"n1": 7, "n2": 9, "n3": 9}
 
 
 FAKE_SRUN = """#!/bin/sh

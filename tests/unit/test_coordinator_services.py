@@ -664,10 +664,12 @@ async def test_attend_notes_nodes_of_the_job_on_which_srun_started_nothing(world
     assert world.coordinator
     world.coordinator.engine.core.state.gangs["g1"].slurm.job_nodes = ("n1", "n2")
     told = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, unlaunched_nodes=["of another job", "n2", "n2"])
+    told.failed_nodes.update({"n2": 7, "of another job": 1})
     await api.Attend(told)
     seen = world.coordinator.engine.core.observed.gang("g1").batch
     assert seen is not None
     assert seen.unlaunched == ("n2",)
+    assert seen.failed == (("n2", 7),)
 
 
 async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: ScriptedWorld, api: Any) -> None:

@@ -364,6 +364,17 @@ def launch_fails(world: Scenario, *nodes: str) -> None:
     world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, world.gang.slurm.restart_count, nodes))
 
 
+@pytest.mark.parametrize(("spares", "ends"), [(0, True), (1, False)])
+def test_a_launcher_that_fails_on_one_node_ends_the_launch_unless_spares_suffice(spares: int, ends: bool) -> None:
+    world = Scenario(2, spares, absent=["n1"], own_nodes=("n0", "n1"), gather_timeout_s=300.0)
+    world.run_until(lambda: "n0" in world.gang.roster.members and bool(world.gang.slurm.job_nodes))
+    world.post_event(events.BatchHeartbeat("g", world.gang.slurm.job, 0, failed=(("n0", 1), ("n1", 7))))
+    world.run_for(1)
+    assert world.gang.final is ends
+    assert world.gang.exit_code == (7 if ends else 0)
+    assert calls(world, "requeue") == []
+
+
 def test_no_generation_starts_while_a_prolog_hangs_on_a_spare() -> None:
     """srun gives up after some time, and then ends all agents, although the node lives."""
     world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)

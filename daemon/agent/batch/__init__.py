@@ -2,5 +2,5 @@
 
 `startup` imports this room.
 
-May import: `daemon.host`, `daemon.host.process`, `daemon.transport`.
+May import: `daemon.host`, `daemon.host.process`, `daemon.transport`, `slurm.client.parsing`.
 """

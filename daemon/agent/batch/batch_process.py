@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -24,7 +24,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchFailures, Srun, requeue
 from muster.daemon.host.process import step_signals
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
@@ -60,8 +60,8 @@ class ViewFailure(Enum):
 class Coordinator(Protocol):
     """What this process asks the coordinator for."""
 
-    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
-        """Return the gang, or why there is no view of it. `unlaunched`: nodes on which srun could start nothing."""
+    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
+        """Return the gang, or why there is no view of it."""
         ...
 
 
@@ -74,9 +74,9 @@ class RemoteCoordinator:
     run: BatchRef
     trust: Trust | None = None
 
-    async def view(self, unlaunched: Collection[str] = ()) -> GangView | ViewFailure:
+    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> GangView | ViewFailure:
         """See Coordinator.view."""
-        run = BatchRef(unlaunched_nodes=sorted(unlaunched))
+        run = BatchRef(unlaunched_nodes=sorted(launch.unlaunched), failed_nodes=launch.exit_codes)
         run.MergeFrom(self.run)
         addresses = split_addresses(self.address)
         async with await open_first_ready_channel(
@@ -179,7 +179,7 @@ async def _requeue_job(
     """Have the job requeued, if that is allowed. The coordinator does it without `lost_nodes`; if it does not, this
     process asks Slurm."""
     for _ in range(timing.requeue_answers):
-        view = await coordinator.view(lost_nodes)
+        view = await coordinator.view(LaunchFailures(lost_nodes))
         if isinstance(view, GangView) and view.final:
             return
         await asyncio.sleep(timing.poll_s)
@@ -208,7 +208,8 @@ async def _poll_beside_srun(
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
-        if isinstance(view := await coordinator.view(lost_nodes), GangView) and view.final and not ended.done():
+        failures = LaunchFailures(lost_nodes, srun.exit_codes)
+        if isinstance(view := await coordinator.view(failures), GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
     return None

@@ -17,11 +17,12 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 from muster.daemon.agent.batch.run_summary import SeesView
+from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchFailures
 from muster.daemon.host import clock
 from muster.v1.api_pb2 import GangView, RecoveryView
 from muster.v1.common_pb2 import JobHook
@@ -47,9 +48,9 @@ class Hooked:
         self._queues = [HookQueue(hook, run_dir) for hook in hooks]
         self._before: GangView | None = None
 
-    async def view(self, unlaunched: Collection[str] = ()) -> Any:
+    async def view(self, launch: LaunchFailures = ALL_LAUNCHED) -> Any:
         """See SeesView."""
-        view = await self._coordinator.view(unlaunched)
+        view = await self._coordinator.view(launch)
         if self._queues and isinstance(view, GangView):
             for message in messages(self._before, view, clock.wall()):
                 for one in self._queues:

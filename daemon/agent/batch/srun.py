@@ -15,8 +15,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from muster.slurm.client.parsing import hostlist
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,9 @@ _CONTROLLER_UNREACHABLE = re.compile(
     rb"Unable to contact slurm controller|Socket timed out on send/recv operation|Zero Bytes were transmitted"
 )
 """Slurm's errors of a call to slurmctld that failed on the network (src/common/slurm_errno.c of Slurm)."""
+_TASK_FAILURE = re.compile(rb"srun: error: (\S+): tasks? \S+ Exited with exit code (\d+)")
+_MOST_OWN_CODE = 128
+"""Above it, a signal has ended a task: srun may have ended the whole step."""
 _CHUNK = 65536
 _OUTPUT_DRAIN_S = 2.0
 """Seconds for which srun's remaining output is read after srun has ended. A child of srun may keep the pipe open for
@@ -62,6 +67,21 @@ class Allocation:
         return [srun[0], f"--nodes={left}", f"--ntasks={left}", f"--exclude={','.join(lost)}", *srun[1:]]
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchFailures:
+    """What srun could not launch.
+
+    unlaunched: nodes on which srun could start nothing.
+    exit_codes: nodes on which what it has started has failed by itself, and the exit code.
+    """
+
+    unlaunched: Collection[str] = ()
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
+
+
+ALL_LAUNCHED = LaunchFailures()
+
+
 @dataclass(slots=True)
 class Srun:
     """A running srun. Its standard error is copied to ours."""
@@ -69,6 +89,8 @@ class Srun:
     process: asyncio.subprocess.Process
     failed_nodes: set[str] = field(default_factory=set)
     """Nodes on which srun could start nothing."""
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    """Nodes on which a task has failed by itself, and its exit code."""
     controller_unreachable: bool = False
     """srun has reported that it can't reach slurmctld."""
     _reader: asyncio.Task[None] | None = None
@@ -124,8 +146,14 @@ class Srun:
             *lines, partial_line = (partial_line + words).split(b"\n")
             partial_line = partial_line[-_CHUNK:]
             for line in lines:
+                self._note_exit(line)
                 self.failed_nodes.update(name.decode(errors="replace") for name in _LAUNCH_FAILURE.findall(line))
                 self.controller_unreachable |= _CONTROLLER_UNREACHABLE.search(line) is not None
+
+    def _note_exit(self, line: bytes) -> None:
+        if (found := _TASK_FAILURE.match(line)) and 0 < (code := int(found[2])) <= _MOST_OWN_CODE:
+            with contextlib.suppress(ValueError):  # somebody else has written this line
+                self.exit_codes |= dict.fromkeys(hostlist.expand(found[1].decode(errors="replace")), code)
 
 
 async def _process_ends_within(process: asyncio.subprocess.Process, within: float) -> bool:

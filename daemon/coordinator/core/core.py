@@ -307,10 +307,10 @@ def _waits_for_requeue(state: DurableState, gang: Gang, seen: ObservedGang) -> b
 
 
 def _has_consequence(state: DurableState, event: events.Event) -> bool:
-    """A heartbeat that is more than one: a node lives again, or srun could start nothing on a node."""
+    """A heartbeat that is more than one: a node lives again, or a launch has failed on a node."""
     if isinstance(event, events.BatchHeartbeat):
         gang = state.gangs.get(event.gang)
-        return bool(event.unlaunched) and gang is not None and gang.phase is Phase.GATHERING
+        return bool(event.unlaunched or event.failed) and gang is not None and gang.phase is Phase.GATHERING
     return _shows_life_again(state, event)
 
 

@@ -162,7 +162,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self.callers_gangs.find(pb.GangRef(gang_id=request.gang_id))
         if not gang.slurm.run_is_over(request.slurm_job_id, request.slurm_restart_count):
             unlaunched = tuple(sorted(set(gang.slurm.job_nodes).intersection(request.unlaunched_nodes)))
-            self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count, unlaunched))
+            codes = request.failed_nodes
+            failed = tuple((node, codes[node]) for node in gang.slurm.job_nodes if node in codes)
+            run = (request.slurm_job_id, request.slurm_restart_count)
+            self._post(events.BatchHeartbeat(gang.id, *run, unlaunched, failed))
         view = self._view(gang, for_people=False)
         view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
         return view

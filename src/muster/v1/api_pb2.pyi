@@ -106,10 +106,31 @@ class BatchRef(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FailedNodesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     GANG_ID_FIELD_NUMBER: _builtins.int
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
     SLURM_RESTART_COUNT_FIELD_NUMBER: _builtins.int
     UNLAUNCHED_NODES_FIELD_NUMBER: _builtins.int
+    FAILED_NODES_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -118,6 +139,10 @@ class BatchRef(_message.Message):
     def unlaunched_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes of the job on which srun could start nothing. It has given them up."""
 
+    @_builtins.property
+    def failed_nodes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Nodes on which what this process has launched has ended with an exit code other than 0, and that code."""
+
     def __init__(
         self,
         *,
@@ -125,10 +150,11 @@ class BatchRef(_message.Message):
         slurm_job_id: _builtins.int = ...,
         slurm_restart_count: _builtins.int = ...,
         unlaunched_nodes: _abc.Iterable[_builtins.str] | None = ...,
+        failed_nodes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

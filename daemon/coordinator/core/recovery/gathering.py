@@ -82,7 +82,7 @@ def gather(gang_turn: GangTurn) -> None:
     here = len(gang_turn.index.in_service)
     if gang_turn.observed.job_pending and not here:
         return  # Slurm has put the job back, and will start it again
-    if _launch_failed(gang_turn):
+    if _launch_failed(gang_turn) or _launcher_failed(gang_turn):
         return
     since = _waiting_since(gang.phase_at, gang_turn.observed, gang_turn.turn.observed.observing_since)
     waited = gang_turn.now - since
@@ -111,6 +111,22 @@ def _launch_failed(gang_turn: GangTurn) -> bool:
         requeueing.requeue_or_end(gang_turn, words)
     else:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, words)
+    return True
+
+
+def _launcher_failed(gang_turn: GangTurn) -> bool:
+    """End the gang of a user's own script if what the script launches has failed, before it joined the gang, on so many
+    nodes that too few are left. True: it did."""
+    gang, batch = gang_turn.gang, gang_turn.observed.batch
+    if not gang.spec.own_nodes or batch is None or not batch.is_of(gang.slurm.job, gang.slurm.restart_count):
+        return False
+    nodes = set(gang.slurm.job_nodes)
+    failed = {node: code for node, code in batch.failed if node in nodes - gang.roster.members.keys()}
+    if not failed or len(nodes) - len(failed) >= gang.spec.fewest:
+        return False
+    node, code = next(iter(failed.items()))
+    words = f"the launch has failed before its ranks started: on {listed(failed)}, with exit code {code} on {node}"
+    gang_end.end_gang(gang_turn, Phase.FAILED, code, words)
     return True
 
 

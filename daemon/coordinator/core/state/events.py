@@ -493,12 +493,14 @@ class AgentHeartbeat:
 @dataclass(frozen=True, slots=True)
 class BatchHeartbeat:
     """The batch process of a run of the job has asked the coordinator about its gang. `unlaunched`: nodes on which srun
-    could start nothing, and which it has given up."""
+    could start nothing, and which it has given up. `failed`: nodes on which what it has launched has failed, and the
+    exit code."""
 
     gang: str
     job: int
     restart_count: int
     unlaunched: tuple[str, ...] = ()
+    failed: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,13 +79,14 @@ class ObservedAgent:
 
 @dataclass(frozen=True, slots=True)
 class ObservedBatch:
-    """The batch process of one run of a job. `heard_at`: when it last sent a heartbeat. `unlaunched`: see
-    events.BatchHeartbeat."""
+    """The batch process of one run of a job. `heard_at`: when it last sent a heartbeat. `unlaunched`,
+    `failed`: see events.BatchHeartbeat."""
 
     job: int
     restart_count: int
     heard_at: float
     unlaunched: tuple[str, ...] = ()
+    failed: tuple[tuple[str, int], ...] = ()
 
     def is_of(self, job: int, restart_count: int) -> bool:
         """The batch process belongs to this run of this job."""
@@ -289,7 +290,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             known = gang.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
                 gang.batch = ObservedBatch(
-                    event.job, event.restart_count, now, event.unlaunched
+                    event.job, event.restart_count, now, event.unlaunched, event.failed
                 )  # otherwise the process belongs to an earlier run
         case events.PeerAccused():
             _observe_accusation(observed.gang(event.gang), event, now)
