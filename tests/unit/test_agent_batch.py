@@ -311,7 +311,12 @@ async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFi
     await run_batch(["false"], answers, timing=FAST)
     assert answers.asked == 1 + FAST.unknown_gang_answers  # beside srun, and after its end
     assert "srun has ended with status 1, and the coordinator does not know the gang" in caplog.text
-    assert "is muster-agent installed on every node of the job?" in caplog.text
+    assert "a command of the job that fails before it launches anything, or a node without muster-agent" in caplog.text
+
+
+async def test_the_reason_of_a_failed_gang_is_said_among_errors(caplog: pytest.LogCaptureFixture) -> None:
+    await run_batch(["false"], Answers(FAILED), timing=FAST)
+    assert "the gang is FAILED with exit code 93: no progress in 3 generations" in caplog.text
 
 
 async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path: Path) -> None:

@@ -254,8 +254,9 @@ async def _poll_after_srun(
         if unknown >= timing.unknown_gang_answers:
             log.error(
                 "srun has ended with status %d, and the coordinator does not know the gang: no agent ever attached, "
-                "or the gang ended long ago. See the messages of srun and of the agents above; is muster-agent "
-                "installed on every node of the job? Correct that, then submit again with muster",
+                "or the gang ended long ago. The messages of srun and of the agents above say why: a command of the "
+                "job that fails before it launches anything, or a node without muster-agent. Correct that, then submit "
+                "again with muster",
                 code,
             )
             return _exit_code(code)
@@ -280,7 +281,9 @@ def _log_result(view: GangView) -> int:
     if view.phase not in _FINAL_PHASES:
         log.info("this run of the job has ended and the job starts again: %s", view.reason or "Slurm has requeued it")
         return EXIT_REQUEUED
-    log.info("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
+    # The output of the job is where its user looks first.
+    say = log.error if view.phase == "FAILED" else log.info
+    say("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
     return _exit_code(view.exit_code)
 
 
