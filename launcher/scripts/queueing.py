@@ -49,7 +49,9 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
     if isinstance(looked, Unsupervised):
         return await _queue_as_it_is(looked, script, call, options)
     if options.dry_run or looked.asked.last("test-only"):
-        return await _try(_settled(looked, options), call, options)
+        found = _settled(looked, options)
+        await _say_missing_folders(found)
+        return await _try(found, call, options)
     return await _queue(looked, call, options)
 
 
@@ -121,7 +123,11 @@ async def _check_paths(found: Supervised) -> None:
     mounts, path = path_checks.MOUNTS.read_text(), os.environ.get("PATH", os.defpath)
     for doubt in await look("the job's folders", partial(path_checks.check_paths, spec, mounts, path, folder)):
         print_note(f"muster: {doubt}")
-    missing = dict[str, str]()
+    await _say_missing_folders(found)
+
+
+async def _say_missing_folders(found: Supervised) -> None:
+    folder, missing = Path(found.spec.work_dir), dict[str, str]()
     for one in filter(None, map(found.looked.asked.last, ("output", "error"))):
         place = await look(str(one), partial(user_script.missing_folder, one.option.value or "", folder))
         missing |= {place: str(one)} if place and place not in missing else {}

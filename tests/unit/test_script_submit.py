@@ -271,10 +271,11 @@ def test_variables_send_no_job_to_another_cluster(shell: Shell, monkeypatch: pyt
     assert "SLURM_CLUSTERS of this shell" in err
 
 
-def test_a_missing_folder_of_the_output_is_said(shell: Shell) -> None:
+@pytest.mark.parametrize("option", ["--force", "--dry-run", "--test-only"])
+def test_a_missing_folder_of_the_output_is_said(shell: Shell, option: str) -> None:
     script = TRAIN.replace("hostname", "#SBATCH -o logs/%x.out -e logs/%x.err")
     (shell.folder / "train.sbatch").write_text(script)
-    status, _, err = shell.submit("--force", "train.sbatch")
+    status, _, err = shell.submit(option, "train.sbatch")
     assert (status, err.count(f"the folder {shell.folder}/logs does not exist")) == (0, 1)
 
 
