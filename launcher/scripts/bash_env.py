@@ -13,7 +13,7 @@ from muster.slurm.client.sbatch_options import SbatchOption
 _SETTINGS = "MUSTER_LAUNCH"
 _OF_A_LAUNCH = frozenset(
     {
-        *(_SETTINGS, "MUSTER_ALLOCATION", "MUSTER_SHELL", "MUSTER_LINES"),
+        *(_SETTINGS, "MUSTER_ALLOCATION", "MUSTER_SHELL", "MUSTER_SCRIPT_JOB", "MUSTER_LINES"),
         *("MUSTER_GANG", "MUSTER_SPEC", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_RANK_ENVIRONMENT"),
     }
 )
@@ -109,6 +109,8 @@ def _function_of(program: str) -> list[str]:
     pattern = launches.get(program, "*' -m torch.distributed.'* | *' -m accelerate.'*")
     return [
         f"{program}() {{",
+        """  if [ "${SLURM_JOB_ID-}" != "${MUSTER_SCRIPT_JOB-${SLURM_JOB_ID-}}" ]; then""",
+        f"""    command {program} "$@"; return; fi""",
         f"""  case " $* " in {pattern}) srun --nodes=1 --ntasks=1 {program} "$@";; *) command {program} "$@";; esac""",
         "}",
         f"export -f {program}",

@@ -91,6 +91,31 @@ def test_a_helper_has_its_exit_code_and_runs_on_spares_only_if_nobody_reads_what
     ]
 
 
+def test_in_a_job_that_the_script_queues_srun_is_slurms_own(shell: Shell) -> None:
+    script = """
+    export SLURM_JOB_ID=8 SLURM_NNODES=1 SLURM_JOB_NODELIST=n9
+    srun -N1 torchrun train.py
+    env srun hostname; echo "code $?"
+    rm -r g.bin; bash -c 'srun -l a'
+    """
+    assert shell.run(script) == [
+        "srun -N1 torchrun train.py on 1 of n9",
+        "srun hostname on 1 of n9",
+        "code 5",
+        "srun -l a on 1 of n9",
+    ]
+
+
+def test_where_only_path_is_left_of_the_environment_srun_is_slurms_own(shell: Shell) -> None:
+    assert shell.run("env -i PATH=$PATH srun -N1 a; echo $?") == ["srun -N1 a on  of ", "5"]
+
+
+@pytest.mark.parametrize("between", [",", "", "\n"])
+def test_the_scripts_own_separator_of_words_does_not_matter(shell: Shell, between: str) -> None:
+    script = f"train() {{ srun -N1 a; }}\nIFS='{between}'\ntrain\n"
+    assert shell.run(script) == ["srun -N1 --exclude=n2 a on 2 of n[0-1]"]
+
+
 def test_a_signal_for_a_call_in_the_background_reaches_srun(shell: Shell) -> None:
     script = """
     trap 'kill -USR1 $call' USR1

@@ -332,10 +332,14 @@ def test_bash_reads_what_is_added_and_goes_on_as_it_would(flags: str, tmp_path: 
             "srun --nodes=1 --ntasks=1 python3 -u -m torch.distributed.run a",
         ),
         ("python3", "python3 train.py", "own train.py"),
+        ("torchrun", "export SLURM_JOB_ID=43; torchrun a", "own a"),
     ],
 )
 def test_a_launcher_without_srun_is_started_by_srun(program: str, call: str, out: str, tmp_path: Path) -> None:
-    for name, says in (("agent", 'srun() { echo srun "$@"; }; export -f srun'), (program, "own")):
+    for name, says in (
+        ("agent", 'srun() { echo srun "$@"; }; export -f srun; export MUSTER_SCRIPT_JOB=42'),
+        (program, "own"),
+    ):
         body = f"cat <<'END'\n{says}\nEND\n" if name == "agent" else 'echo own "$@"\n'
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}")
         (tmp_path / name).chmod(0o755)

@@ -21,9 +21,11 @@ ALLOCATION = "MUSTER_ALLOCATION"
 """The nodes of the job when the script started, spares included."""
 SHELL = "MUSTER_SHELL"
 """The process of the script, and its standard output at its start, as "PID DEVICE INODE"."""
+JOB = "MUSTER_SCRIPT_JOB"
+"""The job of the script. A job that the script queues with sbatch has its variables and functions, too."""
 LINES = "MUSTER_LINES"
 """The line of the script that calls srun, and those that call the functions around it; empty: not known."""
-_OWN = (SETTINGS, ALLOCATION, SHELL, LINES, "BASH_FUNC_srun%%")
+_OWN = (SETTINGS, ALLOCATION, SHELL, JOB, LINES, "BASH_FUNC_srun%%")
 
 
 _SHOWN_CHARS = 60
@@ -107,6 +109,12 @@ def as_sbatch_gives(environ: Mapping[str, str]) -> dict[str, str]:
         own = program_folder(environ[SETTINGS])
         kept["PATH"] = os.pathsep.join(folder for folder in kept["PATH"].split(os.pathsep) if folder != own)
     return kept
+
+
+def is_of_another(environ: Mapping[str, str]) -> bool:
+    """Whether this process runs in another job than the script, or knows nothing of the script but PATH."""
+    known = JOB in environ and environ[JOB] == environ.get("SLURM_JOB_ID")
+    return SETTINGS in environ and not known
 
 
 def describe_shell(pid: int) -> str:

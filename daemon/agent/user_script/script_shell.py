@@ -20,6 +20,7 @@ from muster.slurm.client.parsing import hostlist
 
 # Libraries that the script has chosen for its own programs could keep Muster's interpreter from starting.
 _PROGRAM = """#!/bin/sh
+if [ -z "${{MUSTER_LAUNCH+x}}" ]; then export MUSTER_LAUNCH={settings}; fi
 if [ "${{LD_LIBRARY_PATH+x}}" ]; then export {kept}LD_LIBRARY_PATH="$LD_LIBRARY_PATH"; unset LD_LIBRARY_PATH; fi
 if [ "${{LD_PRELOAD+x}}" ]; then export {kept}LD_PRELOAD="$LD_PRELOAD"; unset LD_PRELOAD; fi
 exec {python} -I -m muster.daemon.agent srun "$@"
@@ -28,6 +29,10 @@ exec {python} -I -m muster.daemon.agent srun "$@"
 # reaches the subshell: a function is not replaced by its last command. So the subshell passes signals on.
 _FUNCTION = """srun() {{
   {{ local -; set +x; }} 2>/dev/null
+  if [[ "${{SLURM_JOB_ID-}}" != "${{{job}-}}" ]]; then
+    command srun "$@"
+    return
+  fi
   if [[ $BASHPID == "$$" ]]; then
     {lines}={lines_value} {program} "$@"
     return
@@ -48,7 +53,7 @@ _FUNCTION = """srun() {{
 export -f srun
 """
 # Only the script's own shell has lines that mean something: those of the call, and of the functions around it.
-_LINES = '"$([[ $$ == "${MUSTER_SHELL%% *}" ]] && echo "${BASH_LINENO[*]}")"'
+_LINES = '"$(IFS=" "; [[ $$ == "${MUSTER_SHELL%% *}" ]] && echo "${BASH_LINENO[*]}")"'
 
 
 def prepare(path: str, environ: Mapping[str, str], shell: int) -> str:
@@ -59,24 +64,29 @@ def prepare(path: str, environ: Mapping[str, str], shell: int) -> str:
     """
     settings = script_job.load(path)
     try:
-        program = _write_program(Path(program_folder(path)))
+        program = _write_program(Path(program_folder(path)), path)
     except OSError as error:
         raise script_job.NoScriptJob(f"{error.filename} can't be written: {error.strerror}") from None
     return shell_lines(path, settings, environ, program, script_job.describe_shell(shell))
 
 
-def _write_program(folder: Path) -> Path:
+def _write_program(folder: Path, settings: str) -> Path:
     """Writes the program `srun` into `folder`, and returns its path.
 
     Raises:
         OSError: it can't be written.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    program, new = folder / "srun", folder / f".srun.{os.getpid()}"
-    private_file.replace(new, _PROGRAM.format(python=shlex.quote(sys.executable), kept=script_job.KEPT))
+    program, new = folder / "srun", folder / f".srun.{os.uname().nodename}.{os.getpid()}"
+    private_file.replace(new, _program(settings))
     new.chmod(0o700)
     new.replace(program)  # another task of an array may start it at this moment
     return program
+
+
+def _program(settings: str) -> str:
+    """What has lost its environment, but for PATH, still finds Slurm's srun."""
+    return _PROGRAM.format(settings=shlex.quote(settings), python=shlex.quote(sys.executable), kept=script_job.KEPT)
 
 
 def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str], program: Path, shell: str) -> str:
@@ -94,8 +104,11 @@ def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str],
         script_job.SETTINGS: path,
         script_job.ALLOCATION: ",".join(nodes.all),
         script_job.SHELL: shell,
+        script_job.JOB: environ.get("SLURM_JOB_ID", ""),
     }
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
-    function = _FUNCTION.format(program=shlex.quote(str(program)), lines=script_job.LINES, lines_value=_LINES)
+    function = _FUNCTION.format(
+        program=shlex.quote(str(program)), job=script_job.JOB, lines=script_job.LINES, lines_value=_LINES
+    )
     path_line = f'export PATH={shlex.quote(str(program.parent))}"${{PATH:+:$PATH}}"'
     return "\n".join([*exports, path_line, function])

@@ -28,12 +28,14 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
         NoScriptJob: this is no call in a script that `muster submit` has queued.
         SiteError, IdentityError: the message says what would be right.
     """
-    job = script_job.script_job(environ)
     given = script_job.as_sbatch_gives(environ)
     program = helper_call.real_srun(given.get("PATH", os.defpath), "")
     if not program:
         print("muster: srun is not on PATH", file=sys.stderr)
         return helper_call.EXIT_NOT_FOUND
+    if script_job.is_of_another(environ):
+        helper_call.become(program, words, given)
+    job = script_job.script_job(environ)
     try:
         read, of_plugins = _read(words, program)
     except UnknownOption:
