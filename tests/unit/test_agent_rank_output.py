@@ -144,6 +144,7 @@ def test_the_first_failure_of_a_generation_is_told_as_torchrun_tells_it(copy: Co
     ("outcome", "words"),
     [
         (replace(ENDED, exit_code=-11, failed=True), "Signal 11 (SIGSEGV) received by PID 77"),
+        (replace(ENDED, exit_code=-40, failed=True), "Signal 40 (real-time signal 40) received by PID 77"),
         (replace(ENDED, exit_code=1, failed=True), "in the output above; torch.distributed.elastic"),
     ],
 )

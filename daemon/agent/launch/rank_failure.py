@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 
-from muster.daemon.agent.ranks.rank_process import Outcome
+from muster.daemon.agent.ranks.rank_process import Outcome, signal_name
 from muster.daemon.host import clock, rank_log_files
 
 _MOST_BYTES = 1 << 20
@@ -28,7 +27,7 @@ def recorded_error(run_dir: str, gang: str, outcome: Outcome) -> str:
 def describe(outcome: Outcome, node: str, error: str) -> str:
     """The rank's failure in several lines. `error`: what it has recorded; empty: nothing."""
     killed = outcome.exit_code < 0
-    name = f" ({signal.Signals(-outcome.exit_code).name})" if killed else ""
+    name = f" ({signal_name(-outcome.exit_code)})" if killed else ""
     recorded = error.strip().replace("\n", "\n    ") or (
         f"Signal {-outcome.exit_code}{name} received by PID {outcome.pid}" if killed else _HOW
     )

@@ -165,5 +165,10 @@ class RankProcess:
         self._failed = code != 0 and not self.kill_requested
 
 
+def signal_name(number: int) -> str:
+    """Its name, as SIGKILL. Real-time signals have none."""
+    return next((one.name for one in signal.Signals if one == number), f"real-time signal {number}")
+
+
 def _describe_exit(code: int) -> str:
-    return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    return f"exit status {code}" if code >= 0 else f"killed by {signal_name(-code)}"
