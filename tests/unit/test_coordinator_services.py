@@ -810,6 +810,18 @@ async def test_describe_of_an_unknown_job(api: Any) -> None:
     )
 
 
+async def test_a_task_of_an_array_is_named_as_slurm_names_it(world: ScriptedWorld, api: Any) -> None:
+    await api.Register(api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec(array_task="9_1")))
+    assert (await api.Describe(api_pb2.GangRef(gang_id="9_1"))).gang_id == "g1"
+    code, words = await _refusal(api.Describe(api_pb2.GangRef(gang_id="9_2")))
+    assert (code, words.partition(":")[0]) == (grpc.StatusCode.NOT_FOUND, "gang 9_2")
+    wrong = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=1, spec=spec(array_task="nine"))
+    assert await _refusal(api.Register(wrong)) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        'array_task must be the job id of an array and a task: "42_1"',
+    )
+
+
 async def test_only_the_owner_of_the_job_may_register_a_gang(world: ScriptedWorld, api: Any) -> None:
     request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
     await api.Register(request)

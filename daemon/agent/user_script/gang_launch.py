@@ -43,6 +43,7 @@ def run(
     """
     nodes, spares = job.nodes, len(job.nodes.spares)
     spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+    spec.array_task = script_job.array_task(environ)
     known = job.line or (job.settings.launch.line if job.settings.launch else 0)
     spec.script_goes_on = script_job.goes_on(script_job.script_text(job.shell), known)
     if (size := len(spec_text(spec))) > MAX_SPEC_BYTES:

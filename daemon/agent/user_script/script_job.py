@@ -65,6 +65,12 @@ def gang_of(settings: LaunchSettings, environ: Mapping[str, str]) -> str:
     return f"{settings.gang}_{task}" if task else settings.gang
 
 
+def array_task(environ: Mapping[str, str]) -> str:
+    """The name that Slurm shows of a task of an array job: "42_1"; empty: the job is none."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if array and task else ""
+
+
 def load(path: str) -> LaunchSettings:
     """Reads the launch settings.
 

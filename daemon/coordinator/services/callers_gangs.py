@@ -143,11 +143,17 @@ class CallersGangs:
         """The gang that `ref` names, whosever it is."""
         gangs = self._engine.core.state.gangs
         if ref.WhichOneof("ref") == "gang_id":
-            return gangs.get(ref.gang_id)
+            return gangs.get(ref.gang_id) or self._array_task(ref.gang_id)
         if ref.WhichOneof("ref") == "job_identity":
             return registration.newest_run(gangs.values(), ref.job_identity, current_caller().uid)
         of_job = [gang for gang in gangs.values() if gang.slurm.job == ref.slurm_job_id]
         return max(of_job, key=lambda gang: gang.account.registered_at, default=None)
+
+    def _array_task(self, name: str) -> Gang | None:
+        """The newest gang of the task that Slurm shows as `name`, of those that the caller may read. A job says its own
+        name, so another user's counts for nobody else."""
+        named = [gang for gang in self._engine.core.state.gangs.values() if name and gang.spec.array_task == name]
+        return max(filter(self._allows_gang, named), key=lambda gang: gang.account.registered_at, default=None)
 
     def no_such_job(self, ref: pb.GangRef) -> RpcAbort:
         """The answer where there is no such job, and where it is another user's: nobody learns which."""

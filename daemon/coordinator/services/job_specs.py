@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +41,7 @@ from muster.v1.common_pb2 import JobSpec
 _Read = TypeVar("_Read")
 _T = TypeVar("_T")
 
+_ARRAY_TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,10}")
 _MAXIMA = {
     "nodes": job_limits.MAX_NODES,
     "spares": job_limits.MAX_NODES,
@@ -187,6 +189,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         readers=tuple(message.readers),
         own_nodes=own_nodes(message),
         script_goes_on=message.script_goes_on,
+        array_task=_array_task(message.array_task),
         durable_keep=message.durable_keep,
         durable_keep_s=message.durable_keep_s,
         loss=_loss(message.loss),
@@ -225,6 +228,12 @@ def own_nodes(message: common_pb2.JobSpec) -> tuple[str, ...]:
     for node in own:
         check_name(names.check_node, node)
     return tuple(own)
+
+
+def _array_task(name: str) -> str:
+    if name and not _ARRAY_TASK.fullmatch(name):
+        raise InvalidMessage('array_task must be the job id of an array and a task: "42_1"')
+    return name
 
 
 def _if_worse(word: str) -> events.IfWorse:

@@ -107,6 +107,8 @@ class GangSpec:
     script is Muster's."""
     script_goes_on: bool = False
     """A script of the user's own has commands behind its launch."""
+    array_task: str = ""
+    """The name that Slurm shows of a task of an array job: "42_1". Empty: no such task."""
     durable_keep: int = 0
     durable_keep_s: float = 0.0
     """How many of its own durable checkpoints it keeps, and for how long older ones, as in JobSpec (common.proto)."""
