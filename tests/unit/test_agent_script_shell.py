@@ -121,9 +121,9 @@ def test_a_signal_for_a_call_in_the_background_reaches_srun(shell: Shell) -> Non
     trap 'kill -USR1 $call' USR1
     srun -N1 serve &
     call=$!
-    read -r _ < "$READY"
+    until read -r _ < "$READY"; do :; done  # nothing, while srun still closes it
     kill -USR1 $$
-    read -r _ < "$READY"
+    until read -r _ < "$READY"; do :; done
     kill -TERM $call
     wait $call; echo "code $?"
     """
