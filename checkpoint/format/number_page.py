@@ -24,6 +24,8 @@ PAGE_BYTES = 1 << 13
 _HEADER = struct.Struct("=QII")
 _ODD = struct.Struct("=Q")
 MOST_NUMBERS = 32
+SAMPLER_POSITION = "sampler_position"
+"""The name of the number that says how many samples finished steps have read."""
 NAME_LETTERS = 64
 """The longest name of a number. Longer ones are cut."""
 MOST_STEPS = 1 << 53

@@ -97,8 +97,8 @@ class Checkpoint:
         self._numbers = ReportedNumbers(link.send_page) if link is not None else reported_numbers.of_process()
         if self._numbers is not None:
             self._numbers.set_total(total_steps)
-            if self._states.counts_steps:
-                self._numbers.set_skips_batches()
+            if (sampler := self._states.step_counter) is not None:
+                self._numbers.set_sampler(lambda: getattr(sampler, "position", None))
         counts = self._numbers is not None and (count_flops or os.environ.get("MUSTER_COUNT_FLOPS") == "1")
         self._flop_count = FlopCount() if counts else None
         self._keeper: StepKeeper | None = None

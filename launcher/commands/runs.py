@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.checkpoint.format.number_page import SAMPLER_POSITION
 from muster.launcher.command import Command, connect, load_site, print_note, screen, show, time_arguments
 from muster.launcher.errors import LauncherError, SiteFault, WrongInput
 from muster.launcher.output.table import Cell, labelled, table
@@ -173,6 +174,9 @@ def _lines(run: Run, target: Screen) -> Iterator[tuple[str, Cell]]:
         yield "hardware", f"{listed(nodes)}: {line}"
     for recovery in outcome.get("recoveries", []):
         yield "recovery", f"generation {recovery['generation']}: {recovery.get('action')}: {recovery.get('cause')}"
+    for metric in outcome.get("training", {}).get("metrics", []):
+        if metric["name"] == SAMPLER_POSITION:
+            yield "sampler", f"position {metric['greatest']:,.0f} at step {int(metric['step']):,}"
     if outcome.get("durable_path"):
         yield "checkpoint", outcome["durable_path"]
     yield "whole", "muster runs show --json has all of it"

@@ -171,6 +171,7 @@ async def test_how_a_run_went_is_read_beside_its_logs(
     view = GangView(gang_id="g1", phase="RUNNING", generation=2, step=40)
     view.ranks.add(rank=0, node="n1")
     view.recoveries.add(generation=2, action="restart in place", cause="rank 0 exited")
+    view.training.metrics.add(name="sampler_position", step=40, greatest=1280)
 
     class Coordinator:
         async def view(self, unlaunched: Any = ()) -> Any:
@@ -179,10 +180,12 @@ async def test_how_a_run_went_is_read_beside_its_logs(
     seen = Summarised(Coordinator(), f"{repository}/run", "g1")
     await seen.view()
     view.phase, view.final, view.step = "DONE", True, 50
+    view.ClearField("training")  # the view of an ended job has none
     assert await seen.view() is view
     shown = await muster_runs(tmp_path / "runs", capsys, "show", "1")
     assert "phase\tDONE, step 50, generation 2" in shown
     assert "ranks\tn1: 0" in shown
+    assert "sampler\tposition 1,280 at step 40" in shown
     assert "recovery\tgeneration 2: restart in place: rank 0 exited" in shown
 
 

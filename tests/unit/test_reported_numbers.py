@@ -156,9 +156,14 @@ def test_a_name_that_is_no_text_gets_question_marks(numbers: ReportedNumbers, li
 def test_the_page_says_whether_batches_can_be_skipped(numbers: ReportedNumbers, link: Link) -> None:
     numbers.note(1, {"loss": 2.0})
     assert not link.read().skips_batches
-    numbers.set_skips_batches()
+    dealt = 96
+    numbers.set_sampler(lambda: dealt)
     numbers.note(2, {"loss": 2.0})
     assert link.read().skips_batches
+    assert link.read().numbers == {"loss": (2, 2.0), "sampler_position": (2, 96.0)}
+    numbers.set_sampler(lambda: None)  # a user's own, which does not say where it is
+    numbers.note(3, {"loss": 2.0})
+    assert link.read().numbers["sampler_position"] == (2, 96.0)
 
 
 def test_a_page_that_is_being_written_or_was_made_smaller_is_left(numbers: ReportedNumbers, link: Link) -> None:

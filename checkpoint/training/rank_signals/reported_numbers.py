@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from muster.checkpoint.format.number_page import MOST_NUMBERS, MOST_STEPS, NumberPage, RankNumbers
+from muster.checkpoint.format.number_page import MOST_NUMBERS, MOST_STEPS, SAMPLER_POSITION, NumberPage, RankNumbers
 from muster.v1.rank_pb2 import RankMessage, RankPage
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class ReportedNumbers:
         self._pending: Pending | None = None
         self._step, self._at_s, self._last_step, self._flops = 0, 0.0, 0, 0.0
         self._skips_batches = False
+        self._sampler_position: Callable[[], Any] = lambda: None
         page = NumberPage()
         self._page = page if send(page.descriptor) else None
         page.close_descriptor()
@@ -64,9 +65,11 @@ class ReportedNumbers:
             self._last_step = last_step
             self.due.clear()
 
-    def set_skips_batches(self) -> None:
-        """A sampler of this rank can skip batches."""
+    def set_sampler(self, position: Callable[[], Any]) -> None:
+        """A sampler of this rank can skip batches. `position`: the samples of finished steps, of all ranks; None: it
+        does not say."""
         self._skips_batches = True
+        self._sampler_position = position
         self.due.clear()
 
     def set_flops(self, flops: float) -> None:
@@ -85,7 +88,7 @@ class ReportedNumbers:
             self._step, self._at_s = _whole(step), now
         self._take_pending()
         late = {}
-        for name, value in numbers.items():
+        for name, value in (*numbers.items(), (SAMPLER_POSITION, self._sampler_position())):
             if value is None or (name not in self._numbers and len(self._numbers) >= MOST_NUMBERS):
                 continue
             if _is_on_gpu(value):

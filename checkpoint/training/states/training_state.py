@@ -255,9 +255,9 @@ class TrainingState:
                 target.finish_steps(steps)
 
     @property
-    def counts_steps(self) -> bool:
-        """A sampler counts steps, and so can skip the batches of some."""
-        return any(isinstance(target, StepCounter) for target in self.wrapped.values())
+    def step_counter(self) -> StepCounter | None:
+        """The sampler that counts steps, and so can skip the batches of some."""
+        return next((target for target in self.wrapped.values() if isinstance(target, StepCounter)), None)
 
     def has_bucket_rebuild(self) -> bool:
         """Whether any model is a DistributedDataParallel that rebuilds its buckets after the first backward pass."""

@@ -18,7 +18,7 @@ from muster.daemon.agent.batch.srun import ALL_LAUNCHED, LaunchFailures
 from muster.daemon.host import clock
 from muster.daemon.host.rank_log_files import hold_log_folder, log_folder, open_to_read
 from muster.daemon.host.worker_threads import run_in_own_thread
-from muster.v1.api_pb2 import GangView
+from muster.v1.api_pb2 import GangView, TrainingView
 
 _FOLDER, _FILE = "run", "summary.json"
 _MOST_BYTES = 4 << 20
@@ -42,6 +42,7 @@ class Summarised:
 
     def __init__(self, coordinator: SeesView, run_dir: str, gang: str) -> None:
         self._coordinator, self._run_dir, self._gang = coordinator, run_dir, gang
+        self._training: TrainingView | None = None
         self._written: tuple[object, ...] = ()
         self._written_at = float("-inf")
         self._writing: asyncio.Task[None] | None = None
@@ -54,12 +55,15 @@ class Summarised:
         return view
 
     async def _note(self, view: GangView) -> None:
+        if view.HasField("training"):
+            self._training = TrainingView()
+            self._training.CopyFrom(view.training)
         seen = (view.phase, view.generation, view.final, len(view.recoveries))
         due = seen != self._written or clock.monotonic() - self._written_at >= INTERVAL_S
         if not due or (self._writing is not None and not self._writing.done() and not view.final):
             return
         self._written, self._written_at = seen, clock.monotonic()
-        self._writing = asyncio.create_task(self._write(summary(view), self._writing))
+        self._writing = asyncio.create_task(self._write(summary(view, self._training), self._writing))
         if view.final:
             await asyncio.wait([self._writing], timeout=LAST_WRITE_S)
 
@@ -72,10 +76,13 @@ class Summarised:
             _log.info("no summary for muster runs: %s", error)
 
 
-def summary(view: GangView) -> dict[str, Any]:
-    """What is kept of a view: no state of single ranks, but which node carried which."""
+def summary(view: GangView, training: TrainingView | None = None) -> dict[str, Any]:
+    """What is kept of a view: no state of single ranks, but which node carried which. `training`: what the ranks said
+    last, which the view of a job that has ended does not have."""
     kept = GangView()
     kept.CopyFrom(view)
+    if training is not None:
+        kept.training.CopyFrom(training)
     for field in ("ranks", "nodes", "exclusions", "checkpoint"):
         kept.ClearField(field)
     found: dict[str, Any] = MessageToDict(kept, preserving_proto_field_name=True)
