@@ -44,6 +44,8 @@ from muster.slurm.testcluster.waiting import wait_until
 
 _NO_COORDINATOR = 69
 """Exit status of `muster`: the coordinator does not answer."""
+_QUEUED = "may have been queued"
+"""What `muster submit` says if sbatch has not answered: to call it again could queue a second job."""
 
 COORDINATOR = "muster-coordinator"
 _PAUSE_TIMEOUT_S = 20.0
@@ -155,17 +157,22 @@ class Cluster:
         return outcome
 
     def muster(self, host: str, *words: str, user: str = "root") -> str:
-        """Runs a command of `muster` that succeeds, and returns its output. On a busy machine it may find no
-        coordinator within its time (69), and is called again for a while. Raises `EngineError` if it fails otherwise.
+        """Runs a command of `muster` that succeeds, and returns its output. See `muster_answer`."""
+        return self.muster_answer(host, *words, user=user).stdout
+
+    def muster_answer(self, host: str, *words: str, user: str = "root") -> Outcome:
+        """Runs a command of `muster` that succeeds. On a busy machine it may find no coordinator within its time (69),
+        and is called again for a while, unless it may have queued a job. Raises `EngineError` if it fails otherwise.
         """
 
         def answer() -> Outcome | None:
             done = self.exec(host, "muster", *words, user=user, check=False)
-            return None if done.rc == _NO_COORDINATOR else done
+            return None if done.rc == _NO_COORDINATOR and _QUEUED not in done.stderr else done
 
         answered = wait_until(answer, 60, f"muster {words[0]} finds the coordinator")
         assert answered is not None
-        return answered.checked()
+        answered.checked()
+        return answered
 
     def sh(self, host: str, script: str, user: str = "root") -> str:
         """Runs a shell script on `host` as `user` and returns its output. Raises `EngineError` if the script fails."""

@@ -80,8 +80,7 @@ class Training:
             EngineError: `muster submit` failed; the message holds its output.
         """
         inside = self._lay_out()
-        words = ("muster", "submit", *options, f"{inside}/job.toml")
-        done = self.cluster.exec(LOGIN, *words, user=self.spec.user)
+        done = self.cluster.muster_answer(LOGIN, "submit", *options, f"{inside}/job.toml", user=self.spec.user)
         output, self.notes = done.stdout, done.stderr
         found = re.search(r"\d+", output.strip().splitlines()[-1])
         if found is None:

@@ -19,7 +19,7 @@ from muster.slurm.client.states import JobState, NodeState
 from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
 NO_SUCH_JOB = 999_999
-SILENCE_S = 2.0
+SILENCE_S = 4.0
 PATIENT_S = 60.0
 """For a requeue that must succeed: on a busy machine the nodes of the job before it take long to complete. The
 coordinator asks again after its shorter time."""

@@ -63,8 +63,13 @@ MODULE = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
     [
         f"exec {MODULE} train.py --lr 1",
         f"{MODULE} --standalone -m train --lr 1; echo after $?",
-        f"{MODULE} --rdzv-backend c10d --rdzv-endpoint nowhere:1 --no-python {sys.executable} train.py --lr 1",
-        f"{MODULE} --nnodes=1 --node_rank=0 --master_addr=nowhere --master_port=1 train.py --lr 1",
+        *(
+            pytest.param(f"{MODULE} {options} train.py --lr 1", marks=pytest.mark.long)
+            for options in (
+                f"--rdzv-backend c10d --rdzv-endpoint nowhere:1 --no-python {sys.executable}",
+                "--nnodes=1 --node_rank=0 --master_addr=nowhere --master_port=1",
+            )
+        ),
     ],
 )
 async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang, words: str) -> None:
