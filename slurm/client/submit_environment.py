@@ -17,10 +17,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from muster.slurm.client.sbatch_options import SbatchOption
 
-_OF_SLURM = ("SBATCH_", "SLURM", "SRUN_", "_SLURM_")
+OF_SLURM = ("SBATCH_", "SLURM", "SRUN_", "_SLURM_")
 """Prefixes of variables that Slurm reads or sets. The last one is that of plug-ins' options in a job."""
 _OF_OTHER_COMMANDS = ("SQUEUE_", "SCONTROL_", "SCANCEL_", "SINFO_")
-_REACH_SLURM = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"})
+REACH_SLURM = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"})
+"""Variables that say how Slurm is reached."""
 _SITE = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_ACCTG_FREQ": "acctg-freq",
@@ -64,19 +65,19 @@ def for_sbatch(environ: Mapping[str, str], taken: Iterable[SbatchOption] = ()) -
     jobs that this job submits.
     """
     names = {option.name for option in taken}
-    return _without_slurm(environ, _REACH_SLURM | {name for name, option in _SITE.items() if option in names})
+    return _without_slurm(environ, REACH_SLURM | {name for name, option in _SITE.items() if option in names})
 
 
 def for_own_srun(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an srun that gets an allocation of its own, also inside another job."""
-    return _without_slurm(environ, _REACH_SLURM | _OF_STEP)
+    return _without_slurm(environ, REACH_SLURM | _OF_STEP)
 
 
 def for_commands(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of squeue, scontrol and scancel, and of an sbatch that queues nothing."""
-    kept = _without_slurm(environ, _REACH_SLURM)
+    kept = _without_slurm(environ, REACH_SLURM)
     return {name: value for name, value in kept.items() if not name.startswith(_OF_OTHER_COMMANDS)}
 
 
 def _without_slurm(environ: Mapping[str, str], kept: Collection[str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name in kept or not name.startswith(_OF_SLURM)}
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith(OF_SLURM)}

@@ -13,15 +13,14 @@ from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.own_nodes import Nodes
 from muster.slurm.client.batch_script import SRUN
 from muster.slurm.client.srun_options import SrunWords
+from muster.slurm.client.submit_environment import OF_SLURM, REACH_SLURM
 from muster.v1.common_pb2 import JobSpec
 
-_NOT_FOR_AGENTS = ("PYTHON", "LD_", "GRPC_", "SLURM", "SRUN_", "SBATCH_", "_SLURM_", "BASH_ENV", "MUSTER_")
-_STILL_FOR_AGENTS = frozenset(
-    (
-        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_JOB_ID", "SLURM_JOBID"),
-        *("SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME", "SLURM_SUBMIT_DIR", "MUSTER_CONFIG"),
-    )
-)
+_NOT_FOR_AGENTS = (*OF_SLURM, "PYTHON", "LD_", "GRPC_", "BASH_ENV", "MUSTER_")
+_STILL_FOR_AGENTS = REACH_SLURM | {
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME",
+    "SLURM_SUBMIT_DIR", "MUSTER_CONFIG",
+}  # fmt: skip
 _KEPT = ("label", "output", "error", "open-mode", "unbuffered", "quiet", "verbose", "comment", "acctg-freq", "profile")
 """Options of the launch that the srun of the agents gets, too: they say where the output goes."""
 _ALL = "ALL"
