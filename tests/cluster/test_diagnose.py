@@ -65,7 +65,11 @@ def test_a_torn_group_is_named_to_whom_the_job_belongs(healthy: Cluster) -> None
         assert min(found["step_s"], found["compute_s"], found["predicted"]["step_s"]) > 0
         refused = healthy.exec(LOGIN, "muster", "diagnose", str(job), "--measure", user="bob", check=False)
         assert (refused.rc, "no such job, or not yours" in refused.stderr) == (64, True)
-        assert "host RAM\t" in healthy.muster(LOGIN, "status", str(job), user="alice")
+        wait_until(
+            lambda: "host RAM\t" in healthy.muster(LOGIN, "status", str(job), user="alice"),
+            60,
+            "agents have reported the memory of their nodes",
+        )
         drawn = top(healthy, job)
         for words in ("diagnosed", "generation 1", "host RAM", "recoveries (v)", "[n]nodes"):
             assert words in drawn, words
