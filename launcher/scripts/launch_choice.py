@@ -21,22 +21,22 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from muster.launcher.scripts.shell_commands import Script, ShellCommand, scan
+from muster.slurm.client.known_programs import (
+    BEGIN,
+    CONTAINERS,
+    END,
+    LAUNCHERS,
+    PREFIXES,
+    PYTHON,
+    SHELLS,
+)
 from muster.slurm.client.launch_settings import NAMED_BY_USER, LaunchLine
 
-_BEGIN, _END = r"(?:^|[\s/\"'=;&|({])", r"(?=[\s\"';&|)}]|$)"
-_LAUNCHER = re.compile(
-    rf"{_BEGIN}(torchrun|accelerate-launch){_END}|torch\.distributed\.(run|launch)\b|accelerate\.commands\.launch\b"
-    rf"|{_BEGIN}accelerate\s+launch{_END}"
-)
-_PYTHON = re.compile(rf"{_BEGIN}python[\d.]*{_END}")
-_SHELL = re.compile(rf"{_BEGIN}((ba|z|k|da)?sh|eval){_END}|\S+\.sh{_END}")
-_CONTAINER = re.compile(
-    rf"--container(-image|-name)?{_END}|--container(-image|-name)?=|"
-    rf"{_BEGIN}(apptainer|singularity|enroot|podman|podman-hpc|docker|shifter|ch-run)\s+\S"
-)
-_OTHER_LAUNCHERS = re.compile(rf"{_BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){_END}")
+_SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|\S+\.sh{END}")
+# A program of the user's may have an --image or an --environment of its own.
+_CONTAINER = re.compile(rf"--container(-id|-image|-name)?(=|{END})|{BEGIN}({'|'.join(sorted(CONTAINERS))})\s+\S")
+_OTHER_LAUNCHERS = re.compile(rf"{BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){END}")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)[^}]*\})")
-_PREFIXES = frozenset({"exec", "nohup", "time", "command", "builtin", "env", "eval", "numactl", "stdbuf", "timeout"})
 _ONE = re.compile(r"(?:^|\s)(?:-[Nn]\s*|--n(?:odes|tasks)[=\s])[\"']?1[\"']?(?=\s|$)")
 _MOST_DEPTH = 4
 """Of variables that name variables."""
@@ -142,7 +142,7 @@ def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Cal
     if nodes != 1 and _ONE.search(_options_of(whole)):
         return None
     beyond = "\n".join(filter(None, map(wrapper, whole.replace('"', " ").replace("'", " ").split()[1:])))
-    for form, pattern in ((Form.LAUNCHER, _LAUNCHER), (Form.RANKS, _PYTHON)):
+    for form, pattern in ((Form.LAUNCHER, LAUNCHERS), (Form.RANKS, PYTHON)):
         if pattern.search(whole) or pattern.search(beyond):
             return form
     return Form.UNKNOWN if _SHELL.search(whole) or "$" in _program_of(whole) else None
@@ -153,7 +153,7 @@ def _alone(command: ShellCommand, script: Script) -> str:
     words = _resolved(command.text.removeprefix("time "), script).strip("\"'").split()
     program = words[0] if words else ""
     starts = program in ("torchrun", "accelerate-launch") or (program == "accelerate" and words[1:2] == ["launch"])
-    is_module = _PYTHON.fullmatch(program) and re.search(r"\s-m\s+(torch\.distributed|accelerate\.)", " ".join(words))
+    is_module = PYTHON.fullmatch(program) and re.search(r"\s-m\s+(torch\.distributed|accelerate\.)", " ".join(words))
     return program if starts or is_module else ""
 
 
@@ -169,7 +169,7 @@ def _first_program(words: list[str], script: Script) -> str:
         if word.startswith(("$", '"$')):
             resolved = _resolved(word, script).strip("\"'").split()
             return resolved[0] if resolved else ""
-        if word.rpartition("/")[2] not in _PREFIXES and not word.startswith("-") and "=" not in word:
+        if word.rpartition("/")[2] not in PREFIXES and not word.startswith("-") and "=" not in word:
             return word
     return ""
 
@@ -207,5 +207,5 @@ def _without(script: Script) -> Iterator[Choice]:
             yield _refuse(command, f"{found[1]} starts ranks on other nodes by itself", _WRITE_SRUN)
         elif found := _CONTAINER.search(command.text):
             yield _refuse(command, f"{found[0].strip()} starts a container, which is not supervised yet", "")
-        elif _LAUNCHER.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):
+        elif LAUNCHERS.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):
             yield _refuse(command, "a launcher without srun is not supervised", "write `srun` before it")

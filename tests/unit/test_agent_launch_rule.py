@@ -42,6 +42,7 @@ def found(
         (("--nodes=1", "--ntasks=1", "-w", "n0", "hostname", "--ip-address"), HELPER),
         # other forms of a launch
         (("-N2", "-n2", "accelerate", "launch", "train.py"), LAUNCHER),
+        (("accelerate-launch", "train.py"), LAUNCHER),
         (("-N", "2", "--ntasks-per-node=1", "python", "-m", "torch.distributed.run", "train.py"), LAUNCHER),
         (("--nodelist=n[0-1]", "/opt/venv/bin/torchrun", "train.py"), LAUNCHER),
         (("bash", "run.sh", "a"), LAUNCHER),

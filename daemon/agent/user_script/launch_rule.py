@@ -14,21 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from muster.slurm.client.known_programs import (
+    CONTAINERS,
+    LAUNCHERS,
+    PREFIXES,
+    PYTHON,
+    SHELLS,
+)
 from muster.slurm.client.launch_settings import NAMED_BY_USER, LaunchLine
 from muster.slurm.client.parsing import hostlist
 from muster.slurm.client.srun_options import SrunWords
 
-LAUNCHERS = re.compile(
-    r"(?:^|[\s/;&|('\"])(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|accelerate\.commands\.launch)"
-    r"(?=$|[\s;&|)'\"])"
-)
-"""They end in torch's launch_agent, where the gang takes over."""
-_PYTHON = re.compile(r"(?:^|[\s/;&|('\"=])python(?:3(?:\.\d+)?)?(?=$|\s)")
-_CONTAINERS = frozenset(("apptainer", "singularity", "enroot", "docker", "podman", "shifter", "podman-hpc", "sarus"))
 _CONTAINER_OPTIONS = ("container", "container-id", "container-image", "container-name", "environment", "image")
-_SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
-_PREFIXES = frozenset(("env", "numactl", "nice", "taskset", "time", "timeout", "stdbuf", "nohup", "exec"))
-"""Programs that start the program which their arguments name."""
+"""Of srun and of its plug-ins."""
 _NO_LAUNCH = ("help", "usage", "version", "test-only", "pty", "multi-prog", "het-group", "no-allocate", "pack-group")
 """Options of calls that train nothing, or that no gang can stand for."""
 _MOST_PREFIX_WORDS = 12
@@ -81,14 +79,14 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
         return Decision(Kind.HELPER)
     each = _tasks_per_node(words, script)
     text = _text(words.command, text_of)
-    launcher, python = bool(LAUNCHERS.search(text)), bool(_PYTHON.search(text))
+    launcher, python = bool(LAUNCHERS.search(text)), bool(PYTHON.search(text))
     named = script.launch is not None and is_named(script.launch, words, lines)
     by_user = script.launch is not None and script.launch.why == NAMED_BY_USER
     # The user's line may start another script, and what that calls has no line of this one.
     known = named or bool(lines)
     if not (named if by_user and known else launcher or (python and (named or by_user))):
         return Decision(Kind.HELPER, each, everywhere=bool(each) and not words.has("nodelist", "exclude", "relative"))
-    if words.has(*_CONTAINER_OPTIONS) or _CONTAINERS & {_name(word) for word in words.command[:_MOST_PREFIX_WORDS]}:
+    if words.has(*_CONTAINER_OPTIONS) or CONTAINERS & {_name(word) for word in words.command[:_MOST_PREFIX_WORDS]}:
         return Decision(Kind.HELPER, warning="it runs in a container")
     if not each:
         return Decision(Kind.HELPER, warning=f"it has not as many tasks on each of the {script.nodes} nodes")
@@ -142,11 +140,11 @@ def _text(command: Sequence[str], text_of: Callable[[str], str]) -> str:
     """What shows which program starts: the words, and the text of a script that they name."""
     own = " ".join(command)
     for at, word in enumerate(command[:_MOST_PREFIX_WORDS]):
-        if _name(word) in _SHELLS:
+        if _name(word) in SHELLS:
             rest = [one for one in command[at + 1 :] if not one.startswith("-")]
             is_text = any(re.fullmatch(r"-\w*c", one) for one in command[at + 1 : at + 4])
             return own if is_text or not rest else f"{own}\n{_code(text_of(rest[0]))}"
-        if not word.startswith("-") and "=" not in word and _name(word) not in _PREFIXES:
+        if not word.startswith("-") and "=" not in word and _name(word) not in PREFIXES:
             return f"{own}\n{_program(text_of(word))}"
     return own
 
@@ -156,7 +154,7 @@ def _program(text: str) -> str:
     if not text.startswith("#!"):
         return ""
     interpreter = text.partition("\n")[0].removeprefix("#!").split()
-    return _code(text) if _SHELLS & set(map(_name, interpreter)) else " ".join(map(_name, interpreter))
+    return _code(text) if SHELLS & set(map(_name, interpreter)) else " ".join(map(_name, interpreter))
 
 
 def _code(text: str) -> str:
