@@ -126,6 +126,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         wait_until(lambda: state(healthy, job) == "CANCELLED", 30, f"job {job} is cancelled")
 
 
+@pytest.mark.long  # a minute until srun gives up
 def test_a_batch_host_may_fail_before_the_gang_has_gathered(healthy: Cluster) -> None:
     """One batch host reboots at once, so Slurm notices nothing: the job keeps its nodes, but nobody starts agents on
     them, and the job is requeued. Another one is cut off until srun has given up: srun is started again.

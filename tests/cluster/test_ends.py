@@ -199,6 +199,7 @@ def test_a_sharded_job_with_a_parity_rebuilds_the_state_of_a_lost_node_then_save
         training.cancel()
 
 
+@pytest.mark.long  # the simulated worlds have pools that two jobs want
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
     """One job gets the node, in a pool job. The other one, which is elastic too, continues with fewer replicas.
 
