@@ -31,7 +31,7 @@ from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavail
 from muster.launcher.runs.kept import RunRecord
 from muster.launcher.spec.flags import add_options
 from muster.launcher.submission import path_checks
-from muster.launcher.submission.job_message import add_choice, job_message
+from muster.launcher.submission.job_message import add_choice, job_message, lacks_peak
 from muster.launcher.submission.notes import notes
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin
 from muster.launcher.submission.refusals import hint_for
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 SBATCH_TIMEOUT_S = 60.0
 """Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
+_PEAK_TIMEOUT_S = 5.0
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _AGENT = "muster-agent"
 
@@ -198,7 +199,22 @@ async def _shaped(submission: Submission, options: argparse.Namespace) -> Submis
         from muster.slurm.client.backends.commands import CliSlurm
 
         await check_memory(submission.job, CliSlurm())
-    return await with_shape(submission, reported=partial(_reported, options))
+    shaped = await with_shape(submission, reported=partial(_reported, options))
+    if lacks_peak(shaped.spec, shaped.job):
+        shaped.spec.peak_flops = await _peak_on_nodes(shaped.job)
+    return shaped
+
+
+async def _peak_on_nodes(job: Job) -> float:
+    from muster.launcher.plan.arithmetic import peak_on_nodes  # most jobs don't say what a step computes
+    from muster.slurm.client.backends.commands import CliSlurm
+    from muster.slurm.client.types import Node, Unknown
+
+    try:
+        found = await CliSlurm().nodes(timeout_s=_PEAK_TIMEOUT_S)
+    except SlurmError:  # sbatch will say it
+        return 0.0
+    return 0.0 if isinstance(found, Unknown) else peak_on_nodes(job, [n for n in found.values() if isinstance(n, Node)])
 
 
 async def _reported(options: argparse.Namespace) -> ReportedDomains | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from muster.launcher.plan.assumptions import Defaults
 from muster.launcher.plan.hardware import TYPED_GRES, load_table
 from muster.launcher.plan.model_of_job import model_of
 from muster.launcher.spec.spec import Job
+from muster.slurm.client.types import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,27 @@ def arithmetic_of(job: Job) -> Arithmetic:
     return Arithmetic(flops, tokens, _peak(job))
 
 
+def peak_on_nodes(job: Job, nodes: Iterable[Node]) -> float:
+    """The peak of the GPUs of the job's partitions, by their type in Slurm. 0: they have no type, or several."""
+    wanted = {name for name in (job.slurm.partition or "").split(",") if name}
+    found = {
+        typed[1]
+        for node in nodes
+        if not wanted or wanted & {*node.partitions}
+        for typed in TYPED_GRES.finditer(node.gres)
+    }
+    return _peak_of(found.pop(), job) if len(found) == 1 else 0.0
+
+
 def _peak(job: Job) -> float:
     """Of the accelerator that GRES names, as `muster plan` takes it."""
     typed = TYPED_GRES.search(job.slurm.gres or "")
-    if typed is None:
-        return 0.0
+    return _peak_of(typed[1], job) if typed else 0.0
+
+
+def _peak_of(name: str, job: Job) -> float:
     try:
         table = load_table()
-        return next((table[name].peak(job.model.precision) for name in fitting(typed[1], table)), 0.0)
+        return next((table[one].peak(job.model.precision) for one in fitting(name, table)), 0.0)
     except (SiteFault, AcceleratorError):
         return 0.0

@@ -39,6 +39,12 @@ def _add_arithmetic(message: JobSpec, job: Job) -> None:
     message.flops_per_step, message.tokens_per_step, message.peak_flops = found.flops, found.tokens, found.peak
 
 
+def lacks_peak(message: JobSpec, job: Job) -> bool:
+    """Whether only the peak of the GPUs is missing for MFU: job.toml asks for GPUs and names no type of them."""
+    is_known = message.flops_per_step or job.env.get("MUSTER_COUNT_FLOPS")
+    return bool(is_known and not message.peak_flops and (job.gpus_per_node or job.slurm.gres))
+
+
 def add_choice(message: JobSpec, job: Job, choice: IfNotAvailable) -> None:
     """Tells the coordinator what follows if Slurm hands out worse nodes."""
     if choice == "relax":

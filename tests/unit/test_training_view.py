@@ -13,9 +13,11 @@ from muster.daemon.coordinator.core.state.facts import Progress
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.views import gang_view
-from muster.launcher.plan.arithmetic import Arithmetic, arithmetic_of
+from muster.launcher.plan.arithmetic import Arithmetic, arithmetic_of, peak_on_nodes
 from muster.launcher.spec.spec import Job
+from muster.launcher.submission.job_message import job_message, lacks_peak
 from muster.simulator.scenario import Scenario
+from muster.slurm.client.types import Node
 from muster.v1 import agent_pb2
 from muster.v1.api_pb2 import GangView, GoodputView
 from muster.v1.common_pb2 import RankNumber
@@ -201,3 +203,34 @@ def test_a_step_computes_what_job_toml_says_and_nothing_is_guessed() -> None:
     assert arithmetic_of(job(model={"parameters": 7e9})) == Arithmetic()
     assert arithmetic_of(job(model={"parameters": 7e9, "sequence_length": 8, "global_batch": 2})).tokens == 16
     assert arithmetic_of(job(slurm={"gres": "gpu:8"})).peak == 0
+
+
+@pytest.mark.parametrize(
+    ("gres", "peak"),
+    [
+        (["gpu:h100-sxm:8(S:0-1)", "gpu:h100-sxm:8", "gpu:mi300x:8"], 989.4e12),
+        (["gpu:h100-sxm:8", "gpu:a100-sxm-80gb:8", ""], 0.0),
+        (["gpu:8", "gpu:8", "gpu:h100-sxm:8"], 0.0),
+    ],
+    ids=["one type in the partition", "two types", "no type"],
+)
+def test_without_a_type_in_job_toml_the_peak_is_that_of_the_nodes(gres: list[str], peak: float) -> None:
+    partitions = [("main", "all"), ("main", "all"), ("old", "all")]
+    nodes = [Node("n", frozenset(), gres=text, partitions=names) for text, names in zip(gres, partitions, strict=True)]
+    assert peak_on_nodes(job(gpus_per_node=8, slurm={"partition": "spare,main"}), nodes) == peak
+
+
+def test_slurm_is_asked_for_the_peak_only_where_mfu_needs_it() -> None:
+    typed = {"gres": "gpu:H100-SXM:8"}
+    known = {"parameters": 7e9, "layers": 32, "hidden_size": 4096, "sequence_length": 8, "global_batch": 16}
+    counts = {"MUSTER_COUNT_FLOPS": "1"}
+
+    def lacks(**tables: object) -> bool:
+        asked = job(**tables)
+        return lacks_peak(job_message(asked, []), asked)
+
+    assert lacks(gpus_per_node=8, model=known)
+    assert lacks(slurm={"gres": "gpu:8"}, env=counts)
+    assert not lacks(gpus_per_node=8)
+    assert not lacks(model=known), "it trains on CPUs"
+    assert not lacks(slurm=typed, model=known)
