@@ -34,14 +34,14 @@ _END_TIMEOUT_S = 5.0
 # it. Only `muster` comes from ROOT: no other package of the agent's environment may come before, or beside, the user's
 # packages.
 COMMAND = """\
-import sys
+import os, sys
 if sys.version_info < (3, 11):
     sys.exit(83)
-path = list(sys.path)
+path, environ = list(sys.path), dict(os.environ)
 sys.path.append(sys.argv[1])
 from muster.daemon.agent.ranks import zygote
 sys.path[:] = path[0 if sys.flags.safe_path else 1:]
-zygote.main(sys.argv[2:])
+zygote.main(sys.argv[2:], environ)
 """
 
 EXIT_TOO_OLD = 83
@@ -247,14 +247,15 @@ def _is_installed(name: str, error: Exception, modules: Sequence[str]) -> bool:
     return not absent and not name.startswith("muster.")
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Entry point. Arguments: FD of the socket, PARENT's pid."""
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Entry point. Arguments: FD of the socket, PARENT's pid. `environment`: without what an import has changed, as
+    `muster` does for its own gRPC."""
     fd, parent = int(arguments[0]), int(arguments[1])
     process_tree.die_with_parent(parent)
     process_tree.adopt_orphans()
     process_tree.set_process_name("muster-warm")
     _ignore_signals()
-    environment = dict(os.environ)  # an import may change it
+    rank_main.replace_environment(environment)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     received = packets.receive(sock)
