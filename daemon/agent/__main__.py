@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _srun(words: Sequence[str]) -> int:
-    from muster.daemon.agent.user_script import srun_call
+    from muster.daemon.agent.user_script import script_job, srun_call
 
-    return srun_call.run(words, os.environ)
+    return srun_call.run(words, script_job.environment_at_start())
 
 
 def _shell(options: argparse.Namespace) -> int:

@@ -247,6 +247,8 @@ def test_an_elastic_launcher_fits_each_number_of_nodes_between_its_bounds() -> N
     assert handed_over(min_nodes=1, max_nodes=4).of_job(JobSpec(nodes=3, name="a")).name == "a"
     with pytest.raises(handover.WrongHandover, match=r"on 5 nodes with --nnodes=1:4: write --nnodes=\$SLURM_NNODES"):
         handed_over(min_nodes=1, max_nodes=4).of_job(JobSpec(nodes=5))
+    with pytest.raises(handover.WrongHandover, match="no UTF-8"):
+        handed_over(argv=("caf\udce9",)).of_job(JobSpec(nodes=2))
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b'{"argv": 1}', b"\xff", b'{"limits": {"CORE": 1}}'])

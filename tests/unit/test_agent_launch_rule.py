@@ -112,6 +112,9 @@ def test_a_helper_with_a_task_on_every_node_is_known() -> None:
     assert found("--ntasks-per-node=1", "-n2", "cp", "a", "/tmp", tasks=4) == Decision(HELPER, 1, everywhere=True)
     for words in (("-n1",), ("-N1",), ("-w", "n[0-1]"), ("-x", "n1"), ("-r1",)):
         assert not found(*words, "cp", "a", "/tmp", tasks=4).everywhere, words
+    one = Script(1)
+    assert decide(read_srun(["cp", "a", "/tmp"]), one, (), text_of).everywhere
+    assert not decide(read_srun(["-N1", "cp", "a", "/tmp"]), one, (), text_of).everywhere, "it asks for one node"
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,31 @@ def test_srun_is_found_after_another_folder_was_put_first(shell: Shell) -> None:
     assert traced == ["+ srun -N1 c", "srun -N1 --exclude=n2 c on 2 of n[0-1]"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("gone; rmdir ../gone", "the working folder of the script has been removed"),
+        ("$'caf\\xe9'", r"'{folder}/caf\udce9/' is no UTF-8"),
+    ],
+)
+def test_what_no_gang_can_have_is_said(shell: Shell, folder: str, says: str) -> None:
+    made = folder.partition(";")[0]
+    said = shell.run(f"mkdir {made}; cd {folder}\nsrun --ntasks-per-node=1 -n2 torchrun\necho code $?")
+    assert said[-2:] == [f"muster: the launch can't become a gang: {says.format(folder=shell.folder)}", "code 64"]
+
+
+def test_a_count_of_restarts_that_is_no_number_is_said(shell: Shell) -> None:
+    said = shell.run("export SLURM_RESTART_COUNT=abc; srun a; echo code $?")
+    assert said[0].startswith("muster-agent: SLURM_RESTART_COUNT='abc' is no number")
+    assert said[1:] == ["code 64"]
+
+
+def test_a_helper_has_the_variables_of_the_script(shell: Shell) -> None:
+    shell.srun.write_text("#!/bin/bash\necho ${GRPC_VERBOSITY-unset} ${GRPC_SSL_CIPHER_SUITES-unset}\n")
+    script = "unset GRPC_VERBOSITY GRPC_SSL_CIPHER_SUITES; srun -N1 a; GRPC_VERBOSITY=INFO srun -N1 a"
+    assert shell.run(script) == ["unset unset", "INFO unset"]
+
+
 def test_an_option_that_srun_does_not_know_reaches_srun(shell: Shell) -> None:
     assert shell.run("srun --no-such=1 torchrun x") == ["srun --no-such=1 torchrun x on 2 of n[0-1]"]
 

@@ -43,7 +43,7 @@ class Handover:
         """The job with this launch.
 
         Raises:
-            WrongHandover: the launcher would wait for more nodes than the job has, or for fewer.
+            WrongHandover: the launcher would wait for more nodes than the job has, or for fewer; or a word is no UTF-8.
         """
         if not self.min_nodes <= spec.nodes <= self.max_nodes:
             asked = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes < self.max_nodes else f"{self.min_nodes}"
@@ -54,8 +54,11 @@ class Handover:
         made = JobSpec()
         made.CopyFrom(spec)
         del made.command[:]
-        made.command.extend(self.argv)
-        made.ranks_per_node, made.work_dir = self.ranks_per_node, self.folder
+        try:
+            made.command.extend(self.argv)
+            made.ranks_per_node, made.work_dir = self.ranks_per_node, self.folder
+        except UnicodeEncodeError as error:
+            raise WrongHandover(f"{error.object!r} is no UTF-8") from None
         return made
 
 

@@ -42,18 +42,21 @@ def run(
         SiteError, IdentityError: the message says what would be right.
     """
     nodes, spares = job.nodes, len(job.nodes.spares)
-    spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+    try:
+        spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+    except FileNotFoundError:
+        return _refuse("the working folder of the script has been removed")
+    except UnicodeEncodeError as error:
+        return _refuse(f"{error.object!r} is no UTF-8")
     spec.array_task = script_job.array_task(environ)
     known = job.line or (job.settings.launch.line if job.settings.launch else 0)
     spec.script_goes_on = script_job.goes_on(script_job.script_text(job.shell), known)
     if (size := len(spec_text(spec))) > MAX_SPEC_BYTES:
-        print(f"muster: the launch has {size} bytes of words, and {MAX_SPEC_BYTES} are possible", file=sys.stderr)
-        return EXIT_CANNOT_LAUNCH
+        return _refuse(f"it has {size} bytes of words, and {MAX_SPEC_BYTES} are possible")
     try:
         file = _keep(job, spec.run_dir, launch.launch_environment(environ, words.value("export")))
     except OSError as error:
-        print(f"muster: {error.filename or spec.run_dir} can't be written: {error.strerror}", file=sys.stderr)
-        return EXIT_CANNOT_LAUNCH
+        return _refuse(f"{error.filename or spec.run_dir} can't be written: {error.strerror}")
     spare = f" and {counted(spares, 'spare')}" if spares else ""
     print(
         f"muster: supervised: {script_job.describe(job, words)} on {counted(spec.nodes, 'node')}{spare}",
@@ -69,6 +72,11 @@ def run(
     seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
     sys.stdout.flush()
     return asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, forwarded=_FORWARDED))
+
+
+def _refuse(why: str) -> int:
+    print(f"muster: the launch can't become a gang: {why}", file=sys.stderr)
+    return EXIT_CANNOT_LAUNCH
 
 
 def _keep(job: ScriptJob, run_dir: str, environ: Mapping[str, str]) -> str:

@@ -85,7 +85,8 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     # The user's line may start another script, and what that calls has no line of this one.
     known = named or bool(lines)
     if not (named if by_user and known else launcher or (python and (named or by_user))):
-        return Decision(Kind.HELPER, each, everywhere=bool(each) and not words.has("nodelist", "exclude", "relative"))
+        chooses = words.has("nodelist", "exclude", "relative") or (script.nodes == 1 and words.has("nodes", "ntasks"))
+        return Decision(Kind.HELPER, each, everywhere=bool(each) and not chooses)
     if words.has(*_CONTAINER_OPTIONS) or CONTAINERS & {_name(word) for word in words.command[:_MOST_PREFIX_WORDS]}:
         return Decision(Kind.HELPER, warning="it runs in a container")
     if not each:

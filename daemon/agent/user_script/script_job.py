@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.user_script import own_nodes
 from muster.daemon.agent.user_script.own_nodes import Nodes
 from muster.daemon.host.plain_text import plain
@@ -59,6 +60,11 @@ class ScriptJob:
         return self.lines[-1] if self.lines else 0
 
 
+def environment_at_start() -> dict[str, str]:
+    """The environment in which this process was started, without what Muster has set for its own gRPC."""
+    return rank_environment.read_environment(Path("/proc/self/environ").read_bytes())
+
+
 def gang_of(settings: LaunchSettings, environ: Mapping[str, str]) -> str:
     """The gang id of the job; each task of an array is a gang of its own."""
     task = environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -89,11 +95,11 @@ def script_job(environ: Mapping[str, str]) -> ScriptJob:
     """Reads what the variables name.
 
     Raises:
-        NoScriptJob: a variable is missing, or a file can't be read.
+        NoScriptJob: a variable is missing or wrong, or a file can't be read.
     """
     if not (path := environ.get(SETTINGS, "")):
         raise NoScriptJob(f"{SETTINGS} is not set: this command is for a script that `muster submit` has queued")
-    if not (job := environ.get("SLURM_JOB_ID", "")):
+    if not environ.get("SLURM_JOB_ID"):
         raise NoScriptJob("SLURM_JOB_ID is not set: this command runs in a job of Slurm")
     settings = load(path)
     allocation = [name for name in environ.get(ALLOCATION, "").split(",") if name]
@@ -101,11 +107,18 @@ def script_job(environ: Mapping[str, str]) -> ScriptJob:
         settings=settings,
         gang=gang_of(settings, environ),
         nodes=own_nodes.divide(allocation, settings.spares),
-        job_id=int(job),
-        restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
+        job_id=_number("SLURM_JOB_ID", environ),
+        restarts=_number("SLURM_RESTART_COUNT", environ),
         lines=tuple(int(line) for line in environ.get(LINES, "").split() if int(line)),
         shell=int(environ.get(SHELL, "").partition(" ")[0] or 0),
     )
+
+
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    text = environ.get(name) or "0"
+    if not text.isdecimal():
+        raise NoScriptJob(f"{name}={text!r} is no number: the script must leave it as Slurm has set it")
+    return int(text)
 
 
 def as_sbatch_gives(environ: Mapping[str, str]) -> dict[str, str]:
