@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
-from muster.slurm.client.sbatch_options import SbatchOption, is_known, read_option
+from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, is_known, read_option
 
 _JOB_FILES = (".toml", ".yaml", ".yml")
 _TRUTH = ("true", "false")
@@ -89,12 +90,21 @@ class _Head:
         if kind := _own_kind(word, rest, own):
             self.muster += _own_words(word, rest, kind)
             return
+        _check_name(word, own, is_of_plugin)
         before = [*rest]
         if not is_known(word) and "=" not in word and is_of_plugin(word[2:]) is False:
             self.options.append(SbatchOption(word[2:]))
         else:
             self.options += read_option(word, rest)
         self.sbatch += [word, *before[: len(before) - len(rest)]]
+
+
+def _check_name(word: str, own: Mapping[str, Kind], is_of_plugin: Callable[[str], bool | None]) -> None:
+    """Raises WrongOption: neither sbatch nor a plug-in has the option, and one of Muster has nearly this name."""
+    name = word.partition("=")[0]
+    if is_known(word) or not (near := get_close_matches(name, own, cutoff=0.85)) or is_of_plugin(name[2:]) is not None:
+        return
+    raise WrongOption(f"{name} is no option: {near[0]} is meant, perhaps")
 
 
 def _own_kind(word: str, rest: Sequence[str], own: Mapping[str, Kind]) -> Kind | None:

@@ -100,6 +100,7 @@ def known_run(found: Supervised, gang: str, call: ScriptCall) -> Submission:
     spec = JobSpec()
     spec.CopyFrom(found.spec)
     spec.nodes = found.nodes.nodes or 0
-    spec.command.extend([call.script or found.looked.script.name, *call.arguments])
+    words = (call.script or found.looked.script.name, *call.arguments)
+    spec.command.extend(os.fsencode(word).decode(errors="replace") for word in words)
     shown = tuple(one for one in (*call.options, *found.added) if names.is_one_line(one.value or ""))
     return Submission(found.job, spec, gang, "", shown)

@@ -10,6 +10,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,9 +43,13 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
     """
     if call.script == ":":
         raise WrongInput("the command line: a heterogeneous job is not supervised", "write one job of equal nodes")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise WrongInput("the folder of this shell has been removed", "submit in another folder") from None
     script = await look(call.script or "the script", partial(user_script.read, call))
-    if script is None:
-        return await _run(_argv(call), None)  # sbatch says what is wrong with it
+    if script is None:  # sbatch says what is wrong with it
+        return await _run(_argv(replace(call, words=(*call.words, "--test-only")) if options.dry_run else call), None)
     looked = await look(call.script or "the script", partial(_look_over, script, call, options))
     if isinstance(looked, Unsupervised):
         return await _queue_as_it_is(looked, script, call, options)
@@ -107,7 +112,9 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
         if options.resume:  # else a script that is queued anew starts at step 0
             found.spec.resume_from = await choose_origin(found.spec, Asked(options.resume), coordinator)
     files = await look("run_dir", partial(JobFiles.write, found, site))
-    environ = {**os.environ, "BASH_ENV": files.bash_env}
+    # Slurm sets the count of a job that it has restarted. What this shell has is that of another job.
+    environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
+    environ["BASH_ENV"] = files.bash_env
     async with RunRecord(known_run(found, files.gang, call), os.environ) as record:
         answer = _Answer(found, files, call, options, record.keep)
         status = await _run(_argv(call, found), looked.script.given, environ, answer.take)

@@ -62,8 +62,15 @@ def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, str], optio
 
 
 def message_of(job: Job, asked: Asked) -> JobSpec:
-    """The message without what the launch says."""
-    spec = job_message(job, [one.option for one in asked.given])
+    """The message without what the launch says.
+
+    Raises:
+        WrongInput: a word of it is no UTF-8.
+    """
+    try:
+        spec = job_message(job, [one.option for one in asked.given])
+    except UnicodeEncodeError as error:
+        raise WrongInput(f"{error.object!r} is no UTF-8", NOTHING) from None
     spec.ClearField("command")
     spec.ClearField("nodes")
     spec.ClearField("ranks_per_node")

@@ -11,7 +11,7 @@ from muster.launcher.scripts import call, keys
 from muster.launcher.scripts.asked import Asked, ask, refuse
 from muster.launcher.scripts.call import Kind, ScriptCall
 from muster.launcher.scripts.size import Size, grown, note_of_nodelist, size_of
-from muster.slurm.client.sbatch_options import read_words
+from muster.slurm.client.sbatch_options import WrongOption, read_words
 from muster.slurm.client.script_lines import WrongLine, words_of_lines
 
 OWN = {"--spares": Kind(True), "--dry-run": Kind(False), "--elastic": Kind(True, is_truth=True)} | {
@@ -63,6 +63,14 @@ def test_the_words_of_a_command_line_are_divided(
 )
 def test_a_job_file_or_a_call_for_help_is_left_alone(line: str) -> None:
     assert split(line) == (line.split(), None)
+
+
+@pytest.mark.parametrize("line", ["--spare=1 a.sbatch", "--spare 1 a.sbatch", "--spars 1 a.sbatch"])
+def test_an_option_that_is_nearly_one_of_muster_is_no_option_of_sbatch(line: str) -> None:
+    with pytest.raises(WrongOption, match="is no option: --spares is meant, perhaps"):
+        split(line)
+    plugins = {"spare": True, "spars": True}
+    assert call.split(line.split(), OWN, plugins.get, is_piped=False)[1] is not None
 
 
 def test_a_script_comes_through_a_pipe() -> None:

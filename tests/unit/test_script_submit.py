@@ -54,7 +54,7 @@ class Shell:
     def noted(self, name: str) -> list[str]:
         """What sbatch has got: argv or env. Empty: it was not called."""
         path = self.folder / "noted" / name
-        return path.read_text().split("\0")[:-1] if path.exists() else []
+        return path.read_text(errors="surrogateescape").split("\0")[:-1] if path.exists() else []
 
     def variable(self, name: str) -> str | None:
         """A variable of sbatch."""
@@ -203,6 +203,37 @@ def test_a_script_that_is_too_large_is_left_to_sbatch(shell: Shell) -> None:
     (shell.folder / "train.sbatch").write_text(TRAIN + "# more\n" * (10 << 20 >> 3))
     shell.submit("--spares=1", "train.sbatch")
     assert shell.noted("argv") == ["train.sbatch"]
+
+
+def test_a_trial_of_a_script_that_is_left_to_sbatch_queues_nothing(shell: Shell) -> None:
+    (shell.folder / "train.sbatch").write_bytes(b"#!/bin/bash\r\nsrun torchrun a\r\n")
+    shell.submit("--dry-run", "train.sbatch")
+    assert shell.noted("argv") == ["--test-only", "train.sbatch"]
+
+
+def test_a_folder_that_is_gone_is_said(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shell.folder / "gone").mkdir()
+    monkeypatch.chdir(shell.folder / "gone")
+    (shell.folder / "gone").rmdir()
+    status, out, err = shell.submit("--force", str(shell.folder / "train.sbatch"))
+    assert (status, out, shell.noted("argv")) == (64, "", [])
+    assert err.startswith("muster: the folder of this shell has been removed\n")
+
+
+def test_words_that_are_no_utf_8(shell: Shell) -> None:
+    """They go to the script. In what Muster itself has to know, they are refused."""
+    assert shell.submit("--force", "train.sbatch", "caf\udce9")[0] == 0
+    assert shell.noted("argv")[-1] == "caf\udce9"
+    status, _, err = shell.submit("--force", "--run-dir=/caf\udce9", "train.sbatch")
+    assert (status, err.splitlines()[-2:]) == (64, [r"muster: '/caf\udce9' is no UTF-8", "  Nothing was queued"])
+
+
+def test_the_count_of_restarts_of_another_job_does_not_reach_this_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    shell.submit("--force", "train.sbatch")
+    assert shell.variable("SLURM_RESTART_COUNT") is None
 
 
 @pytest.mark.parametrize(
