@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release-tools
 # pytest-xdist would rewrite all tests in each run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test deepspeed-test object-store-test bench-recovery bench-slurm bench-standby bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-see bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test adapters-test deepspeed-test object-store-test bench-recovery bench-slurm bench-standby bench-start bench-cancel bench-checkpoint bench-core bench-cli bench-daemon bench-placement bench-sampler bench-see bench-stragglers bench-trust bench-tls bench-gpu gpu-test test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -172,6 +172,9 @@ bench-slurm: image ## what each call of the Slurm client costs, on a cluster of 
 
 bench-standby: image ## how long nobody coordinates when a standby takes over, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_standby
+
+bench-start: image ## from the submission to the first step, beside torchrun without Muster; fewer rounds: ARGS="--rounds 3"
+	@$(BIN)/python -m benchmarks.bench_start $(ARGS)
 
 bench-cancel: image ## how long `muster cancel` takes to free everything, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_cancel

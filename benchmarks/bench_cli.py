@@ -2,10 +2,12 @@
 
     python -m benchmarks.bench_cli [--rounds N]
 
-Each round runs each command once on the login container of a test cluster: help and version; a submission, beside
-sbatch with the same script; a status, beside a Python that only imports gRPC. The times are taken inside the container.
-The last line is a JSON object with medians in milliseconds. `submit_over_floor_ms` is a submission less the floor and
-less sbatch, `status_over_floor_ms` a status less the floor. The floor is that bare import.
+Each round runs each command once on the login container of a test cluster: help and version; a submission of a
+job.toml and one of a user's own script, beside sbatch with the same script; a status; a Python that does nothing, and
+one that only imports gRPC. The times are taken inside the container. The last line is a JSON object with medians in
+milliseconds. `submit_over_floor_ms` and `script_over_floor_ms` are a submission less the floor and less sbatch,
+`status_over_floor_ms` is a status less the floor. The floor is that bare import. `script_over_python_ms` is a
+submission of the user's script less the start of Python and less sbatch.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ nodes = 1
 command = ["true"]
 run_dir = "{FOLDER}/run"
 slurm.options = ["--hold"]
+"""
+OWN_SCRIPT = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=1 --hold --chdir=/shared/cli
+srun torchrun --nproc-per-node=1 train.py
 """
 TIMED = """
 import json, subprocess, sys, time
@@ -60,14 +66,18 @@ def main() -> None:
         training.submit()
         training.wait_step(3)
         cluster.sh(LOGIN, f"mkdir -p {FOLDER}; cat >{FOLDER}/job.toml <<'EOF'\n{JOB}\nEOF", user="alice")
-        script = f"{FOLDER}/job.sbatch"
+        script, own = f"{FOLDER}/job.sbatch", f"{FOLDER}/own.sbatch"
+        cluster.sh(LOGIN, f"cat >{own} <<'EOF'\n{OWN_SCRIPT}EOF", user="alice")
         cluster.sh(LOGIN, f"muster submit --dry-run {FOLDER}/job.toml >{script}", user="alice")
         commands = {
+            "python": ("python3", "-c", "pass"),
             "floor": ("python3", "-c", "import grpc"),
             "help": ("muster", "--help"),
             "version": ("muster", "--version"),
             "sbatch": ("sbatch", script),
             "submit": ("muster", "submit", f"{FOLDER}/job.toml"),
+            "own_sbatch": ("sbatch", own),
+            "script": ("muster", "submit", own),
             "status": ("muster", "status", str(training.job)),
         }
         times = measure(cluster, commands, rounds)
@@ -78,8 +88,10 @@ def main() -> None:
         "help_ms": median["help"],
         "version_ms": median["version"],
         "submit_over_floor_ms": median["submit"] - median["floor"] - median["sbatch"],
+        "script_over_floor_ms": median["script"] - median["floor"] - median["own_sbatch"],
+        "script_over_python_ms": median["script"] - median["python"] - median["own_sbatch"],
         "status_over_floor_ms": median["status"] - median["floor"],
-        **{f"{name}_ms": median[name] for name in ("floor", "sbatch", "submit", "status")},
+        **{f"{name}_ms": median[name] for name in times if name not in ("help", "version")},
     }
     print(json.dumps({name: round(value, 1) for name, value in figures.items()}))
 

@@ -34,12 +34,13 @@ FAULTS = {
 }
 """Names of bench_recovery's faults, in words."""
 PEERS = {
+    "muster_script": "Muster, a script of torchrun",
     "torchrun_tuned": "torchrun, tuned",
     "slurm_requeue_expedited": "Slurm requeue, expedited",
     "slurm_requeue_tuned": "Slurm requeue, tuned",
 }
 """Names of the peers that the picture shows, in words."""
-COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#999999")
+COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#cc79a7", "#999999")
 """Muster and the peers: colour-blind readers can tell them apart (Okabe and Ito)."""
 GAP = 0.6
 """Space between two groups of bars, in bars."""

@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=TIME_LIMIT_S, metavar="SECONDS")
     parser.add_argument("--cluster", help="use this running cluster instead of a new one")
     args = parser.parse_args()
-    cluster = Cluster.attach(args.cluster) if args.cluster else Cluster.up(ClusterSpec(nodes=10, daemons=False))
+    cluster = Cluster.attach(args.cluster) if args.cluster else Cluster.up(ClusterSpec(nodes=10))
     try:
         found = measure_peers(
             cluster,

@@ -1,14 +1,16 @@
-"""The alternatives, fast ones first, so that the time limit cuts the slow ones."""
+"""Muster with a script of torchrun, and the alternatives. Fast ones stand first: the time limit cuts the slow ones."""
 
 from __future__ import annotations
 
 from benchmarks.peers.peer import (
     DEFAULT_SITE,
     EXPEDITED_SITE,
+    TRAIN,
     TUNED_SITE,
     Peer,
     under_srun,
     under_torchrun,
+    with_plain_torchrun,
 )
 
 _ENDPOINT = "Node 0 runs srun and torchrun's store: both die with the node, and agents have no other rendezvous."
@@ -22,6 +24,15 @@ _NO_CHILDREN = (
 _NODE_DOWN = "Slurm does nothing before the node is DOWN, although all ranks died much earlier of the connection reset."
 
 PEERS = (
+    Peer(
+        "muster_script",
+        "muster submit --spares=2 with an unchanged batch script of torchrun, which has no line of Muster's library",
+        TUNED_SITE,
+        with_plain_torchrun(8, f"{TRAIN} --timeout 10"),
+        90,
+        faults=("rank_killed", "node_crash", "power_loss", "node0_crash"),
+        submit="muster submit --parsable --spares=2",
+    ),
     Peer(
         "torchrun_tuned",
         "9 agents, --nnodes=8: the ninth waits as torchrun's own spare (with two of them torch 2.14 restarts all ranks "
@@ -42,6 +53,7 @@ PEERS = (
             "power_loss": "The waiting spare takes the lapsed keep-alive for a change of members: all ranks restart.",
             "node0_crash": _ENDPOINT,
         },
+        faults=("rank_killed", "node_crash", "power_loss", "node0_crash"),
     ),
     Peer(
         "torchrun_defaults",

@@ -21,6 +21,13 @@ FILES = [
 ENDED_STATES = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 
 
+def write_torchrun(folder: Path) -> None:
+    """A program torchrun for the PyTorch of the image, which was built without libuv."""
+    program = folder / "torchrun"
+    program.write_text("#!/usr/bin/env python3\n" + (HERE / "no_libuv.py").read_text())
+    program.chmod(0o755)
+
+
 class Job:
     """One submission of `peer`'s script. A context manager: its exit cancels the job."""
 
@@ -43,9 +50,10 @@ class Job:
         self.folder.mkdir(parents=True)
         for file in FILES:
             shutil.copy(file, self.folder / file.name)
+        write_torchrun(self.folder)
         (self.folder / "job.sh").write_text(self.peer.script)
         self.cluster.sh(LOGIN, f"chown -R {USER}: {inside}; chmod -R a+rX {inside}")
-        submit = f"cd {inside} && sbatch --parsable job.sh"
+        submit = f"cd {inside} && {self.peer.submit} job.sh"
         self.id = self.cluster.sh(LOGIN, submit, user=USER)
         return self
 
@@ -68,6 +76,11 @@ class Job:
         """A node that runs a rank and is not the first node: that of rank 3 or of rank 4."""
         text = self.log.read_text(errors="replace")
         return next(host for rank in (3, 4) if (host := steplog.host_of(text, rank)) != self.first_node())
+
+    def kill_rank(self) -> float:
+        """Sends SIGKILL to rank 3. Returns the wall-clock time of the signal."""
+        host, pid = steplog.process_of(self.log.read_text(errors="replace"), 3)
+        return float(self.cluster.sh(host, f"date +%s.%N; kill -KILL {pid}"))
 
     def wait_step(self, number: int, timeout: float) -> None:
         """Waits until the training has finished step `number`.

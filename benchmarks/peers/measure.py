@@ -22,7 +22,6 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.steplog import Recovery
 from muster.slurm.image.engine import EngineError
 from muster.slurm.testcluster.cluster import CONTROLLER, COORDINATOR, Cluster
-from muster.slurm.testcluster.spec import ClusterSpec
 from muster.slurm.testcluster.waiting import WaitTimeout
 
 Say = Callable[[object], None]
@@ -35,17 +34,17 @@ STEPS_BEFORE = 25
 
 @dataclass(frozen=True)
 class Fault:
-    """`first_node`: the target is the job's first node, which is the batch host and runs torchrun's store."""
+    """The first node of a job is the batch host, and runs torchrun's store."""
 
     name: str
-    inject: Callable[[Cluster, str], float]
-    first_node: bool = False
+    inject: Callable[[Job], float]
 
 
 FAULTS = (
-    Fault("node_crash", Cluster.crash),
-    Fault("power_loss", Cluster.power_off),
-    Fault("node0_crash", Cluster.crash, first_node=True),
+    Fault("rank_killed", Job.kill_rank),
+    Fault("node_crash", lambda job: job.cluster.crash(job.other_node())),
+    Fault("power_loss", lambda job: job.cluster.power_off(job.other_node())),
+    Fault("node0_crash", lambda job: job.cluster.crash(job.first_node())),
 )
 
 
@@ -74,30 +73,30 @@ def measure_peers(
     """
     deadline = time.monotonic() + budget_s
     found: dict[str, Any] = {}
-    chosen = [f for f in FAULTS if not faults or f.name in faults]
-    with muster_stopped(cluster) as spec:
-        for peer in (p for p in PEERS if not peers or p.name in peers):
-            cluster.reconfigure(dataclasses.replace(spec, **peer.settings))
-            for fault in chosen:
+    for peer in (p for p in PEERS if not peers or p.name in peers):
+        with site_of(cluster, peer):
+            for fault in (f for f in FAULTS if f.name in peer.faults and (not faults or f.name in faults)):
                 cell = measure(cluster, peer, fault, runs, say, deadline)
                 found.setdefault(peer.name, {})[fault.name] = cell
     return found
 
 
 @contextmanager
-def muster_stopped(cluster: Cluster) -> Iterator[ClusterSpec]:
-    """The cluster without Muster's coordinator, which would react to the dead nodes too. Restores the cluster
-    afterwards.
+def site_of(cluster: Cluster, peer: Peer) -> Iterator[None]:
+    """The cluster with the settings of `peer`. Without Muster it has no coordinator, which would react to the dead
+    nodes too. Restores the cluster afterwards.
     """
     spec = cluster.spec
-    if spec.daemons:
+    stopped = spec.daemons and not peer.is_supervised
+    if stopped:
         cluster.stop_service(CONTROLLER, COORDINATOR)
+    cluster.reconfigure(dataclasses.replace(spec, **peer.settings))
     try:
-        yield spec
+        yield
     finally:
         cluster.reconfigure(spec)
         cluster.restore_all()
-        if spec.daemons:
+        if stopped:
             cluster.start_service(CONTROLLER, COORDINATOR)
 
 
@@ -121,7 +120,7 @@ def measure_fault(cluster: Cluster, peer: Peer, fault: Fault, name: str) -> Run:
         cluster.restore_all()
         with Job(cluster, peer, name) as job:
             job.wait_step(STEPS_BEFORE, START_S)
-            at = fault.inject(cluster, job.first_node() if fault.first_node else job.other_node())
+            at = fault.inject(job)
             return Run(*job.wait_recovery(at, peer.deadline_s))
     except (EngineError, WaitTimeout) as error:
         return Run(None, f"not measured: {error}")

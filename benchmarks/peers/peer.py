@@ -19,7 +19,7 @@ class Peer:
     """One way to continue training after the loss of a node.
 
     `settings` are fields of `ClusterSpec`. A run that has not recovered after `deadline_s` seconds counts as not
-    recovered. `notes` explain what happens, by fault.
+    recovered. `notes` explain what happens, by fault. `faults`: those that it is measured with.
     """
 
     name: str
@@ -28,6 +28,14 @@ class Peer:
     script: str
     deadline_s: float
     notes: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ("node_crash", "power_loss", "node0_crash")
+    submit: str = "sbatch --parsable"
+    """The command that queues the script."""
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether Muster's coordinator has to run."""
+        return self.submit.startswith("muster ")
 
 
 def under_srun(requeue: str, srun: str = "") -> str:
@@ -52,6 +60,18 @@ export {environment}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --no-kill --label python3 no_libuv.py --nproc-per-node=1 \\
     --rdzv-backend=c10d --rdzv-endpoint=$head:29500 --rdzv-id=$SLURM_JOB_ID {torchrun} {TRAIN} {train}
+"""
+
+
+def with_plain_torchrun(nodes: int, train: str) -> str:
+    """A batch script as users have it: torchrun on each node, and no word of Muster."""
+    return f"""#!/bin/bash
+#SBATCH --job-name=train --nodes={nodes} --ntasks-per-node=1 --exclusive
+#SBATCH --output=slurm.out --open-mode=append
+export OMP_NUM_THREADS=1
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun ./torchrun --nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=$head:29500 \\
+    --rdzv-id=$SLURM_JOB_ID {train}
 """
 
 

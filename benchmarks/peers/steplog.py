@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _START = re.compile(r"^start after step (\d+) of (\d+) ranks at (\S+)$")
-_RANK = re.compile(r"^rank (\d+) on (\S+)$", re.M)
+_RANK = re.compile(r"^rank (\d+) on (\S+) in process (\d+)$", re.M)
 _STEP = re.compile(r"^step (\d+) loss \S+ (\S+) s at (\S+)$")
 
 
@@ -57,8 +57,13 @@ def read(path: Path) -> list[tuple[Start, list[Step]]]:
 
 def host_of(text: str, rank: int) -> str:
     """The host of `rank` in the newest start. `KeyError` if the rank did not report it."""
-    hosts: dict[int, str] = {int(number): host for number, host in _RANK.findall(text)}
-    return hosts[rank]
+    return process_of(text, rank)[0]
+
+
+def process_of(text: str, rank: int) -> tuple[str, str]:
+    """The host and the process of `rank` in the newest start. `KeyError` if the rank did not report it."""
+    found: dict[int, tuple[str, str]] = {int(number): (host, pid) for number, host, pid in _RANK.findall(text)}
+    return found[rank]
 
 
 def recovery_after(incarnations: list[tuple[Start, list[Step]]], fault: float) -> Recovery | None:

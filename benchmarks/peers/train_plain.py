@@ -4,9 +4,9 @@ Model, data, optimizer and loop are those of examples/tiny_transformer, whose mo
 job's folder. Every `--every` steps, rank 0 writes model, optimizer, sampler and step to a new file and then renames it.
 At the start, every rank reads the newest checkpoint. The script runs under srun and under torchrun.
 
-Each start and each finished step is a line of `--log` with the wall-clock time. Each rank writes its host:
+Each start and each finished step is a line of `--log` with the wall-clock time. Each rank writes its host and process:
 
-    rank 3 on n4
+    rank 3 on n4 in process 4711
     start after step 40 of 8 ranks at 1700000000.123456
     step 41 loss 2.9321 0.104 s at 1700000000.345678
 """
@@ -89,7 +89,7 @@ def main() -> None:
     training = {"model": model.module, "optimizer": optimizer, "sampler": batches}
     start = load(args.checkpoint, training)
     with args.log.open("a") as log:
-        write_line(log, f"rank {rank} on {os.uname().nodename}")
+        write_line(log, f"rank {rank} on {os.uname().nodename} in process {os.getpid()}")
         if rank == 0:
             write_line(log, f"start after step {start} of {world} ranks at {time.time():.6f}")
         for step in range(start + 1, args.steps + 1):

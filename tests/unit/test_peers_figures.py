@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LOG = """\
 start after step 0 of 8 ranks at 100.000000
-rank 3 on n3
-rank 0 on n0
+rank 3 on n3 in process 33
+rank 0 on n0 in process 30
 step 1 loss 5.5000 0.200 s at 101.000000
 step 2 loss 5.4000 0.200 s at 102.000000
 step 3 loss 5.3000 0.2
 start after step 1 of 9 ranks at 120.000000
-rank 0 on n1
-rank 3 on n4
+rank 0 on n1 in process 40
+rank 3 on n4 in process 43
 step 2 loss 5.4000 0.200 s at 125.500000
 step 3 loss 5.3000 0.200 s at 126.000000
 """
@@ -49,6 +49,7 @@ def test_a_recovery_is_the_first_step_of_the_next_start(peers: ModuleType) -> No
 
 def test_the_newest_word_on_where_a_rank_is_counts(peers: ModuleType) -> None:
     assert peers.steplog.host_of(LOG, 3) == "n4"
+    assert peers.steplog.process_of(LOG, 0) == ("n1", "40")
 
 
 def test_steps_of_the_old_start_and_a_start_without_a_step_are_no_recovery(peers: ModuleType) -> None:
@@ -77,8 +78,20 @@ def test_every_peer_has_a_name_of_its_own_and_settings_that_a_cluster_takes(peer
     from muster.slurm.testcluster.spec import ClusterSpec
 
     names = [peer.name for peer in peers.catalogue.PEERS]
-    assert len(set(names)) == len(names) == 5
+    assert len(set(names)) == len(names) == 6
     for peer in peers.catalogue.PEERS:
         conf = ClusterSpec(**peer.settings).files()["slurm.conf"]
         assert f"SlurmdTimeout={peer.settings['slurmd_timeout']}" in conf
-        assert set(peer.notes) <= {fault.name for fault in peers.measure.FAULTS}
+        assert {*peer.notes, *peer.faults} <= {fault.name for fault in peers.measure.FAULTS}
+
+
+def test_a_start_is_compared_without_the_queue(peers: ModuleType) -> None:
+    from benchmarks import bench_start
+
+    muster, bare = bench_start.Figures(), bench_start.Figures()
+    for queue in (0.1, 0.9):
+        muster.add({"": 10.0, "submit": 10.5, "queue": 10.5 + queue, "gather": 12.5 + queue, "step": 13.0 + queue})
+        bare.add({"": 10.0, "submit": 10.1, "queue": 11.1 - queue, "step": 13.1 - queue})
+    assert muster.phases["gather"] == pytest.approx([2.0, 2.0])
+    assert bare.total == pytest.approx([3.0, 2.2])
+    assert bench_start.above(muster, bare) == pytest.approx(0.9)
