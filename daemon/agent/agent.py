@@ -96,7 +96,12 @@ class Agent:
             lambda: self._node_check.pids | settings.other_children,
             places=places,
         )
-        self._output = RankOutput(job.run_dir, job.gang, job.node) if settings.copies_output else None
+        script_node = next(iter(spec.own_nodes), "")
+        self._output = (
+            RankOutput(job.run_dir, job.gang, job.node, spec.script_output, script_node, spec.ranks_per_node)
+            if settings.copies_output
+            else None
+        )
         self._ranks = OrderedRanks(
             identity.node, self._supervisor, self._checkpoints.fence, lifetime, stream.schedule_status
         )
@@ -317,6 +322,8 @@ class Agent:
         self._flush.apply_order(order)
         for request in self._pool.new_requests(order.pool):
             self._lifetime.start(self._pool.submit(request))
+        if self._output is not None:
+            self._output.carried_by(order.output_node)
         self._ranks.follow(order)
         if order.keep_stacks and self._stacks.claim(order.generation):
             self._lifetime.start(self._write_stacks(order.generation))

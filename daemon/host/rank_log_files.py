@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +25,7 @@ AGENTS, _OF_JOB = "agents", "job-"
 """The folder of the agents' logs beside those of the ranks. An empty file in it names each Slurm job of the gang."""
 _MIN_FREE_BYTES = 1 << 20
 _LOGS = "logs"
-_GENERATION, _LOG = re.compile(r"g(\d+)"), re.compile(r"rank\d+\.log")
+_GENERATION, _LOG = re.compile(r"g(\d+)"), re.compile(r"rank(\d+)\.log")
 _SHARED_MODE = 0o777
 """Of the folder of all logs. The user's umask takes away from it."""
 
@@ -75,6 +76,18 @@ def log_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
     return log_folder(run_dir, gang) / f"g{generation}" / f"rank{rank}.log"
 
 
+def newest_logs(run_dir: str, gang: str, first: int) -> dict[tuple[int, int], Path]:
+    """The logs of ranks from generation `first` on, by generation and rank, as far as they can be read."""
+    found: dict[tuple[int, int], Path] = {}
+    with suppress(OSError):
+        for folder in log_folder(run_dir, gang).iterdir():
+            match = _GENERATION.fullmatch(folder.name)
+            if match and int(match[1]) >= first:
+                numbers = (_LOG.fullmatch(file.name) for file in folder.iterdir())
+                found |= {(int(match[1]), int(name[1])): folder / name[0] for name in numbers if name}
+    return found
+
+
 def stacks_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
     """The file with the stacks of a rank of a hanging generation."""
     return log_path(run_dir, gang, generation, rank).with_suffix(".stacks")
@@ -121,14 +134,30 @@ def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     return data.decode(errors="replace").strip()
 
 
-def note_failed(run_dir: str, gang: str, generation: int, rank: int) -> None:
-    """Note beside the log of a rank that the rank has failed: `remove_old` keeps that log."""
+def note_failed(run_dir: str, gang: str, generation: int, rank: int, code: int) -> None:
+    """Note beside the log of a rank that the rank has failed, and its exit code: `remove_old` keeps that log."""
     file = log_path(run_dir, gang, generation, rank).with_suffix(".failed")
     try:
-        with hold_log_folder(run_dir, gang, file.parent.name) as folder:
-            os.close(folder.append(file.name))
+        with (
+            hold_log_folder(run_dir, gang, file.parent.name) as folder,
+            os.fdopen(folder.append(file.name), "w") as note,
+        ):
+            note.write(str(code))
     except OSError:
         pass  # then its log counts as any other one
+
+
+def failed_codes(run_dir: str, gang: str) -> list[int]:
+    """The exit codes of ranks that have failed in the newest generation; of a signal: minus its number."""
+    logs = newest_logs(run_dir, gang, 0)
+    newest = max((generation for generation, _ in logs), default=0)
+    codes = []
+    for (generation, _), log in logs.items():
+        with suppress(OSError, ValueError):
+            if generation == newest:
+                with open_to_read(log.with_suffix(".failed")) as note:
+                    codes.append(int(note.read(16)))
+    return codes
 
 
 def remove_old(run_dir: str, gang: str, running: int, most_bytes: int) -> tuple[int, int]:

@@ -179,15 +179,32 @@ def test_a_signal_for_the_launch_reaches_the_ranks(healthy: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_a_job_whose_script_was_lost_with_its_node_has_a_code_of_its_own(healthy: Cluster) -> None:
-    text = RANKS.format(arguments=" ".join(SLOW_STEPS))
-    with ScriptTraining(healthy, TrainingSpec("lost", nodes=2, spares=1), text) as training:
+@pytest.mark.parametrize("loss", ["crash", "power_off"])
+def test_a_job_whose_script_was_lost_with_its_node_goes_on_with_its_output_and_has_a_code_of_its_own(
+    healthy: Cluster, loss: str
+) -> None:
+    """What depends on the job does not start."""
+    text = RANKS.format(arguments=" ".join(SLOW_STEPS)).replace("python3 train.py", "--label python3 -u train.py")
+    with ScriptTraining(healthy, TrainingSpec(f"lost-{loss}", nodes=2, spares=1), text) as training:
         job = training.submit()
+        after = healthy.sh(LOGIN, f"sbatch --parsable --dependency=afterok:{job} --wrap true", user="alice").strip()
         training.wait_step(5)
-        healthy.crash("n0")
+        getattr(healthy, loss)("n0")
         training.wait_left("n0")
         training.finish()
         view = training.wait_final()
         assert view["phase"] == "DONE", view.get("reason")
         wait_until(lambda: state(healthy, job) == "FAILED", 60, "the job has ended")
         assert "ExitCode=91:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        assert state(healthy, int(after)) == "PENDING"
+        before, mark, behind = training.output.partition(
+            "muster: the script's node n0 is lost: n1 goes on with the output of ranks\n"
+        )
+        assert mark
+        assert "0: step 5 " in before
+        logs = {path.stem[4:]: path.read_text() for path in training.folder.glob("muster-runs/logs/*/g2/rank*.log")}
+        assert len(logs) == 4
+        for rank, log in logs.items():
+            copied = [line for line in behind.splitlines() if line.startswith(f"{rank}: ")]
+            assert copied[len(copied) - log.count("\n") :] == [f"{rank}: {line}" for line in log.splitlines()]
+        healthy.sh(LOGIN, f"scancel {after}", user="alice")

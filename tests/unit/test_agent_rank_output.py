@@ -26,7 +26,7 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.written, self.told = b"", list[str]()
-        self.output = RankOutput(str(folder), "g", "n0", self._write, self.told.append)
+        self.output = RankOutput(str(folder), "g", "n0", write=self._write, tell=self.told.append)
 
     def _write(self, lines: bytes) -> None:
         self.written += lines
@@ -100,7 +100,7 @@ def test_an_output_that_nobody_reads_any_more_ends_the_copy_and_is_said_once(cop
     def nobody(_: bytes) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    output = RankOutput(str(tmp_path), "g", "n0", nobody, copy.told.append)
+    output = RankOutput(str(tmp_path), "g", "n0", write=nobody, tell=copy.told.append)
     output.note([RANK, replace(RANK, rank=4)])
     for number in range(2):
         copy.log(b"line\n", rank=3 + number)
@@ -116,7 +116,7 @@ def test_a_reader_who_stops_keeps_nobody_but_the_copy_waiting(copy: Copy, tmp_pa
         go_on.wait()
         seen.append(lines)
 
-    output = RankOutput(str(tmp_path), "g", "n0", slow, copy.told.append)
+    output = RankOutput(str(tmp_path), "g", "n0", write=slow, tell=copy.told.append)
     copy.log(b"one\n")
     output.note([RANK])
     output.start()

@@ -140,6 +140,20 @@ def test_an_exit_order_carries_code_and_reason() -> None:
     assert (order.exit_code, order.reason) == (0, "lost")
 
 
+@pytest.mark.parametrize(
+    ("own_nodes", "alive", "output_node"),
+    [(("n1", "n2"), False, "n2"), (("n1", "n2"), True, ""), ((), False, "")],
+)
+def test_one_node_goes_on_with_the_output_of_a_script_whose_node_is_lost(
+    own_nodes: tuple[str, ...], alive: bool, output_node: str
+) -> None:
+    spec = GangSpec(2, 1, ranks_per_node=2, own_nodes=own_nodes)
+    registered = facts.GangRegistered("g", 7, 1000, "train", spec, '{"run_dir":"/run"}')
+    story = (registered, *FENCED[1:], facts.MemberRemoved("g", "n1", "lost", alive))
+    assert {_order(_state(*story), node).output_node for node in NODES} == {output_node}
+    assert _order(_state(*FENCED), "n2").output_node == ""
+
+
 def test_only_the_agents_of_a_requeued_job_leave_their_memory() -> None:
     def leave(*story: facts.Fact) -> list[tuple[int, bool]]:
         orders = [_order(_state(*story), node) for node in NODES]

@@ -22,6 +22,8 @@ ALLOWED = {
     "checkpoint/durable/posix_folder.py": "makes the folder that the user names",
     "checkpoint/store/memory/cgroup_memory.py": KERNEL,
     "checkpoint/store/memory/sealed_memory.py": "a memory file of this process",
+    "daemon/agent/launch/output_file.py": "the output of the user's own job, which exists and is no link",
+    "daemon/agent/launch/srun_output.py": "the files that --output of the user's own srun names",
     "daemon/agent/start_checks/node_problems.py": "makes durable_dir, which the user names",
     "daemon/agent/start_checks/shared_folder.py": "makes what the user names; believes only this user's file",
     "daemon/agent/link_meter.py": KERNEL,

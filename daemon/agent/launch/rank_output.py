@@ -11,11 +11,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import BinaryIO
 
-from muster.daemon.agent.launch import rank_failure
+from muster.daemon.agent.launch import rank_failure, srun_output
+from muster.daemon.agent.launch.output_file import OutputFile
+from muster.daemon.agent.launch.srun_output import RankFiles
 from muster.daemon.agent.ranks.rank_process import Outcome
 from muster.daemon.host import rank_log_files
+from muster.v1.common_pb2 import ScriptOutput
 
 CHUNK_BYTES = 1 << 20
 """Bytes in one read, and of the longest line that is copied as a whole."""
@@ -29,6 +34,9 @@ class RankOutput:
     """The output of the ranks of one node.
 
     Args:
+        output: what srun's options say.
+        script_node: the node on which srun runs.
+        ranks_per_node: as in RankFiles.
         write: writes to stdout; blocks until all is written.
         tell: writes to stderr.
     """
@@ -38,6 +46,9 @@ class RankOutput:
         run_dir: str,
         gang: str,
         node: str,
+        output: ScriptOutput | None = None,
+        script_node: str = "",
+        ranks_per_node: int = 1,
         write: Callable[[bytes], None] | None = None,
         tell: Callable[[str], None] = lambda words: print(words, file=sys.stderr, flush=True),
     ) -> None:
@@ -48,6 +59,10 @@ class RankOutput:
         self._copied: set[_Key] = set()
         self._failed_first: dict[int, int] = {}
         self._lost = False
+        self._target, self._script_node = output or ScriptOutput(), script_node
+        self._files_of_ranks = RankFiles(self._target, node, ranks_per_node, os.environ)
+        self._carrier = ""
+        self._file: OutputFile | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-output", daemon=True)
 
@@ -63,8 +78,27 @@ class RankOutput:
             if one.failed:
                 self._failed_first.setdefault(one.generation, one.rank)
 
+    def carried_by(self, node: str) -> None:
+        """srun is lost, and the agent on `node` goes on with the output of all ranks; empty: srun has it."""
+        if node == self._carrier or self._target.apart or self._target.of_rank:
+            return
+        self._carrier, self._lost = node, True
+        self._ending.set()
+        if self._file is not None:
+            self._file.stop()
+        self._file = None
+        if node == self._node and self._target.file:
+            path = srun_output.expand(self._target.file, srun_output.of_step(os.environ))
+            front = partial(srun_output.label, self._target)
+            self._file = OutputFile(self._run_dir, self._gang, node, path, self._script_node, front)
+            self._file.start()
+
     def close(self) -> None:
         """Copy the rest of what ranks have written, for some seconds at most. All of them have ended."""
+        if self._carrier:  # nobody reads stdout, and a write to it may never end
+            if self._file is not None:
+                self._file.close()
+            return
         self._ending.set()
         self._thread.join(_CLOSE_S)
 
@@ -102,25 +136,37 @@ class RankOutput:
             except OSError:  # the rank has not opened it yet, or never could
                 return False
         lines, has_more = self._files[key].read()
-        self._put(lines)
+        self._put(key, lines)
         return has_more
 
     def _end(self, key: _Key, outcome: Outcome) -> None:
         self._copied.add(key)
         if followed := self._files.pop(key, None):
-            self._put(followed.close())
+            self._put(key, followed.close())
         if self._failed_first.get(outcome.generation) == outcome.rank:
             error = outcome.start_error or rank_failure.recorded_error(self._run_dir, self._gang, outcome)
-            self._tell(rank_failure.describe(outcome, self._node, error))
+            self._tell_of(key, rank_failure.describe(outcome, self._node, error))
 
-    def _put(self, lines: bytes) -> None:
-        """Write to stdout. Nothing is written any more once nobody reads."""
+    def _put(self, key: _Key, lines: bytes) -> None:
+        """Write to stdout, or to the file of the rank. Nothing is written any more once nobody reads."""
         if lines and not self._lost:
+            lines = srun_output.labelled(srun_output.label(self._target, key[1]), lines)
             try:
-                self._write(lines)
+                if self._target.of_rank:
+                    self._files_of_ranks.write(self._target.of_rank, *key, lines)
+                else:
+                    self._write(lines)
             except OSError as error:
                 self._lost = True
-                self._tell(f"muster-agent: the output of ranks goes to their logs alone: stdout: {error.strerror}")
+                what = f"{error.filename or 'stdout'}: {error.strerror}"
+                self._tell(f"muster-agent: the output of ranks goes to their logs alone: {what}")
+
+    def _tell_of(self, key: _Key, words: str) -> None:
+        if not (name := self._target.error_of_rank):
+            self._tell(words)
+            return
+        with suppress(OSError):  # the status of the job says it, too
+            self._files_of_ranks.write(name, *key, f"{words}\n".encode())
 
 
 class _Followed:

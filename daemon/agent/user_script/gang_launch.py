@@ -15,7 +15,7 @@ from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import node_problems
-from muster.daemon.agent.user_script import launch, script_job
+from muster.daemon.agent.user_script import launch, output_options, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file
@@ -44,6 +44,9 @@ def run(
     nodes, spares = job.nodes, len(job.nodes.spares)
     try:
         spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+        tasks, stdout = spec.nodes * spec.ranks_per_node, script_job.output_file(job.shell)
+        output = output_options.script_output(words, environ, decision, tasks, os.getcwd(), stdout)
+        spec.script_output.CopyFrom(output)
     except FileNotFoundError:
         return _refuse("the working folder of the script has been removed")
     except UnicodeEncodeError as error:
@@ -66,7 +69,8 @@ def run(
     site_settings = Site.load()
     start_logging("warning", "text", "muster")
     remote = _remote(job, site_settings)
-    argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site))
+    kept = output_options.srun_words(words, environ, output, decision.kind)
+    argv = launch.agents_srun(srun, job.settings.agent, decision, words, len(nodes.all), sorted(site), kept)
     host = nodes.own[0]
     allocation = Allocation(job.job_id, len(nodes.all), spec.min_nodes, spec.requeue, host, job.restarts)
     seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)

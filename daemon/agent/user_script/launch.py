@@ -21,8 +21,8 @@ _STILL_FOR_AGENTS = REACH_SLURM | {
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME",
     "SLURM_SUBMIT_DIR", "MUSTER_CONFIG",
 }  # fmt: skip
-_KEPT = ("label", "output", "error", "open-mode", "unbuffered", "quiet", "verbose", "comment", "acctg-freq", "profile")
-"""Options of the launch that the srun of the agents gets, too: they say where the output goes."""
+_KEPT = ("unbuffered", "quiet", "verbose", "comment", "acctg-freq", "profile")
+"""Options of the launch that the srun of the agents gets, too."""
 _ALL = "ALL"
 
 
@@ -67,7 +67,13 @@ def agents_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def agents_srun(
-    srun: str, agent: str, decision: Decision, words: SrunWords, count: int, site: Sequence[str]
+    srun: str,
+    agent: str,
+    decision: Decision,
+    words: SrunWords,
+    count: int,
+    site: Sequence[str],
+    output: Sequence[str] = (),
 ) -> list[str]:
     """The command line that starts one agent on each node.
 
@@ -76,7 +82,8 @@ def agents_srun(
         agent: the path of muster-agent.
         count: all nodes of the job.
         site: options of the site's plug-ins, which are passed on whatever they mean.
+        output: those that say where the output goes.
     """
     kept = [word for option in words.options if option.name in (*_KEPT, *site) for word in option.words]
     task = ["--", *words.command] if decision.kind is Kind.LAUNCHER else []
-    return [srun, *SRUN[1:], "--overlap", f"--nodes={count}", f"--ntasks={count}", *kept, agent, "run", *task]
+    return [srun, *SRUN[1:], "--overlap", f"--nodes={count}", f"--ntasks={count}", *output, *kept, agent, "run", *task]

@@ -159,6 +159,18 @@ def output_is_read(environ: Mapping[str, str], descriptor: int = 1) -> bool:
     return f"{own.st_dev} {own.st_ino}" != (at_start if stat.S_ISREG(own.st_mode) else now)
 
 
+def output_file(shell: int) -> str:
+    """The file to which this process writes, or the script itself if this process writes to a pipe; empty: none."""
+    for process in ("self", str(shell)):
+        try:
+            path = os.readlink(f"/proc/{process}/fd/1")
+            if stat.S_ISREG(os.stat(path).st_mode):
+                return path
+        except OSError:
+            pass
+    return ""
+
+
 def script_text(shell: int) -> str:
     """The text of the script that the process `shell` runs; "" if that can't be seen."""
     try:

@@ -38,6 +38,7 @@ class Orders:
         self._rank_nodes = {seat.node for seat in gang.roster.seats}
         self._staying = {name for name, member in gang.roster.members.items() if _stays_for_memory(gang, member)}
         self._members = _member_messages(gang, self._staying)
+        self._output_node = _output_node(gang)
         self._pool_requests: dict[str, list[PoolRequest]] = {}
         for request in gang.growth.pool.values():
             if not request.job:
@@ -56,6 +57,7 @@ class Orders:
     def _build(self, out: str, stays: bool, has_ranks: bool, pool_node: str) -> pb.Order:
         gang = self._gang
         order = pb.Order(serial=self._serial, generation=max(gang.newest.generation, 0), members=self._members)
+        order.output_node = self._output_node
         if (flush := gang.checkpoint.flush) is not None and not flush.is_over:
             order.flush.CopyFrom(_flush_message(flush, gang.spec.identity))
         if gang.plans.stop is not None:
@@ -93,6 +95,14 @@ def _stays_for_memory(gang: Gang, member: Member) -> bool:
     flush = gang.checkpoint.flush
     writers = flush.sources if flush is not None and not flush.is_over else ()
     return any(source.node == member.node for source in writers)
+
+
+def _output_node(gang: Gang) -> str:
+    """The node that goes on with the output of a user's own script whose node is lost. Empty: srun does."""
+    host = gang.roster.batch_host
+    if not gang.spec.own_nodes or host is None or not host.gone:
+        return ""
+    return next((member.node for member in gang.roster.present()), "")
 
 
 def _set_exit(order: pb.Order, exit_code: int, reason: str) -> None:

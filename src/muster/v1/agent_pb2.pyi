@@ -1490,6 +1490,7 @@ class Order(_message.Message):
     MTBF_S_FIELD_NUMBER: _builtins.int
     PARITY_GROUPS_FIELD_NUMBER: _builtins.int
     JOB_OVER_FIELD_NUMBER: _builtins.int
+    OUTPUT_NODE_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -1522,6 +1523,10 @@ class Order(_message.Message):
     """With RUN: seconds between two failures of the nodes that carry ranks; 0: not known."""
     job_over: _builtins.bool
     """With EXIT: the job is over, and not only this node's part in it."""
+    output_node: _builtins.str
+    """With any duty. The node of the user's own script is lost, and with it the srun to which agents copy what ranks print.
+    The agent on this node goes on with the file of the output. Empty: srun has it.
+    """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -1570,10 +1575,11 @@ class Order(_message.Message):
         mtbf_s: _builtins.float = ...,
         parity_groups: _abc.Iterable[_common_pb2.ParityGroup] | None = ...,
         job_over: _builtins.bool = ...,
+        output_node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "job_over", b"job_over", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "parity_groups", b"parity_groups", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_groups", b"agreed_groups", "duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "job_over", b"job_over", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "mtbf_s", b"mtbf_s", "output_node", b"output_node", "parity_groups", b"parity_groups", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "replicas_differ", b"replicas_differ", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,6 +191,7 @@ class JobSpec(_message.Message):
     LOG_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     OWN_NODES_FIELD_NUMBER: _builtins.int
     SCRIPT_GOES_ON_FIELD_NUMBER: _builtins.int
+    SCRIPT_OUTPUT_FIELD_NUMBER: _builtins.int
     ARRAY_TASK_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     HOOKS_FIELD_NUMBER: _builtins.int
@@ -332,6 +333,10 @@ class JobSpec(_message.Message):
         """
 
     @_builtins.property
+    def script_output(self) -> Global___ScriptOutput:
+        """Where what its ranks print goes, in a user's own script. Absent: to the logs of ranks alone."""
+
+    @_builtins.property
     def loss(self) -> Global___LossChoice:
         """What counts as a spike of its loss, and what follows. Absent: what the site says."""
 
@@ -398,18 +403,60 @@ class JobSpec(_message.Message):
         log_limit_bytes: _builtins.int = ...,
         own_nodes: _abc.Iterable[_builtins.str] | None = ...,
         script_goes_on: _builtins.bool = ...,
+        script_output: Global___ScriptOutput | None = ...,
         array_task: _builtins.str = ...,
         loss: Global___LossChoice | None = ...,
         hooks: _abc.Iterable[Global___JobHook] | None = ...,
         live: Global___LiveNumbers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "loss", b"loss", "spreading", b"spreading"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "loss", b"loss", "script_output", b"script_output", "spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_task", b"array_task", "command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "script_goes_on", b"script_goes_on", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_task", b"array_task", "command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "script_goes_on", b"script_goes_on", "script_output", b"script_output", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class ScriptOutput(_message.Message):
+    """The output of what a user's own script launches. Paths are absolute, and may hold srun's patterns (%j, %t)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    LABEL_WIDTH_FIELD_NUMBER: _builtins.int
+    OF_RANK_FIELD_NUMBER: _builtins.int
+    ERROR_OF_RANK_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
+    APART_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """The file that srun writes to: another node goes on with it if the script's own is lost. Empty: it is no plain file."""
+    label_width: _builtins.int
+    """Characters of the number in front of each line of a rank; 0: nothing is in front."""
+    of_rank: _builtins.str
+    """Each rank has a file of its own for its output, and one for what is said when it fails. Empty: srun has the lines."""
+    error_of_rank: _builtins.str
+    append: _builtins.bool
+    """These files are not begun anew."""
+    apart: _builtins.bool
+    """Agents write their output to files themselves (%t, %N), so that it needs no srun."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        label_width: _builtins.int = ...,
+        of_rank: _builtins.str = ...,
+        error_of_rank: _builtins.str = ...,
+        append: _builtins.bool = ...,
+        apart: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "append", b"append", "error_of_rank", b"error_of_rank", "file", b"file", "label_width", b"label_width", "of_rank", b"of_rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScriptOutput: _TypeAlias = ScriptOutput  # noqa: Y015
 
 @_typing.final
 class LiveNumbers(_message.Message):

@@ -1,0 +1,155 @@
+"""Goes on with the output of a user's own script when the script's node is lost, and with it srun.
+
+Ranks write to their logs, on shared storage. One agent then copies the logs of all ranks to the end of the file that
+srun has written to, as whole lines. What srun had written of a log is seen in the file itself: its last line that is in
+the file, and is there once in the log, was copied. Logs are opened anew for each look, because a file server shows
+another client's lines for certain only then, and because a job has more ranks than a process may have files open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from muster.daemon.agent.launch.srun_output import labelled
+from muster.daemon.host import rank_log_files
+
+_CHUNK_BYTES = 1 << 20
+"""Bytes in one read of a log, and of the longest line that is copied as a whole."""
+_KNOWN_BYTES = 4 << 20
+"""Bytes at the end of the output in which lines of logs are looked for."""
+_QUIET_S = 2.0
+"""A log whose last line is older than the output by more than this was copied to its end."""
+_LABEL = re.compile(rb"^ *\d+: ", re.MULTILINE)
+"""What srun --label puts in front of a line."""
+_POLL_S = 1.0
+_CLOSE_S = 20.0
+_Key = tuple[int, int]
+
+
+class OutputFile:
+    """The output of all ranks of a gang, from the loss of srun on.
+
+    Args:
+        path: the file; it exists.
+        lost: the node of the script.
+        label: what stands in front of each line of a rank.
+    """
+
+    def __init__(
+        self, run_dir: str, gang: str, node: str, path: str, lost: str, label: Callable[[int], bytes] = lambda _: b""
+    ) -> None:
+        self._run_dir, self._gang, self._path, self._label = run_dir, gang, path, label
+        self._mark = f"muster: the script's node {lost} is lost: {node} goes on with the output of ranks\n".encode()
+        self._offsets: dict[_Key, int] = {}
+        self._ended: set[_Key] = set()
+        self._output = -1
+        self._first = 0
+        self._stopped = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="muster-output-file", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Copy nothing more: another agent does."""
+        self._stopped = True
+        self._ending.set()
+
+    def close(self) -> None:
+        """All ranks have ended: copy the rest, for some seconds at most."""
+        self._ending.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        self.open()
+        while self._output >= 0 and not self._ending.wait(0 if self.copy_once() else _POLL_S):
+            pass
+        self.copy_rest()
+
+    def open(self) -> None:
+        """Find out what the file holds already, and mark the place where it goes on."""
+        try:
+            self._output = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            status = os.fstat(self._output)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("no plain file")
+            known = os.pread(self._output, _KNOWN_BYTES, max(status.st_size - _KNOWN_BYTES, 0))
+            logs = rank_log_files.newest_logs(self._run_dir, self._gang, 0)
+            newest = max((generation for generation, _ in logs), default=1)
+            self._first = newest - 1
+            lines = set(_LABEL.sub(b"", known).split(b"\n"))
+            for key, path in logs.items():
+                if key[0] >= self._first:
+                    self._offsets[key] = _copied(path, lines, status.st_mtime)
+            self._put(b"" if known.endswith(b"\n") or not known else b"\n")
+            self._put(self._mark)
+        except OSError:  # the logs of ranks have all of it
+            self._output = -1
+
+    def copy_rest(self) -> None:
+        """Copy what is left of all logs."""
+        self._ending.set()
+        while self.copy_once():
+            pass
+
+    def copy_once(self) -> bool:
+        """Copy a part of what is new. Return whether there may be more."""
+        if self._output < 0 or self._stopped:
+            return False
+        try:
+            logs = rank_log_files.newest_logs(self._run_dir, self._gang, self._first)
+            newest = max((generation for generation, _ in logs), default=0)
+            return any([self._copy(key, path, key[0] < newest) for key, path in sorted(logs.items())])
+        except OSError:
+            self._output = -1
+            return False
+
+    def _copy(self, key: _Key, path: Path, has_ended: bool) -> bool:
+        if key in self._ended:
+            return False
+        offset = self._offsets.setdefault(key, 0)
+        # Read after this is known: then nothing can be written behind what is read.
+        has_ended = has_ended or self._ending.is_set()
+        data = _read(path, offset, _CHUNK_BYTES)
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == _CHUNK_BYTES else b"")
+        self._offsets[key] += len(whole)
+        if has_ended and not whole:
+            self._ended.add(key)
+            whole = data and data + b"\n"
+        self._put(labelled(self._label(key[1]), whole))
+        return bool(whole)
+
+    def _put(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._output, data) :]
+
+
+def _read(path: Path, offset: int, most: int) -> bytes:
+    try:
+        with rank_log_files.open_to_read(path) as file:
+            return os.pread(file.fileno(), most, offset)
+    except OSError:
+        return b""
+
+
+def _copied(path: Path, known: set[bytes], written_at: float) -> int:
+    """How much of a log is in the output already, of which `known` has the last lines, without labels."""
+    status = path.stat()
+    if status.st_mtime < written_at - _QUIET_S:
+        return status.st_size
+    begin = max(status.st_size - _CHUNK_BYTES, 0)
+    lines = _read(path, begin, _CHUNK_BYTES).split(b"\n")[:-1]
+    count, end = Counter(lines), begin + sum(len(line) + 1 for line in lines)
+    for line in reversed(lines):
+        if line.strip() and count[line] == 1 and line in known:
+            return end
+        end -= len(line) + 1
+    return begin
