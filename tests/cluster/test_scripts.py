@@ -175,7 +175,7 @@ def test_a_signal_for_the_launch_reaches_the_ranks(healthy: Cluster) -> None:
         assert "beside" in training.output.splitlines(), "a helper does not wait for the agents"
         training.finish()
         assert training.wait_final()["phase"] == "FAILED"
-        wait_until(lambda: "code 93" in training.output.splitlines(), 60, "the launch has the code of the gang")
+        wait_until(lambda: "code 5" in training.output.splitlines(), 60, "the launch has the code of its ranks")
 
 
 @pytest.mark.long

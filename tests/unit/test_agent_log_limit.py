@@ -19,7 +19,7 @@ def run_dir(tmp_path: Path) -> str:
             log = rank_log_files.log_path(str(tmp_path), "g", generation, rank)
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_bytes(b"x" * 1000)
-    rank_log_files.note_failed(str(tmp_path), "g", 1, 1)
+    rank_log_files.note_failed(str(tmp_path), "g", 1, 1, 3)
     rank_log_files.stacks_path(str(tmp_path), "g", 2, 0).write_text("in train")
     return str(tmp_path)
 
@@ -32,10 +32,10 @@ def left(run_dir: str) -> list[str]:
 @pytest.mark.parametrize(
     ("most_bytes", "removed"),
     [
-        (8008, []),
-        (8007, ["g1/rank0.log"]),
-        (7008, ["g1/rank0.log"]),
-        (7007, ["g1/rank0.log", "g2/rank0.log", "g2/rank1.log"]),
+        (8009, []),
+        (8008, ["g1/rank0.log"]),
+        (7009, ["g1/rank0.log"]),
+        (7008, ["g1/rank0.log", "g2/rank0.log", "g2/rank1.log"]),
         (0, ["g1/rank0.log", "g2/rank0.log", "g2/rank1.log"]),
     ],
 )
@@ -45,7 +45,7 @@ def test_the_oldest_generations_go_first_and_no_more_than_must(
     before = left(run_dir)
     size, count = rank_log_files.remove_old(run_dir, "g", 4, most_bytes)
     assert left(run_dir) == [name for name in before if name not in removed]
-    assert (size, count) == (8008 - 1000 * len(removed), len(removed))
+    assert (size, count) == (8009 - 1000 * len(removed), len(removed))
     assert rank_log_files.stacks_path(run_dir, "g", 2, 0).exists()
 
 

@@ -207,14 +207,21 @@ def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
     assert world.gang.recovery.failures_in_a_row == 0
 
 
-def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
-    world = Scenario(2, 1, max_failures=3)
+@pytest.mark.parametrize(
+    ("own_nodes", "calls"),
+    [((), [("requeue_off", "")]), (("n0", "n1"), [])],
+    ids=["job.toml", "a user's own script may requeue itself"],
+)
+def test_a_script_that_always_dies_fails_without_blaming_a_node(
+    own_nodes: tuple[str, ...], calls: list[tuple[str, str]]
+) -> None:
+    world = Scenario(2, 1, max_failures=3, own_nodes=own_nodes)
     for generation in (1, 2, 3):
         world.run_until(lambda g=generation: world.is_running(g))  # type: ignore[misc]
         world.kill_rank(carriers(world)[0], 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
-    assert verbs(world) == [("requeue_off", "")]
+    assert verbs(world) == calls
 
 
 def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_was_mute() -> None:

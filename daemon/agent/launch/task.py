@@ -27,6 +27,10 @@ from muster.daemon.agent.launch.user_path.sitecustomize import SOCKET
 from muster.daemon.host import process_tree
 from muster.daemon.host.process import step_signals
 
+EXIT_FAILED_AGAIN = 93
+"""The exit code of a gang whose ranks fail again and again (core/recovery/gang_end.py)."""
+EXIT_OF_LAUNCHER = 1
+"""What torchrun ends with when a rank has failed, whatever the exit code of the rank."""
 USER_PATH = str(Path(__file__).parent / "user_path")
 _MOST_BYTES = 64 << 20
 """Of a hand-over: it holds an environment."""
@@ -104,7 +108,7 @@ class Task:
     async def finish(self, exit_code: int) -> None:
         """Tell the launcher how the gang has ended, unless the command is to end. Return when it has ended."""
         if not self.terminated:
-            await self._answer({"exit_code": exit_code})
+            await self._answer({"exit_code": EXIT_OF_LAUNCHER if exit_code == EXIT_FAILED_AGAIN else exit_code})
         await self._end()
 
     def terminate(self) -> None:

@@ -171,7 +171,7 @@ class ZygoteServer:
                 tail = ""
                 if words and child.log:
                     tail = rank_log_files.log_tail(*child.log)
-                    rank_log_files.note_failed(*child.log)
+                    rank_log_files.note_failed(*child.log, code)
                 self._send("exit", key, code=code, tail=tail)
         self._kill_leftovers()
 

@@ -6,19 +6,20 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from muster.daemon.agent.batch.batch_process import LAUNCH_OF_SCRIPT, RemoteCoordinator, ViewFailure, run_batch
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
+from muster.daemon.agent.launch.task import EXIT_FAILED_AGAIN, EXIT_OF_LAUNCHER
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import node_problems
 from muster.daemon.agent.user_script import launch, output_options, script_job
-from muster.daemon.agent.user_script.launch_rule import Decision
+from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
-from muster.daemon.host import private_file
+from muster.daemon.host import private_file, rank_log_files
 from muster.daemon.transport.site_config import Site, start_logging
 from muster.slurm.client import launch_settings
 from muster.slurm.client.batch_script import MAX_SPEC_BYTES, RANK_ENVIRONMENT, spec_text
@@ -29,6 +30,7 @@ from muster.wording import counted
 
 EXIT_CANNOT_LAUNCH = 64
 """EX_USAGE: the launch needs something that Muster can't give."""
+_SIGNAL_EXIT_BASE = 128
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that srun passes on to its tasks."""
 
@@ -75,7 +77,17 @@ def run(
     allocation = Allocation(job.job_id, len(nodes.all), spec.min_nodes, spec.requeue, host, job.restarts)
     seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
     sys.stdout.flush()
-    return asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, forwarded=_FORWARDED))
+    code = asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, forwarded=_FORWARDED))
+    if code != EXIT_FAILED_AGAIN:
+        return code
+    return exit_code_of_ranks(rank_log_files.failed_codes(spec.run_dir, job.gang), decision.kind)
+
+
+def exit_code_of_ranks(codes: Sequence[int], kind: Kind) -> int:
+    """What srun would end with, whose tasks have failed so; of a launcher: what torchrun ends with."""
+    if kind is Kind.LAUNCHER:
+        return EXIT_OF_LAUNCHER
+    return max((code if code >= 0 else _SIGNAL_EXIT_BASE - code for code in codes), default=EXIT_FAILED_AGAIN)
 
 
 def _refuse(why: str) -> int:

@@ -66,7 +66,7 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
     if phase is Phase.CANCELLED:
         gang_turn.turn.owe("cancel", gang.id, gang.slurm.job, f"muster: {reason}")
         return
-    if exit_code == EXIT_NO_REQUEUE:
+    if exit_code == EXIT_NO_REQUEUE and not gang.spec.own_nodes:  # a user's own script requeues as its author means
         gang_turn.turn.owe("requeue_off", gang.id, gang.slurm.job, f"muster: {reason}")
     if is_batch_host_dead(gang.roster, gang.slurm):
         code = _code_without_script(gang, exit_code)
