@@ -8,7 +8,7 @@ simulator imports its pure rules.
 
 May import: `checkpoint.durable`, `checkpoint.format`, `checkpoint.store`, `checkpoint.store.memory`,
 `checkpoint.store.replication`, `checkpoint.store.streams`, `daemon.agent.batch`, `daemon.agent.failure_detector`,
-`daemon.agent.launch`, `daemon.agent.ranks`, `daemon.agent.ranks.place`, `daemon.agent.start_checks`,
-`daemon.agent.training`, `daemon.host`, `daemon.host.process`, `daemon.preflight`, `daemon.transport`, `slurm.client`,
-`slurm.client.backends`.
+`daemon.agent.launch`, `daemon.agent.ranks`, `daemon.agent.ranks.imports`, `daemon.agent.ranks.place`,
+`daemon.agent.start_checks`, `daemon.agent.training`, `daemon.host`, `daemon.host.process`, `daemon.preflight`,
+`daemon.transport`, `slurm.client`, `slurm.client.backends`.
 """

@@ -31,6 +31,7 @@ from muster.daemon.agent.own_hardware import OwnHardware
 from muster.daemon.agent.own_node_check import OwnNodeCheck
 from muster.daemon.agent.own_status import OwnStatus, RankStatuses
 from muster.daemon.agent.pool_jobs import PoolRequests
+from muster.daemon.agent.ranks.imports.job_imports import KeptImports
 from muster.daemon.agent.ranks.rank_idleness import RankIdleness
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
@@ -133,6 +134,13 @@ class Agent:
             ordered_collectives=_is_pure_data_parallel(spec),
         )
         self._log_limit = LogLimit(spec.run_dir, identity.gang, spec.log_limit_bytes, self._generation_of_rank_0)
+        self._imports = KeptImports(
+            job.run_dir,
+            job.gang,
+            self._supervisor.imports,
+            has_rank_0=lambda: self._generation_of_rank_0() > 0,
+            has_ranks=self._supervisor.any_alive,
+        )
         self._training = TrainingRecord(
             job.run_dir,
             job.gang,
@@ -196,6 +204,8 @@ class Agent:
         self._lifetime.start(self._live.run())
         self._lifetime.start(self._keep_hardware())
         self._lifetime.start(self._log_limit.run())
+        if settings.job.zygote_spec.learns:
+            self._lifetime.start(self._imports.run())
         ending = Ending(exit_code=1)
         try:
             ending = await self._lifetime.ended

@@ -181,7 +181,8 @@ def _settings(
         sys.argv[0],
         _environment_for_pool(own, spec, launch),
     )
-    zygote_spec = ZygoteSpec(tuple(spec.command), modules_to_import(spec.preload), environment, spec.work_dir)
+    modules, learns = modules_to_import(spec.preload), not spec.preload
+    zygote_spec = ZygoteSpec(tuple(spec.command), modules, environment, spec.work_dir, learns=learns)
     if launch is not None:
         started_as = StartedAs(launch.processors, launch.limits, launch.umask)
         zygote_spec = replace(zygote_spec, started_as=started_as, macro=MACRO)

@@ -7,6 +7,9 @@ standard library only. The messages:
     {"do": "rank", "key", "env", "unset", "log", "cold"}  {"say": "ready", "torch", "libuv", "notes", "seconds"}
       + [sock]
     {"do": "store", "key", "avoid", "libuv"}              {"say": "started", "key", "pid", "cold": reason or ""}
+    {"do": "learn", "words"}                              {"say": "imported", "words"}  (what the rank has imported)
+                                                          {"say": "left", "name", "why"}  (what is not imported here)
+                                                          {"say": "learned", "modules"}
     {"do": "reap", "key"}                                 {"say": "refused", "key", "words"}  (no log can be opened)
                                                           {"say": "store", "key", "port"}     (from the store itself)
                                                           {"say": "exit", "key", "code", "tail"}

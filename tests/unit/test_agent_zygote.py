@@ -34,8 +34,9 @@ class Harness:
     def __post_init__(self) -> None:
         self.warm = ZygoteHandle(self._heard, self.ended.set)
 
-    def start(self, *argv: str, preload: tuple[str, ...] = (), **environment: str) -> None:
-        self.warm.start(ZygoteSpec(argv, preload, {**os.environ, **environment}, str(self.folder)))
+    def start(self, *argv: str, preload: tuple[str, ...] = (), learns: bool = False, **environment: str) -> None:
+        spec = ZygoteSpec(argv, preload, {**os.environ, **environment}, str(self.folder), learns=learns)
+        self.warm.start(spec)
 
     async def run(self, cold: str = "", **environment: str) -> tuple[int, str]:
         """Start a rank, wait until nothing of it is left; its exit code and output."""

@@ -3,6 +3,6 @@ store.
 
 The agent imports this room.
 
-May import: `checkpoint.format`, `daemon.agent.ranks.place`, `daemon.agent.start_checks`, `daemon.host`,
-`daemon.host.process`, `daemon.transport`, `fabric.model`.
+May import: `checkpoint.format`, `daemon.agent.ranks.imports`, `daemon.agent.ranks.place`,
+`daemon.agent.start_checks`, `daemon.host`, `daemon.host.process`, `daemon.transport`, `fabric.model`.
 """

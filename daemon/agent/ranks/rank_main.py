@@ -44,13 +44,14 @@ def detach(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def redirect_output(log: int) -> None:
-    """Redirect stdout and stderr to the descriptor `log` and close it; stdin is empty."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+def redirect_output(log: int | None) -> None:
+    """Redirect stdout and stderr to the descriptor `log` and close it; None: nowhere. stdin is empty."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    output = nothing if log is None else log
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    os.close(nothing)
-    os.close(log)
+    for descriptor in {nothing, output}:
+        os.close(descriptor)
 
 
 def replace_environment(environment: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from muster.daemon.agent.ranks import rank_environment
+from muster.daemon.agent.ranks.imports.job_imports import JobImports
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_process import Outcome, RankId, RankProcess
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
@@ -96,6 +97,7 @@ class RankSupervisor:
         self._store_deaths: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self.imports = JobImports(self._at_once)
         self.store: RendezvousProcess | None = None
         self.failure = ""
 
@@ -148,11 +150,15 @@ class RankSupervisor:
 
     def start_zygotes(self) -> None:
         """Start missing zygotes: one at a time while ranks run, otherwise one per processor."""
-        at_once = 1 if self.any_alive() else (os.cpu_count() or 1)
+        at_once = self._at_once()
         starting = sum(zygote.started and not zygote.ready.is_set() for zygote in self._zygotes)
         for zygote in self._zygotes:
             if not zygote.started and not zygote.start_error and starting < at_once and not self._stopping:
                 starting += self._start_zygote(zygote)
+
+    def _at_once(self) -> int:
+        """How many zygotes may import at the same time."""
+        return 1 if self.any_alive() else (os.cpu_count() or 1)
 
     def start_ranks(self, step: StartRanks, order: Order) -> None:
         """Start ranks. They count as alive from now on."""
@@ -286,6 +292,9 @@ class RankSupervisor:
         if message["say"] == "ready":
             self._on_zygote_ready(zygote, message)
             return
+        if message["say"] in ("imported", "left", "learned"):
+            self._on_lesson(zygote, message)
+            return
         child = zygote.children.get(message["key"])
         if child is None:
             return
@@ -299,6 +308,17 @@ class RankSupervisor:
             self.failure = message["words"]
             log.error("%s can't be started: %s", message["key"], self.failure)
 
+    def _on_lesson(self, zygote: _LocalZygote, message: packets.Message) -> None:
+        """A zygote says what its rank imports, and what it has imported for the next one."""
+        if message["say"] == "imported":
+            self.imports.add(message["words"])
+        elif message["say"] == "left":
+            log.info("a warm process leaves %s to the script: %s", message["name"], message["why"])
+        elif zygote.handle is not None:
+            if message["modules"]:
+                log.info("a warm process has imported what the script imports: %s", ", ".join(message["modules"]))
+            self.imports.finish(zygote.handle)
+
     def _on_zygote_ready(self, zygote: _LocalZygote, message: packets.Message) -> None:
         log.info(describe(message))
         for note in message["notes"]:
@@ -307,6 +327,8 @@ class RankSupervisor:
         died = f"{counted(zygote.deaths, 'process has', 'processes have')} ended during the import of `preload`"
         zygote.broken = message["broken"] or (died if zygote.deaths >= _MAX_PRELOAD_DEATHS else "")
         zygote.ready.set()
+        if self._job.zygote_spec.learns and zygote.handle is not None:
+            self.imports.join(zygote.handle)
         self._open_pending_store()
         self.start_zygotes()
         self._changed()
@@ -314,7 +336,7 @@ class RankSupervisor:
     def _on_zygote_exit(self, zygote: _LocalZygote) -> None:
         was_ready, is_too_old = zygote.ready.is_set(), zygote.handle is not None and zygote.handle.is_too_old
         zygote.ready.clear()
-        zygote.handle, zygote.started = None, False
+        handle, zygote.handle, zygote.started = zygote.handle, None, False
         if is_too_old and not self._stopping:
             zygote.is_too_old = True
             self.start_zygotes()
@@ -325,6 +347,8 @@ class RankSupervisor:
         for child in children:
             child.handle_zygote_exit()
         if not self._stopping:
+            if handle is not None:
+                self.imports.leave(handle)
             log.error("a zygote has ended unexpectedly; starting another")
             self._spawn(self._replace(children))
 

@@ -12,7 +12,6 @@ interpreter.
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import select
 import signal
@@ -23,7 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.daemon.agent.ranks import fork_safety, rank_main, rendezvous_store
+from muster.daemon.agent.ranks import rank_main, rendezvous_store
+from muster.daemon.agent.ranks.imports import fork_safety, trial
+from muster.daemon.agent.ranks.imports.import_lessons import ImportLessons
+from muster.daemon.agent.ranks.imports.preloading import Preloaded, preload
+from muster.daemon.agent.ranks.imports.seen_imports import SeenImports
 from muster.daemon.agent.ranks.python_command import PythonCommand, parse_python_command
 from muster.daemon.host import packets, process_tree, rank_log_files
 from muster.daemon.host.process import step_signals
@@ -70,8 +73,11 @@ class ZygoteServer:
         argv: Sequence[str],
         command: PythonCommand | None,
         environment: Mapping[str, str],
+        *,
+        learns: bool = False,
     ) -> None:
         self._sock = sock
+        self._lessons = ImportLessons(self._send) if learns and command is not None else None
         self._environment = environment
         self._argv = argv
         self._command = command
@@ -85,7 +91,8 @@ class ZygoteServer:
         poll.register(self._sock, select.POLLIN)
         poll.register(self._wake_reader, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            period = self._lessons.period if self._lessons else None
+            ready = {fd for fd, _ in poll.poll(None if period is None else 1000 * period)}
             if self._wake_reader in ready:
                 os.read(self._wake_reader, 4096)
                 self._check_children()
@@ -96,26 +103,31 @@ class ZygoteServer:
                     return None
                 if (task := self._handle(*received)) is not None:
                     return task
+            if (task := self._go_on_learning()) is not None:
+                return task
 
     def _handle(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
-        match message["do"]:
-            case "rank":
-                return self._start_rank(message, fds)
-            case "store":
-                return self._start_store(message)
-            case "reap":
-                self._reap(message["key"])
-            case unknown:
-                raise ValueError(f"the agent sent {unknown!r}, which this version does not know")
+        what = message["do"]
+        if what == "rank":
+            return self._start_rank(message, fds)
+        if what == "store":
+            return self._start_store(message)
+        if what == "reap":
+            self._reap(message["key"])
+        elif what == "learn" and self._lessons is not None:
+            self._lessons.learn(message["words"])
+        elif what != "learn":
+            raise ValueError(f"the agent sent {what!r}, which this version does not know")
         return None
 
     # --- children ----------------------------------------------------------------------------------------------------
 
     def _start_rank(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
         why = message["cold"] or self._reason_not_to_fork()
+        seen = self._lessons.watch_rank() if self._lessons is not None and not why else None
         pid = os.fork()
         if pid == 0:
-            return lambda: self._become_rank(message, fds[0], cold=bool(why))
+            return lambda: self._become_rank(message, fds[0], seen, cold=bool(why))
         os.close(fds[0])
         self._children[message["key"]] = _Child(pid, log=tuple(message["log"]))
         self._send("started", message["key"], pid=pid, cold=why)
@@ -124,7 +136,7 @@ class ZygoteServer:
     def _reason_not_to_fork(self) -> str:
         return "the command is not a Python script" if self._command is None else fork_safety.reason_not_to_fork()
 
-    def _become_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
+    def _become_rank(self, message: packets.Message, link: int, seen: SeenImports | None, *, cold: bool) -> None:
         environment = {**self._environment, **message["env"]}
         for name in message.get("unset", ()):
             environment.pop(name, None)
@@ -144,6 +156,8 @@ class ZygoteServer:
             rank_main.exec_command(self._argv)
         process_tree.set_process_name(f"rank{environment.get('RANK', '')}")
         gc.enable()
+        if seen is not None:
+            seen.record(self._environment)
         rank_main.run_as_main(self._command)
 
     def _start_store(self, message: packets.Message) -> ChildTask | None:
@@ -162,7 +176,27 @@ class ZygoteServer:
             message["avoid"], message["libuv"], lambda port: self._send("store", message["key"], port=port)
         )
 
+    def _go_on_learning(self) -> ChildTask | None:
+        lessons = self._lessons
+        if lessons is None or not lessons.turn():
+            return None
+        pid = os.fork()
+        if pid == 0:
+            return lambda: self._become_trial(lessons.name, lessons.variables)
+        lessons.trying(pid)
+        return None
+
+    def _become_trial(self, name: str, variables: set[str]) -> None:
+        rank_main.detach(self._pid)
+        process_tree.set_process_name("muster-trial")
+        rank_main.redirect_output(None)
+        if why := trial.reason_against(name, variables):
+            self._send("left", "", name=name, why=why)
+        os._exit(bool(why))
+
     def _check_children(self) -> None:
+        if self._lessons is not None:
+            self._lessons.check_trial()
         for key, child in self._children.items():
             if not child.ended and (code := _exit_code(child.pid)) is not None:
                 child.ended = True
@@ -180,6 +214,7 @@ class ZygoteServer:
         # Only a rank leaves processes behind, and this zygote has one rank at a time.
         if any(self._children[key].log is not None for key in waiting):
             keep = {child.pid for child in self._children.values() if not child.reaped}
+            keep |= self._lessons.pids if self._lessons else set()
             if process_tree.kill_orphans(keep) > 0:
                 return
         for key in waiting:
@@ -208,45 +243,6 @@ class ZygoteServer:
         os.close(self._wake_writer)
 
 
-# --- imports -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Preloaded:
-    """notes: one line for each problem. broken: the first module that is installed and can't be imported, and why."""
-
-    notes: list[str]
-    broken: str = ""
-
-
-def preload(modules: Sequence[str]) -> Preloaded:
-    """Import `modules`. An import that fails is left to the script."""
-    found = Preloaded([])
-    notes = found.notes
-    for name in modules:
-        threads = process_tree.thread_count()
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a module's own code may raise anything; the script will meet it again
-            words = f"{name} can't be imported: {type(error).__name__}: {error}"
-            notes.append(f"preload: {words}")
-            if not found.broken and _is_installed(name, error, modules):
-                found.broken = words
-        if process_tree.thread_count() > threads:
-            notes.append(
-                f"preload: {name} starts threads, so ranks can't be forked from here: take it out of `preload`, "
-                "or keep its libraries to one thread (OMP_NUM_THREADS=1, OPENBLAS_NUM_THREADS=1)"
-            )
-    return found
-
-
-def _is_installed(name: str, error: Exception, modules: Sequence[str]) -> bool:
-    """Whether `name` is installed, although its import has failed with `error`. Muster's own modules do not count."""
-    roots = {module.partition(".")[0] for module in modules}
-    absent = isinstance(error, ModuleNotFoundError) and error.name in roots
-    return not absent and not name.startswith("muster.")
-
-
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Entry point. Arguments: FD of the socket, PARENT's pid. `environment`: without what an import has changed, as
     `muster` does for its own gRPC."""
@@ -262,7 +258,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     if received is None:
         return
     gc.disable()  # collection during imports finds nothing and takes a tenth of their time
-    server = ZygoteServer(sock, received[0]["argv"], _prepare(sock, received[0]), environment)
+    start = received[0]
+    server = ZygoteServer(sock, start["argv"], _prepare(sock, start), environment, learns=start["learns"])
     gc.freeze()  # children share these pages and never scan them
     if (task := server.serve()) is None:
         os._exit(0)  # the interpreter's cleanup takes a second with torch and is useless here

@@ -89,6 +89,7 @@ class ZygoteSpec:
     started_as: what it has of a launcher.
     cold: why ranks are started by exec, whatever the command is; empty: they are forked, if the command allows it.
     macro: what stands for LOCAL_RANK in argv; empty: nothing does.
+    learns: whether it also imports what ranks are seen to import.
     """
 
     argv: tuple[str, ...]
@@ -98,6 +99,7 @@ class ZygoteSpec:
     started_as: StartedAs = field(default_factory=StartedAs)
     cold: str = ""
     macro: str = ""
+    learns: bool = False
 
     def for_local_rank(self, number: int) -> ZygoteSpec:
         """The same for the zygote of one local rank."""
@@ -109,7 +111,7 @@ class ZygoteSpec:
 
     def without_preload(self) -> ZygoteSpec:
         """The same without early imports."""
-        return replace(self, preload=())
+        return replace(self, preload=(), learns=False)
 
 
 class ZygoteHandle:
@@ -153,7 +155,7 @@ class ZygoteHandle:
         ours.setblocking(False)
         self._environment, self._cold = spec.environment, spec.cold
         self._sock = ours
-        self._send({"argv": spec.argv, "preload": spec.preload})
+        self._send({"argv": spec.argv, "preload": spec.preload, "learns": spec.learns})
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
 
     def run_rank(self, key: str, environment: Mapping[str, str], log: RankLog, link: int, *, cold: str = "") -> None:
@@ -170,6 +172,10 @@ class ZygoteHandle:
     def open_store(self, key: str, avoid: Sequence[int]) -> None:
         """Fork into a rendezvous store on a port that is not in `avoid`."""
         self._send({"do": "store", "key": key, "avoid": list(avoid), "libuv": self.has_libuv})
+
+    def learn(self, words: Sequence[str]) -> None:
+        """Import what ranks were seen to import (imports/seen_imports), as far as that does no harm."""
+        self._send({"do": "learn", "words": list(words)})
 
     def reap(self, key: str) -> None:
         """Release the pid of a child that has ended."""
