@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from muster.launcher.command_line import whole_number
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import Unavailable, WrongInput
 from muster.launcher.output.rank_logs import RankLogReader, Wanted, generations
-from muster.v1.api_pb2 import GangView
+from muster.v1.api_pb2 import EventsRequest, GangView
 from muster.wording import listed
 
 _WITHOUT = "the logs are files in the job's run_dir, which can be read without the coordinator"
@@ -39,7 +42,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--stacks", action="store_true", help="the stacks of ranks that hung; default: of all generations"
     )
     parser.add_argument("--all", action="store_true", help="all generations from the first one on")
-    parser.add_argument("--node", metavar="NODE", help="only the ranks that are on this node now")
+    parser.add_argument("--node", metavar="NODE", help="only the ranks of this node; of one that left: its last ones")
     lines = partial(whole_number, least=1)
     parser.add_argument("--tail", type=lines, metavar="N", help="only the last N lines of each rank")
     parser.add_argument("--grep", default="", metavar="WORDS", help="only lines with these words, whatever their case")
@@ -59,7 +62,10 @@ async def _run(options: argparse.Namespace) -> int:
 
 async def _read(coordinator: CoordinatorClient, options: argparse.Namespace) -> int:
     view = await coordinator.describe(gang_ref(options.job))
-    reader = RankLogReader(_folder(view), _wanted(options, view))
+    wanted = _wanted(options, view)
+    if options.node is not None:
+        wanted = _of_node(wanted, options.node, await _seatings(coordinator, view), view)
+    reader = RankLogReader(_folder(view), wanted)
     found = _copy(reader, to_end=not options.follow)
     if options.follow:
         if not found and not view.final:
@@ -106,16 +112,42 @@ def _gang_in(run_dir: str, job: str) -> str:
 
 
 def _wanted(options: argparse.Namespace, view: GangView) -> Wanted:
-    ranks: set[int] | None = None if options.rank is None else {options.rank}
-    if options.node is not None:
-        of_node = {rank.rank for rank in view.ranks if rank.node == options.node}
-        if not of_node:
-            carriers = listed(sorted({rank.node for rank in view.ranks}))
-            hint = f"its ranks are on {carriers}" if carriers else "it has no ranks now"
-            raise WrongInput(f"{options.node} carries no rank of the job", hint)
-        ranks = of_node if ranks is None else ranks & of_node
+    ranks = None if options.rank is None else {options.rank}
     first = _first_generation(options, view)
     return Wanted(ranks, first, options.generation, options.tail, options.grep, stacks=options.stacks)
+
+
+async def _seatings(coordinator: CoordinatorClient, view: GangView) -> dict[int, dict[str, set[int]]]:
+    """The ranks of each node in each generation, the newest one last."""
+    each, found = 1, dict[int, dict[str, set[int]]]()
+    async for record in coordinator.events(EventsRequest(gang=gang_ref(view.gang_id))):
+        if record.name == "GangRegistered":
+            each = json.loads(record.json)["spec"]["ranks_per_node"]
+        elif record.name == "GenerationStarted":
+            fact = json.loads(record.json)
+            firsts = {seat["node"]: seat["group_rank"] * each for seat in fact["seats"]}
+            found[fact["generation"]] = {node: {*range(first, first + each)} for node, first in firsts.items()}
+    return found
+
+
+def _of_node(wanted: Wanted, node: str, seatings: Mapping[int, Mapping[str, set[int]]], view: GangView) -> Wanted:
+    """Of these, the lines of the ranks of one node. Of a node that has left, those of its last generation.
+
+    Raises:
+        WrongInput: it had none.
+    """
+    asked = seatings if wanted.only is None else {wanted.only: seatings.get(wanted.only, {})}
+    carried = [generation for generation, seats in asked.items() if node in seats]
+    if not carried:
+        carriers = listed(sorted({rank.node for rank in view.ranks}))
+        when = "" if wanted.only is None else f" in generation {wanted.only}"
+        hint = f"its ranks are on {carriers}" if carriers else "it has no ranks now"
+        raise WrongInput(f"{node} has carried no rank of the job{when}", hint)
+    last = carried[-1]
+    ranks = {rank for rank in asked[last][node] if wanted.ranks is None or rank in wanted.ranks}
+    if wanted.first > last:  # it has left: what others wrote later as these ranks is not its own
+        return replace(wanted, ranks=ranks, first=last, only=last)
+    return replace(wanted, ranks=ranks)
 
 
 COMMAND = Command(_arguments, _run)

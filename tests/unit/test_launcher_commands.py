@@ -693,15 +693,38 @@ async def test_logs_of_one_node_are_those_of_its_ranks(
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     assert world.coordinator
     (gang,) = world.coordinator.engine.core.state.gangs
-    for rank in (0, 1):
-        log = rank_log_files.log_path(str(tmp_path), gang, 1, rank)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"of {rank}\n")
+    write_rank_logs(tmp_path, gang, 1, "n1", "n2")
     assert await muster(world, "logs", "--node", "n2", "1") == 0
-    assert outputs(capsys)[0] == "of 1\n"
-    with pytest.raises(WrongInput, match="n3 carries no rank of the job") as refused:
+    assert outputs(capsys)[0] == "by n2\n"
+    with pytest.raises(WrongInput, match="n3 has carried no rank of the job") as refused:
         await muster(world, "logs", "--node", "n3", "1")
     assert refused.value.hint == "its ranks are on n1 n2"
+
+
+async def test_logs_of_a_node_that_has_left_are_what_its_own_ranks_wrote_last(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.start_agents(NODES, run_dir=str(tmp_path))
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    await world.send_signal("n2", 79)
+    await world.wait_for_duty("RUN 2", ["n1", "n3"])
+    assert world.coordinator
+    (gang,) = world.coordinator.engine.core.state.gangs
+    write_rank_logs(tmp_path, gang, 1, "n1", "n2")
+    write_rank_logs(tmp_path, gang, 2, "n1", "n3")
+    assert await muster(world, "logs", "--node", "n2", "1") == 0
+    assert outputs(capsys)[0] == "by n2\n"
+    assert await muster(world, "logs", "--node", "n3", "1") == 0
+    assert outputs(capsys)[0] == "by n3\n"
+    with pytest.raises(WrongInput, match="n3 has carried no rank of the job in generation 1"):
+        await muster(world, "logs", "--node", "n3", "--generation", "1", "1")
+
+
+def write_rank_logs(run_dir: Path, gang: str, generation: int, *nodes: str) -> None:
+    for rank, node in enumerate(nodes):
+        log = rank_log_files.log_path(str(run_dir), gang, generation, rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"by {node}\n")
 
 
 async def test_following_a_job_says_what_it_waits_for_and_why_it_ends_without_logs(
