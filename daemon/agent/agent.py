@@ -233,7 +233,8 @@ class Agent:
         ranks = list(self._supervisor.statuses(self._checkpoints.progress()))
         for rank in ranks:
             self._checkpoints.rank_reports.add_to(rank)
-        return rank_metrics.report_of(self._settings.slurm_job_id, ranks, list(self._checkpoints.shards()))
+        logged = self._training.status.step if self._training.status is not None else 0
+        return rank_metrics.report_of(self._settings.slurm_job_id, ranks, list(self._checkpoints.shards()), logged)
 
     async def _close(self, server: grpc.aio.Server, ending: Ending) -> None:
         # gRPC logs an error for each stream that a stop cuts.

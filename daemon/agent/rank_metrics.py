@@ -24,19 +24,19 @@ TIMEOUT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def report_of(job: int, ranks: list[RankStatus], shards: list[ShardStatus]) -> ReportRanks:
-    """What is reported."""
+def report_of(job: int, ranks: list[RankStatus], shards: list[ShardStatus], logged: int = 0) -> ReportRanks:
+    """What is reported. `logged`: the newest step that a rank has said, for ranks that finish none by the library."""
     own = sum(shard.bytes for shard in shards if shard.tier == Tier.TIER_OWN)
     return ReportRanks(
         slurm_job_id=job,
-        ranks=map(_rank_report, ranks),
+        ranks=(_rank_report(rank, logged) for rank in ranks),
         own_bytes=own,
         replica_bytes=sum(shard.bytes for shard in shards) - own,
     )
 
 
-def _rank_report(rank: RankStatus) -> RankReport:
-    report = RankReport(rank=rank.rank, step=rank.step)
+def _rank_report(rank: RankStatus, logged: int) -> RankReport:
+    report = RankReport(rank=rank.rank, step=rank.step or logged)
     if rank.HasField("gpu"):
         report.gpu = rank.gpu
     if rank.block_times.compute_us:

@@ -96,12 +96,17 @@ async def test_whoever_has_no_token_reads_nothing(world: ScriptedWorld) -> None:
 
 
 async def test_both_formats_are_what_their_parsers_expect(world: ScriptedWorld) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     status, kind, text = await scrape(world, OPENMETRICS)
     assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
     assert {family.name for family in text_string_to_metric_families(text)} >= {"muster_build", "muster_nodes"}
     status, kind, text = await scrape(world)
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
-    assert {family.name for family in parse_plain(text)} >= {"muster_build_info", "muster_nodes"}
+    found = list(parse_plain(text))
+    assert {family.name for family in found} >= {"muster_build_info", "muster_nodes"}
+    with_quantiles = {one.type for one in found if any("quantile" in sample.labels for sample in one.samples)}
+    assert with_quantiles == {"summary"}, "promtool check metrics asks that"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +167,12 @@ async def test_a_recovery_is_counted_with_its_cause_its_phases_and_its_signal(wo
     assert found["muster_node_health", (("health", "UNFIT"), ("node", "n2"))] == 1
     assert found["muster_nodes", (("health", "UNFIT"),)] == 1
     assert found["muster_generation", (job,)] == 2
+    assert world.coordinator
+    (gang,) = world.coordinator.engine.core.observed.gangs.values()
+    gang.agents["n2"].heard_at -= 500
+    ages = samples((await scrape(world, OPENMETRICS))[2])
+    assert gang.agents["n2"].attached
+    assert ages["muster_heartbeat_age_seconds", (("quantile", "1"), ("source", "agent"))] < 400, "n2 is out of service"
     assert found["muster_spares", (job, ("state", "missing"))] == 1
     phases = {phase: found["muster_recovery_seconds_count", (("phase", phase),)] for phase in RecoveryPhase}
     assert phases == dict.fromkeys(RecoveryPhase, 1)

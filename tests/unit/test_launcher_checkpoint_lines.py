@@ -196,6 +196,14 @@ def test_what_a_fault_loses_is_not_known_while_the_gang_recovers_from_one() -> N
     assert not view.checkpoint.HasField("loses_steps")
 
 
+def test_what_a_fault_loses_is_not_known_of_a_script_without_the_library() -> None:
+    world = Scenario(2, 0, step_s=1000.0)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    world.run_for(10)
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
+    assert not view.checkpoint.HasField("loses_steps")
+
+
 def test_copies_are_told_once_the_nodes_of_the_generation_hold_them() -> None:
     def copies() -> int:
         return gang_view(world.core.state, world.core.observed, world.gang, world.now).checkpoint.copies

@@ -142,6 +142,11 @@ async def test_an_agents_ranks_are_shown_with_the_uid_that_the_kernel_proves(
     assert found["muster_node_checkpoint_bytes", "42", "replica", uid] == 7
 
 
+def test_ranks_that_only_log_have_the_step_that_they_have_said() -> None:
+    ranks = [RankStatus(rank=0), RankStatus(rank=1, step=8)]
+    assert [rank.step for rank in rank_metrics.report_of(42, ranks, [], logged=7).ranks] == [7, 8]
+
+
 async def test_a_node_without_metrics_takes_no_report(tmp_path: Path) -> None:
     socket = tmp_path / "memory.sock"
     serving = asyncio.create_task(MemoryService(socket, KeptMemoryStore(FdStore(""))).run())

@@ -50,6 +50,7 @@ class Families:
 
     def __init__(self) -> None:
         self._gauges = {name: GaugeMetricFamily(name, words, labels=labels) for name, (words, labels) in GAUGES.items()}
+        self._gauges["muster_heartbeat_age_seconds"].type = "summary"  # only a summary may have the label `quantile`
         self._jobs = InfoMetricFamily("muster_job", "The name and the owner of a job.", labels=JOB)
         self._others: list[Metric] = [self._jobs]
 

@@ -118,8 +118,13 @@ class StateCollector:
 
     def _add_coordinator(self, families: Families) -> None:
         engine, state, now = self._engine, self._engine.core.state, self._engine.clock.now()
-        agents = (agent for gang in engine.core.observed.gangs.values() for agent in gang.agents.values())
-        _add_ages(families, "agent", [now - agent.heard_at for agent in agents if agent.attached])
+        ages = [
+            now - agent.heard_at
+            for gang in engine.core.observed.gangs.values()
+            for node, agent in gang.agents.items()
+            if agent.attached and state.node(node).health not in OUT_OF_SERVICE
+        ]
+        _add_ages(families, "agent", ages)
         families.add_info("muster_build", "The version of the coordinator.", {"version": __version__})
         families.add("muster_slurm_calls_owed", len(state.owed))
         families.add("muster_load_shedding_level", engine.shedding.level)

@@ -158,7 +158,8 @@ def checkpoint_view(gang: Gang, seen: ObservedGang, now: float) -> api_pb2.Check
         (v for v in (committed, gang.restore.restored_version, gang.checkpoint.durable_version) if v is not None),
         default=None,
     )
-    if newest is not None and gang.phase is Phase.RUNNING:  # during a recovery nobody knows yet what memory has left
+    # A script without the library finishes no step here. During a recovery nobody knows yet what memory has left.
+    if newest is not None and progress.step is not None and gang.phase is Phase.RUNNING:
         view.loses_steps = max(0, step - newest.step)
         view.loses_s = view.loses_steps * step_s
     if committed is not None and committed.generation == gang.newest.generation:  # so this generation's nodes hold it
