@@ -188,7 +188,9 @@ def _settings(
         zygote_spec = replace(zygote_spec, started_as=started_as, macro=MACRO)
     return AgentSettings(
         identity=own,
-        job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node, from_script),
+        job=NodeJob(
+            own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node, from_script, spec.ranks_of_srun
+        ),
         spec=spec,
         coordinator=site.coordinator,
         credentials=site.credentials(),

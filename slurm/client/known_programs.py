@@ -22,5 +22,5 @@ LAUNCHERS = re.compile(
     rf"{BEGIN}(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate-launch|accelerate\s+launch"
     rf"|accelerate\.commands\.launch){END}"
 )
-"""They end in torch's launch_agent, where the gang takes over."""
+"""What they would start is handed over to the agent, where the gang takes over."""
 PYTHON = re.compile(rf"{BEGIN}python[\d.]*{END}")

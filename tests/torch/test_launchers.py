@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -81,6 +82,30 @@ async def test_each_form_of_torchrun_starts_its_ranks_through_muster(gang: Gang,
     shown = [json.loads(line[6:]) for line in lines if line.startswith("shown ")]
     assert sorted(shown) == [[rank, 3.0, ["--lr", "1"], [str(rank), "2", None]] for rank in (0, 1)]
     assert ("after 0" in (gang.folder / "n0.out").read_text()) == ("echo" in words)
+
+
+OWN_PORT = """
+    import os, sys
+    import torch, torch.distributed as dist
+
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", sys.argv[1]
+    dist.init_process_group("gloo", rank=int(os.environ["SLURM_PROCID"]), world_size=int(os.environ["SLURM_NTASKS"]))
+    total = torch.ones(1) * (1 + dist.get_rank())
+    dist.all_reduce(total)
+    print("sum", total.item())
+"""
+
+
+async def test_ranks_of_srun_meet_at_the_port_that_their_script_chooses(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = (sys.executable, gang.script(OWN_PORT), str(port))
+    gang.launch("n0", *words, nodes=1, ranks_per_node=2, ranks_of_srun=True)
+    assert await run_two_ranks(gang) == [0, 0]
+    assert gang.output(0, 1) == gang.output(1, 1) == "sum 3.0\n"
 
 
 async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:

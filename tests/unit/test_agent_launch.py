@@ -111,6 +111,58 @@ async def test_what_a_launcher_would_start_becomes_the_gang_and_it_learns_of_the
     assert (gang.folder / "n0.out").read_text() == "after: 9\n"
 
 
+ACCELERATE = """
+    import os, sys
+
+    def prepare_simple_launcher_cmd_env(args):
+        return [sys.executable, *args.training], {**os.environ, "ACCELERATE_USE_CPU": "True"}
+"""
+ALONE = """
+    import subprocess, sys, types
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    hosts, *training = sys.argv[1:]
+    args = types.SimpleNamespace(mpirun_hostfile=hosts or None, num_machines=1, training=training)
+    argv, environ = prepare_simple_launcher_cmd_env(args)
+    sys.exit(subprocess.call(argv, env=environ))
+"""
+
+
+@pytest.fixture
+def accelerate(library: Path) -> Path:
+    """A launcher of one process on each node: alone.py."""
+    folder = library / "lib/accelerate/utils"
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent):
+        (path / "__init__.py").touch()
+    (folder / "launch.py").write_text(textwrap.dedent(ACCELERATE))
+    (library / "alone.py").write_text(textwrap.dedent(ALONE))
+    return library
+
+
+@pytest.mark.usefixtures("accelerate")
+async def test_accelerates_launch_of_one_process_a_node_becomes_the_gang(gang: Gang) -> None:
+    (gang.folder / "show.py").write_text("import os, sys; print(sys.argv[1:], os.environ['ACCELERATE_USE_CPU'])")
+    words = f"{sys.executable} alone.py '' show.py a; echo after $?"
+    gang.launch_task("n0", "bash", "-c", words, nodes=1)
+    await gang.until(lambda: "n0" in gang.coordinator.agents and gang.status("n0").warm == 1)
+    gang.fence(0)
+    await gang.until(lambda: gang.status("n0").store_generation == 1)
+    gang.coordinator.order(gang.run_order(1))
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    assert gang.output(0, 1) == "['a'] True\n"
+    gang.coordinator.order(Order(duty=DUTY_EXIT, job_over=True))
+    assert await gang.exit_code("n0") == 0
+    assert "after 0\n" in (gang.folder / "n0.out").read_text()
+
+
+def test_accelerates_launch_through_mpi_stays_as_it_is(accelerate: Path) -> None:
+    environment = {"PYTHONPATH": f"{USER_PATH}:{accelerate}/lib", "MUSTER_TASK_SOCKET": "none"}
+    argv = [sys.executable, "alone.py", "hosts", "-c", "print('itself')"]
+    found = subprocess.run(argv, env=environment, cwd=accelerate, capture_output=True, text=True, check=True)
+    assert found.stdout == "itself\n"
+
+
 OLD = [python for python in interpreters() if "/3.9." in python or "/3.10." in python]
 
 

@@ -49,16 +49,17 @@ def test_a_launch_is_the_job_and_its_options_end_no_gang() -> None:
     spec = launch.launch_spec(JobSpec(name="a", min_nodes=1), decision, words, NODES, "/jobs", 1)
     assert (spec.nodes, spec.spares, spec.min_nodes, spec.ranks_per_node, spec.work_dir) == (2, 1, 1, 2, "/jobs/sub")
     assert (list(spec.own_nodes), list(spec.command)) == (["n0", "n1"], ["python", "train.py"])
+    assert spec.ranks_of_srun
     argv = launch.agents_srun("/usr/bin/srun", "/opt/muster-agent", decision, words, 3, ["site"])
-    assert argv[-4:] == ["--label", "--site=1", "/opt/muster-agent", "run"]
+    assert argv[-3:] == ["--site=1", "/opt/muster-agent", "run"]
     assert {"--overlap", "--nodes=3", "--kill-on-bad-exit=0", "--wait=0"} < {*argv}
-    assert not {"--wait=60", "-K1"} & {*argv}
+    assert not {"--wait=60", "-K1", "--label"} & {*argv}, "agents label what ranks print"
 
 
 def test_a_launcher_is_started_by_the_agents() -> None:
     words, decision = read_srun(("torchrun", "train.py")), Decision(Kind.LAUNCHER, 1)
     spec = launch.launch_spec(JobSpec(name="a"), decision, words, NODES, "/jobs", 1)
-    assert (spec.min_nodes, spec.ranks_per_node, list(spec.command)) == (2, 0, [])
+    assert (spec.min_nodes, spec.ranks_per_node, list(spec.command), spec.ranks_of_srun) == (2, 0, [], False)
     assert launch.agents_srun("srun", "agent", decision, words, 3, [])[-5:] == [
         *("agent", "run", "--", "torchrun", "train.py"),
     ]

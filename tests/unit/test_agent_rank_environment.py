@@ -145,6 +145,17 @@ def test_how_the_store_is_reached(store: StoreAccess, use_libuv: str | None, exp
     assert (found["TORCHELASTIC_USE_AGENT_STORE"], found.get("USE_LIBUV")) == expected
 
 
+@pytest.mark.parametrize(("libuv", "told"), [(True, None), (False, "0")])
+def test_a_rank_of_srun_is_none_of_torchruns_and_opens_its_own_store(libuv: bool, told: str | None) -> None:
+    store = StoreAccess(hosted=True, libuv=libuv)
+    of_torchrun = environment_of_rank(SLURM, PLACE, store, "gang", "/run")
+    found = environment_of_rank(SLURM, PLACE, store, "gang", "/run", of_srun=True)
+    assert not [name for name in found if name.startswith("TORCHELASTIC")]
+    assert found["USE_LIBUV"] == told if told else "USE_LIBUV" not in found
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_LOCALID"):
+        assert found[name] == of_torchrun[name]
+
+
 def test_the_users_word_counts() -> None:
     assert shared_environment({"OMP_NUM_THREADS": "4", "A": "1"}, {"A": "2"}) == {"OMP_NUM_THREADS": "4", "A": "2"}
     assert shared_environment({}, {})["OMP_NUM_THREADS"] == "1"

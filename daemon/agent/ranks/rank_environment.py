@@ -131,9 +131,19 @@ def read_environment(text: bytes) -> dict[str, str]:
 
 
 def environment_of_rank(
-    base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str, run_dir: str
+    base: Mapping[str, str],
+    place: RankPosition,
+    store: StoreAccess,
+    gang: str,
+    run_dir: str,
+    *,
+    of_srun: bool = False,
 ) -> dict[str, str]:
-    """The whole environment of one rank, except the number of its socket to the agent."""
+    """The whole environment of one rank, except the number of its socket to the agent.
+
+    `of_srun`: srun would start it. Libraries take a rank with TORCHELASTIC variables for one of torchrun, and torch
+    then waits for a store at whatever address and port the script chooses.
+    """
     return {
         **base,
         **_agreeing_with_rank(base, place),
@@ -148,9 +158,6 @@ def environment_of_rank(
         "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": place.master_addr,
         "MASTER_PORT": str(place.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(max(place.generation - 1, 0)),
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": gang,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "MUSTER_JOB": gang,
         "MUSTER_GENERATION": str(place.generation),
@@ -160,8 +167,22 @@ def environment_of_rank(
         "MUSTER_GROUP_LEVELS": json.dumps(place.group_levels),
         "MUSTER_HOSTFILE": place.host_file,
         **place.devices,
+        **(_own_store(store) if of_srun else _as_torchrun_says(base, place, store, gang)),
+    }
+
+
+def _as_torchrun_says(base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str) -> dict[str, str]:
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(max(place.generation - 1, 0)),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": gang,
         **_store(base, store),
     }
+
+
+def _own_store(store: StoreAccess) -> dict[str, str]:
+    """A torch without libuv refuses to open a store, unless it is told so."""
+    return {} if store.libuv else {"USE_LIBUV": "0"}
 
 
 def _store(base: Mapping[str, str], store: StoreAccess) -> dict[str, str]:

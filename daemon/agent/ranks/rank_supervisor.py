@@ -43,7 +43,9 @@ RankSocket = Callable[[int, int], socket.socket]
 @dataclass(frozen=True, slots=True)
 class NodeJob:
     """What the supervisor runs. `run_dir`: the folder of the logs. `from_script`: a user's own script has
-    launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster."""
+    launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster.
+    `of_srun`: srun would start its ranks. Their script may choose address and port itself: rank 0 opens the store.
+    """
 
     gang: str
     node: str
@@ -51,6 +53,7 @@ class NodeJob:
     run_dir: str
     ranks_per_node: int
     from_script: bool = False
+    of_srun: bool = False
 
 
 class _LocalZygote:
@@ -236,12 +239,14 @@ class RankSupervisor:
         zygote.children[rank.id.key] = rank
         # Only rank 0's node holds the store; other ranks are clients.
         hosted = self.store.hosted if self.store is not None else zygote.handle.has_torch
+        libuv = zygote.handle.has_libuv or not zygote.handle.has_torch
         environment = rank_environment.environment_of_rank(
             self._job.zygote_spec.environment,
             place,
-            rank_environment.StoreAccess(hosted, zygote.handle.has_libuv),
+            rank_environment.StoreAccess(hosted, libuv),
             self._job.gang,
             self._job.run_dir,
+            of_srun=self._job.of_srun,
         )
         where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
         if self._job.from_script:
@@ -262,7 +267,7 @@ class RankSupervisor:
             return
         ready = [zygote for zygote in self._zygotes if zygote.ready.is_set() and zygote.handle is not None]
         host = next((zygote for zygote in ready if zygote.handle is not None and zygote.handle.has_torch), None)
-        if hosted and host is not None and host.handle is not None:
+        if hosted and not self._job.of_srun and host is not None and host.handle is not None:
             host.children[store.key] = store
             host.handle.open_store(store.key, sorted(self._ports))
         elif ready:

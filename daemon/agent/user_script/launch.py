@@ -38,7 +38,7 @@ def launch_spec(
     spec.own_nodes[:] = nodes.own
     if decision.kind is Kind.RANKS:
         spec.command[:] = words.command
-        spec.ranks_per_node = decision.tasks_per_node
+        spec.ranks_per_node, spec.ranks_of_srun = decision.tasks_per_node, True
     return spec
 
 

@@ -3,8 +3,9 @@
 The folder of this file is the first one of PYTHONPATH in a task of `muster-agent run -- WORDS`. Every interpreter of
 the task imports it before all else. torchrun, `python -m torch.distributed.run` and `accelerate launch` read their
 options and then call `torch.distributed.launcher.api.launch_agent`. That function is replaced when its module is
-imported, so no option is read twice, and a program without torch pays nothing. Ranks don't have this folder in
-PYTHONPATH.
+imported, so no option is read twice, and a program without torch pays nothing. `accelerate launch` of one process a
+node (`--cpu` always) starts it itself, with what `prepare_simple_launcher_cmd_env` returns, which is replaced likewise.
+Ranks don't have this folder in PYTHONPATH.
 
 It runs in the user's interpreter: syntax and library of Python 3.9, no import of Muster. Nothing here may harm a
 program that launches nothing.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 SOCKET = "MUSTER_TASK_SOCKET"
 """Environment variable: the name of the agent's socket, in the abstract namespace."""
-_API = "torch.distributed.launcher.api"
+_API, _ALONE = "torch.distributed.launcher.api", "accelerate.utils.launch"
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SIGNALS_OF_RANKS = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
@@ -29,19 +30,18 @@ _REFUSED = 64
 
 
 class ReplacedLauncher:
-    """A finder of modules that replaces the launcher when its module is imported, and finds nothing itself."""
+    """A finder of modules that replaces the launchers when their modules are imported, and finds nothing itself."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See importlib.abc.MetaPathFinder."""
-        if name != _API:
+        if name not in (_API, _ALONE):
             return None
-        sys.meta_path.remove(FINDER)
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                _replace_after(spec.loader)
-                return spec
-        return None
+        others = sys.meta_path[sys.meta_path.index(FINDER) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None:
+            _replace_after(spec.loader)
+        return spec
 
 
 FINDER = ReplacedLauncher()
@@ -53,9 +53,26 @@ def _replace_after(loader: Any) -> None:
 
     def run_and_replace(module: Any) -> None:
         run(module)
-        module.launch_agent = hand_over
+        if module.__name__ == _API:
+            module.launch_agent = hand_over
+        else:
+            module.prepare_simple_launcher_cmd_env = _hand_over_after(module.prepare_simple_launcher_cmd_env)
 
     loader.exec_module = run_and_replace
+
+
+def _hand_over_after(prepare: Any) -> Any:
+    """In the place of accelerate's `prepare`, which returns command and environment of the one process of a node."""
+
+    def prepared(args: Any) -> Any:
+        argv, environ = prepare(args)
+        if args.mpirun_hostfile is None:
+            nodes = args.num_machines or 1
+            _launch(argv, 1, nodes, nodes, environ)
+            sys.exit(0)
+        return argv, environ
+
+    return prepared
 
 
 def hand_over(config: Any, entrypoint: Any, args: list[Any], *_: Any, **__: Any) -> dict[int, None]:
@@ -70,13 +87,18 @@ def hand_over(config: Any, entrypoint: Any, args: list[Any], *_: Any, **__: Any)
     argv = _command(entrypoint, args)
     if argv is None:
         _exit("the launcher starts a Python function, and not a program: give torchrun a script", _REFUSED)
+    _launch(argv, config.nproc_per_node, config.min_nodes, config.max_nodes, os.environ)
+    return dict.fromkeys(range(config.nproc_per_node))
+
+
+def _launch(argv: list[str], ranks: int, min_nodes: int, max_nodes: int, environ: Any) -> None:
+    """Have the agent run the ranks, and return when the gang has ended with 0. Raises SystemExit."""
     _ignore_signals_of_ranks()
-    answer = _ask(_described(config, argv))
+    answer = _ask(_described(argv, ranks, min_nodes, max_nodes, environ))
     if answer.get("refused"):
         _exit(answer["refused"], _REFUSED)
     if answer["exit_code"]:
         sys.exit(answer["exit_code"])
-    return dict.fromkeys(range(config.nproc_per_node))
 
 
 def _command(entrypoint: Any, args: list[Any]) -> list[str] | None:
@@ -88,17 +110,17 @@ def _command(entrypoint: Any, args: list[Any]) -> list[str] | None:
     return None
 
 
-def _described(config: Any, argv: list[str]) -> dict[str, Any]:
+def _described(argv: list[str], ranks: int, min_nodes: int, max_nodes: int, environ: Any) -> dict[str, Any]:
     import resource
 
     umask = os.umask(0o77)
     os.umask(umask)
     return {
         "argv": argv,
-        "ranks": config.nproc_per_node,
-        "min_nodes": config.min_nodes,
-        "max_nodes": config.max_nodes,
-        "environment": environment_of_ranks(os.environ),
+        "ranks": ranks,
+        "min_nodes": min_nodes,
+        "max_nodes": max_nodes,
+        "environment": environment_of_ranks(environ),
         "folder": os.getcwd(),
         "processors": sorted(os.sched_getaffinity(0)),
         "limits": {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in _LIMITS},
