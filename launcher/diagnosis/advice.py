@@ -8,7 +8,8 @@ from muster.fabric.model.level import Level
 from muster.launcher.diagnosis.diagnosis import Diagnosis
 from muster.launcher.diagnosis.links import Side, SlowLink
 from muster.launcher.diagnosis.steps import WAIT_OF_NOTE
-from muster.wording import percent
+from muster.launcher.output.job_lines import recovery_phases, says_no_step
+from muster.wording import duration, percent
 
 SLOWER_THAN_BEFORE = 0.9
 """The share of an earlier speed below which a job has become slower."""
@@ -16,7 +17,15 @@ SLOWER_THAN_BEFORE = 0.9
 
 def advice(found: Diagnosis) -> list[str]:
     """The lines. Empty if nothing is wrong."""
-    return [*_nodes(found), *_links(found), *_groups(found), *_ranks(found), *_data(found), *_otherwise(found)]
+    return [
+        *_nodes(found),
+        *_links(found),
+        *_groups(found),
+        *_ranks(found),
+        *_data(found),
+        *_library(found),
+        *_otherwise(found),
+    ]
 
 
 def _job(found: Diagnosis) -> int:
@@ -78,6 +87,26 @@ def _data(found: Diagnosis) -> Iterator[str]:
     if found.parts and found.parts.fetches >= WAIT_OF_NOTE:
         share = percent(found.parts.fetches)
         yield f"ranks wait for data in {share} of a step: more workers that load it, or faster storage"
+
+
+def _library(found: Diagnosis) -> Iterator[str]:
+    """What the library would have saved in the last recovery of a job without it, as far as that is known."""
+    gang = found.measured.gang
+    over = [one for one in gang.recoveries if one.running_s]
+    if not over or not says_no_step(gang):
+        return
+    newest = over[-1]
+    since = newest.suspected_s or newest.detected_s
+    trained_s = since - (over[-2].running_s if over[1:] else gang.run_started_s)
+    stood = f"the last recovery took {duration(newest.running_s - since)} until its ranks ran again"
+    words = [f"keep its state: {stood} ({recovery_phases(newest)})"]
+    if trained_s > 0:
+        had_run = f"Of the {duration(trained_s)} that they had run before"
+        words.append(f"{had_run}, what the script had not saved is trained again; how much, it alone knows")
+    words.append(
+        "Three lines of the library (README.md) keep each step in memory, so that a step at most is trained again"
+    )
+    yield ". ".join(words)
 
 
 def _otherwise(found: Diagnosis) -> Iterator[str]:

@@ -96,9 +96,18 @@ def _cells(one: Group, key: str, price: float, charged: bool = False) -> Iterato
     if price:
         yield f"{one.money:,.0f}"
     yield "" if only_lost else _hours(one.useful)
-    yield "" if only_lost or one.goodput is None else f"{one.goodput:.1%}"
+    yield "" if only_lost or one.goodput is None else _share(one)
     yield str(one.faults or "")
     yield ", ".join(f"{part.replace('_', ' ')} {_hours(hours)}" for part, hours in [*one.lost.items()][:_PARTS_NAMED])
+
+
+def _share(one: Group) -> str:
+    return "no steps" if _has_no_steps(one) else f"{one.goodput:.1%}"
+
+
+def _has_no_steps(one: Group) -> bool:
+    """No step is known: the scripts alone know what was trained while ranks ran. `first_step` has that time."""
+    return not one.useful and "first_step" in one.lost
 
 
 def _hours(hours: float) -> str:
@@ -110,6 +119,12 @@ def _summary(whole: Group, price: float) -> str:
     """The totals in words. Hours are those of GPUs."""
     if not whole.allocated:
         return "no GPU was allocated in this time"
+    if _has_no_steps(whole):
+        ran = _hours(whole.lost["first_step"])
+        return (
+            f"no step is known of {_hours(whole.allocated)} GPU hours; ranks ran for {ran} of them. What they trained "
+            "in these, their scripts alone know"
+        )
     lost = whole.allocated - whole.useful
     words = f"{whole.goodput:.1%} of {_hours(whole.allocated)} GPU hours trained; {_hours(lost)} were lost"
     words += f" ({whole.money:,.0f} at {price:g} an hour)" if price else ""

@@ -13,7 +13,6 @@ from muster.slurm.client.parsing.hostlist import collapse
 from muster.v1.api_pb2 import (
     CheckpointView,
     GangView,
-    GoodputView,
     NodeSpread,
     NodeView,
     RecoveryView,
@@ -71,6 +70,9 @@ def pace_lines(view: GangView, moment: Moment) -> Iterator[tuple[str, str]]:
     """Step, pace, the end of the training, and the numbers that ranks report."""
     training = view.training
     if not view.generation:
+        return
+    if says_no_step(view):
+        yield "progress", "no step is known: its script says none"
         return
     words = [f"step {view.step:,}" + (f" of {training.last_step:,}" if training.last_step else "")]
     if training.steps_per_s and not view.final:
@@ -153,7 +155,7 @@ def measured_lines(view: GangView, screen: Screen) -> Iterator[tuple[str, str]]:
     yield from use_lines(view)
     if values := list(_values(training)):
         yield "values", ", ".join(values)
-    if words := goodput_words(view.goodput):
+    if words := goodput_words(view):
         yield "goodput", words
     if view.if_node_fails:
         yield "if a node fails", view.if_node_fails
@@ -224,6 +226,8 @@ def recovery_words(view: GangView, moment: Moment) -> str:
     phases = recovery_phases(newest)
     if newest.first_step_s:
         phases = f"back after {duration(newest.first_step_s - since)}: {phases}"
+    elif newest.running_s and says_no_step(view):
+        phases = f"ranks ran again after {duration(newest.running_s - since)}: {phases}"
     repeated = newest.step_before - newest.step_restored if newest.started_s else 0
     again = f"{counted(repeated, 'step')} repeated" if repeated > 0 else ""
     return "; ".join(filter(None, (", ".join(filter(None, words)), ", ".join(moved), phases, again)))
@@ -243,16 +247,32 @@ def phases_of(recovery: RecoveryView) -> dict[RecoveryPhase, float]:
     return dict(phase_seconds(recovery.suspected_s or recovery.detected_s, ends))
 
 
-def goodput_share(goodput: GoodputView) -> str:
+def says_no_step(view: GangView) -> bool:
+    """Whether no step of a job is known, although its ranks have run: its script has none of the library, or none yet.
+    What it has trained, and what a fault has undone, is known to the script alone."""
+    known = view.step or view.committed.generation or view.HasField("training")
+    return bool(view.generation) and not known and not any(one.first_step_s for one in view.recoveries)
+
+
+def goodput_share(view: GangView) -> str:
     """The share of the allocated time that trained something new; empty: not known."""
+    goodput = view.goodput
+    if says_no_step(view):
+        return ""
     return f"{goodput.useful_node_s / goodput.allocated_node_s:.1%}" if goodput.allocated_node_s else ""
 
 
-def goodput_words(goodput: GoodputView) -> str:
-    """Goodput with its largest losses; empty: not known."""
-    if not (share := goodput_share(goodput)):
+def goodput_words(view: GangView) -> str:
+    """Goodput with its largest losses; without steps, for how much of the time ranks ran. Empty: neither is known."""
+    goodput = view.goodput
+    if not goodput.allocated_node_s:
         return ""
+    share, ran = goodput_share(view), goodput.useful_node_s
     lost = sorted(goodput.lost, key=lambda one: -one.node_s)
+    if not share:
+        ran += sum(one.node_s for one in lost if one.category == "first_step")
+        lost = [one for one in lost if one.category != "first_step"]
+        share = f"not known without steps; its ranks ran for {ran / goodput.allocated_node_s:.1%}"
     parts = [(one.category.replace("_", " "), one.node_s / goodput.allocated_node_s) for one in lost]
     named = [f"{name} {part:.1%}" for name, part in parts[:_LOSSES_SHOWN] if part >= _LEAST_SHARE]
     words = f"{share} of {duration(goodput.until_s - goodput.since_s)}"

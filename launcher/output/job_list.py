@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from muster.launcher.output.job_lines import goodput_share, pace
+from muster.launcher.output.job_lines import goodput_share, pace, says_no_step
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import table
 from muster.launcher.output.tables import coloured, committed
@@ -54,9 +54,9 @@ def gang_list(views: Iterable[GangView], screen: Screen, owners: Mapping[int, st
                 view.name,
                 names.get(view.owner_uid, ""),
                 coloured(view.phase),
-                str(view.step),
+                "" if says_no_step(view) else str(view.step),
                 "" if view.final else pace(view.training),
-                goodput_share(view.goodput),
+                goodput_share(view),
                 committed(view),
                 str(view.recovery_count or len(view.recoveries)),
                 screen.time(view.ended_s),

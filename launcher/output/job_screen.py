@@ -54,7 +54,7 @@ def _lines(view: GangView, said: Said, moment: Moment, last_words: Iterable[str]
     if words := job_lines.recovery_words(view, moment):
         yield "recovery", words
         yield "cause", said.once(view.recoveries[-1].cause, "the cause above")
-    if words := job_lines.goodput_words(view.goodput):
+    if words := job_lines.goodput_words(view):
         yield "goodput", words
     if words := job_lines.next_words(view, moment):
         yield "next", words

@@ -75,7 +75,7 @@ def goodput_bars(goodput: Goodput) -> str:
     axes.set_xlim(left=0)
     axes.set_xlabel("where the rest went, in percent of the allocated time")
     axes.tick_params(axis="y", length=0)
-    return svg_of(axes, "goodput", "Goodput", f"{percent(goodput.share)} of the allocated time was useful.")
+    return svg_of(axes, "goodput", "Goodput", f"Useful part of the allocated time: {goodput.words}.")
 
 
 def _whole(axes: Axes, goodput: Goodput, height: float) -> None:
@@ -87,7 +87,8 @@ def _whole(axes: Axes, goodput: Goodput, height: float) -> None:
     whole.barh(0, 1 - goodput.share, left=goodput.share, facecolor=colour("bad"), edgecolor=colour("ink"),
                linewidth=0.4, hatch="////")  # fmt: skip
     whole.text(-0.008, 0, "allocated", ha="right", va="center")
-    said = f"\u00a0{percent(goodput.share)} useful, {_amount(goodput, goodput.useful)}"
+    useful = f"{percent(goodput.share)} useful, {_amount(goodput, goodput.useful)}"
+    said = f"\u00a0{useful if goodput.words == percent(goodput.share) else 'no step is known'}"
     whole.text(1, 0, said, va="center", clip_on=False)
 
 

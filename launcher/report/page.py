@@ -13,7 +13,7 @@ from muster.launcher.report import bars, curves, fabric_map, time_line
 from muster.launcher.report.html import Html, figure, joined, more, table, tag
 from muster.launcher.report.picture import COLOURS, styled
 from muster.launcher.report.report_data import Fault, Goodput, PlainRequeue, ReportData
-from muster.wording import counted, duration, listed, percent
+from muster.wording import counted, duration, listed
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser may load for this page: nothing from anywhere, and no script."""
@@ -78,7 +78,7 @@ def _summary(data: ReportData, zone: tzinfo) -> Html:
         ("ranks", f"{head.ranks:,}"),
         ("generations", str(head.generations)),
         ("steps", f"{head.step:,}"),
-        ("goodput", percent(data.goodput.share) if data.goodput.allocated else "not known"),
+        ("goodput", data.goodput.words),
     ]
     listed_values = tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in values))
     rows = (_fault_row(fault, zone) for fault in data.faults)
@@ -171,7 +171,7 @@ def _goodput(data: ReportData) -> Html:
         *(("GPU hours",) * bool(goodput.gpus_per_node)),
         *(("money",) * bool(goodput.price)),
     )
-    caption = f"{percent(goodput.share)} of the allocated time trained something new.{queue}"
+    caption = f"The part of the allocated time that trained something new: {goodput.words}.{queue}"
     return joined([
         figure(bars.goodput_bars(goodput), caption),
         table("Allocated time by category", titles, rows, frozenset(range(1, len(titles)))),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from muster.wording import percent
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -103,6 +105,16 @@ class Goodput:
     def share(self) -> float:
         """Useful time over allocated time."""
         return self.useful / self.allocated if self.allocated else 0.0
+
+    @property
+    def words(self) -> str:
+        """The share in words. If no step is known, the script alone knows what was trained while its ranks ran."""
+        if not self.allocated:
+            return "not known"
+        ran = dict(self.lost).get("first_step", 0.0)
+        if self.useful or not ran:
+            return percent(self.share)
+        return f"not known without steps; ranks ran for {percent(ran / self.allocated)}"
 
     def gpu_hours(self, node_s: float) -> float:
         """The GPU hours of so many node-seconds."""

@@ -72,7 +72,7 @@ def _rows(job: Job, moment: Moment) -> Iterator[tuple[str, Cell]]:
     # The first clause: step and age.
     if ages := [f"{place}: {words.partition(';')[0]}" for place, words in job_lines.checkpoint_ages(view, moment)]:
         yield "checkpoint", "  ".join(ages)
-    if words := job_lines.goodput_words(view.goodput):
+    if words := job_lines.goodput_words(view):
         yield "goodput", words
     yield from islice(_unusual(job), _UNUSUAL_SHOWN)
 

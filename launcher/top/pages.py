@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from muster.launcher.output.job_lines import Moment, goodput_share, goodput_words, pace
+from muster.launcher.output.job_lines import Moment, goodput_share, goodput_words, pace, says_no_step
 from muster.launcher.output.job_list import RECENT_S, Selection
 from muster.launcher.output.table import Cell, Coloured, Row
 from muster.launcher.output.tables import coloured
@@ -68,9 +68,9 @@ def _job_list(known: Known, where: Place, moment: Moment) -> Listing[Job]:
             view.name if len(view.name) <= _NAME_CHARS else f"{view.name[: _NAME_CHARS - 1]}…",
             coloured(view.phase),
             "" if view.final else pace(view.training),
-            goodput_share(view.goodput),
+            goodput_share(view),
             job_page.newest_recovery(view, moment),
-            str(view.step),
+            "" if says_no_step(view) else str(view.step),
             view.reason if view.final else view.waiting_for,
         )
 
@@ -92,7 +92,7 @@ def _job_words(job: Job) -> str:
     newest = view.recoveries[-1] if view.recoveries else None
     cause = f"newest recovery: {newest.action}, because {newest.cause}" if newest is not None else ""
     waits = f"waits for {view.waiting_for}" if view.waiting_for and not view.final else ""
-    return "; ".join(filter(None, (view.reason if view.final else waits, cause, goodput_words(view.goodput))))
+    return "; ".join(filter(None, (view.reason if view.final else waits, cause, goodput_words(view))))
 
 
 def picture(known: Known, where: Place, body: Body | None, moment: Moment, width: int, height: int) -> list[Line]:

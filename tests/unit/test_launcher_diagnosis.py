@@ -31,7 +31,7 @@ from muster.launcher.plan.prepare import SlurmFabric, prepare
 from muster.launcher.spec import spec
 from muster.launcher.spec.estimate_tables import read_job, write_tables
 from muster.launcher.spec.spec import Job
-from muster.v1.api_pb2 import GangView, NodeView, RankView
+from muster.v1.api_pb2 import GangView, NodeView, RankView, RecoveryView
 from muster.v1.common_pb2 import JobSpec
 from muster.v1.diagnosis_pb2 import JobMeasurements, LinkRate, PastGeneration, RankStepTime
 
@@ -393,3 +393,19 @@ def test_a_gang_with_fewer_replicas_has_smaller_groups() -> None:
     assert here.groups(GroupKind.DATA) == ((0, 1, 2, 3, 4, 5),)
     strange = Fabric(fabric_of([], ["x"], Tiers()).root)
     assert seated(there, elastic, strange, 8) is None
+
+
+def test_a_job_without_the_library_is_told_what_it_would_have_saved_in_its_own_last_recovery() -> None:
+    """Of the first recovery nobody asks, and of a job that says its steps all is known that its advice could name."""
+    first = RecoveryView(detected_s=600.0, fenced_s=600.5, started_s=601.0, running_s=602.0)
+    newest = RecoveryView(suspected_s=962.0, detected_s=962.2, fenced_s=962.5, started_s=963.0, running_s=964.1)
+    silent = found(["n0", "n1"])
+    silent.measured.gang.generation = 3
+    silent.measured.gang.ClearField("step")
+    assert not [line for line in advice(silent) if "library" in line]
+    silent.measured.gang.recoveries.extend((first, newest))
+    (line,) = [line for line in advice(silent) if "library" in line]
+    assert line.startswith("keep its state: the last recovery took 2.1 s until its ranks ran again (")
+    assert "Of the 6 min that they had run before, what the script had not saved is trained again" in line
+    silent.measured.gang.step = 7
+    assert not [line for line in advice(silent) if "library" in line]

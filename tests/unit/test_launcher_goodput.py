@@ -117,3 +117,12 @@ def test_the_hours_of_a_short_test_are_not_all_zero() -> None:
     found = goodput_table.groups([row], 0.0)
     (cells, *_) = [line.split("\t") for line in goodput_table.goodput_lines(found, "job", 0.0, Screen(None))][1:]
     assert cells[1:4] == ["<0.0001", "0.025", "99.9%"]
+
+
+def test_where_no_step_is_known_no_share_is_said() -> None:
+    """Ranks of a script without the library ran: whether that was useful, it alone knows."""
+    parts = [GoodputPart(category="first_step", gpu_s=90 * H), GoodputPart(category="fence", gpu_s=10 * H)]
+    found = goodput_table.groups([GoodputRow(key="42", parts=parts)], 0.0)
+    rows = [*goodput_table.goodput_lines(found, "job", 0.0, Screen(None, zone=UTC))]
+    assert rows[1].split("\t")[3] == "no steps"
+    assert rows[-1].startswith("no step is known of 100.0 GPU hours; ranks ran for 90.0 of them.")

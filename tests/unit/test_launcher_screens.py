@@ -19,12 +19,13 @@ from tests.unit.screens import EXITED, LOST, NOW, SCREENS, UNCORRECTABLE, events
 
 from muster.launcher.command import print_note
 from muster.launcher.main import COMMANDS, main, parser
+from muster.launcher.output import job_lines
 from muster.launcher.output.job_list import Selection, gang_list
 from muster.launcher.output.node_tables import node_lines
 from muster.launcher.output.screen import Screen, open_screen, time_with_zone
 from muster.launcher.output.table import table
 from muster.launcher.output.tables import gang_details
-from muster.v1.api_pb2 import GangView, NodeView, RecoveryView
+from muster.v1.api_pb2 import GangView, GoodputView, NodeView, RecoveryView
 
 GOLDEN = Path(__file__).parent / "golden" / "screens"
 WIDTHS = (80, 132, 200)
@@ -273,3 +274,21 @@ def test_before_the_first_generation_no_node_is_a_spare() -> None:
     lines = list(gang_details(GangView(slurm_job_ids=[1], phase="GATHERING", nodes=nodes), PIPE))
     assert "nodes\t1 attached, none had ranks so far" in lines
     assert [line.split("\t")[:3] for line in lines[-2:]] == [["n1", "FIT", ""], ["n2", "FIT", "absent"]]
+
+
+def test_a_job_of_which_no_step_is_known_is_not_said_to_stand_at_step_0() -> None:
+    """What it has trained, its script alone knows. For how long its ranks ran is known."""
+    spent = GoodputView(useful_node_s=10.0, allocated_node_s=1000.0, since_s=NOW - 500, until_s=NOW)
+    spent.lost.add(category="first_step", node_s=930.0)
+    spent.lost.add(category="fence", node_s=60.0)
+    recovery = RecoveryView(generation=2, action="restart in place", suspected_s=NOW - 60, running_s=NOW - 58)
+    view = GangView(phase="RUNNING", generation=2, goodput=spent, recoveries=[recovery])
+    moment = job_lines.Moment(NOW, Screen())
+    assert dict(job_lines.pace_lines(view, moment)) == {"progress": "no step is known: its script says none"}
+    words = "not known without steps; its ranks ran for 94.0% of 8.33 min; lost: fence 6.0%"
+    assert job_lines.goodput_words(view) == words
+    assert job_lines.goodput_share(view) == ""
+    assert "ranks ran again after 2 s" in job_lines.recovery_words(view, moment)
+    view.step = 3
+    assert job_lines.goodput_words(view).startswith("1.0% of ")
+    assert dict(job_lines.pace_lines(view, moment)) == {"progress": "step 3"}
