@@ -280,6 +280,27 @@ def test_it_replaces_the_launcher_lets_the_next_sitecustomize_run_and_leaves_no_
     assert found.stdout == "the next one\nnobody took the launch over\nresults: None\n"
 
 
+@pytest.mark.parametrize("python", interpreters())
+def test_torch_is_imported_without_the_collector_which_then_goes_on(python: str, library: Path) -> None:
+    """A folder that is only called torch is imported as ever."""
+    torch = library / "lib/torch/__init__.py"
+    torch.write_text("import gc; collected = gc.isenabled()")
+    show = """
+        import gc, torch
+        print(getattr(torch, "collected", "none"), gc.isenabled(), gc.get_freeze_count() > 0)
+    """
+    environment = {"PYTHONPATH": f"{USER_PATH}:{library}/lib", "MUSTER_TASK_SOCKET": "none"}
+
+    def shown(before: str = "") -> str:
+        argv = [python, "-c", before + textwrap.dedent(show)]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert shown() == "False True True\n"
+    assert shown("import gc; gc.disable()") == "False False True\n"
+    torch.unlink()
+    assert shown().startswith("none True ")
+
+
 def test_ranks_lose_the_folder_and_nothing_else_of_pythonpath() -> None:
     environ = {"PYTHONPATH": f"{USER_PATH}:/a::/b", "MUSTER_TASK_SOCKET": "x", "A": "1"}
     assert sitecustomize.environment_of_ranks(environ) == {"PYTHONPATH": "/a::/b", "A": "1"}

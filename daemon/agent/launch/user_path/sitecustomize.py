@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SOCKET = "MUSTER_TASK_SOCKET"
 """Environment variable: the name of the agent's socket, in the abstract namespace."""
-_API, _ALONE = "torch.distributed.launcher.api", "accelerate.utils.launch"
+_TORCH, _API, _ALONE = "torch", "torch.distributed.launcher.api", "accelerate.utils.launch"
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SIGNALS_OF_RANKS = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
@@ -34,17 +34,37 @@ class ReplacedLauncher:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See importlib.abc.MetaPathFinder."""
-        if name not in (_API, _ALONE):
+        if name not in (_TORCH, _API, _ALONE):
             return None
         others = sys.meta_path[sys.meta_path.index(FINDER) + 1 :]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((one for one in found if one is not None), None)
-        if spec is not None:
-            _replace_after(spec.loader)
+        if spec is not None and spec.loader is not None:  # a mere folder has none
+            (_import_uncollected if name == _TORCH else _replace_after)(spec.loader)
         return spec
 
 
 FINDER = ReplacedLauncher()
+
+
+def _import_uncollected(loader: Any) -> None:
+    """Have `loader` import without the collector, which finds nothing and takes a seventh of torch's import. It never
+    looks at what is imported, also not later."""
+    run = loader.exec_module
+
+    def run_uncollected(module: Any) -> None:
+        import gc
+
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            run(module)
+        finally:
+            gc.freeze()
+            if was_on:
+                gc.enable()
+
+    loader.exec_module = run_uncollected
 
 
 def _replace_after(loader: Any) -> None:
