@@ -46,6 +46,8 @@ SECOND_LOSS_S, SECOND_GROWTH_S = 60.0, 400.0
 time."""
 FAILED_LAUNCHES_SHARE = 0.1
 """The share of seeds in which launches fail for some time."""
+SCRIPTS_SHARE = 0.06
+"""The share of seeds with a script that ends without a launch."""
 EARLIER_RUN, EARLIER_VERSION = "/durable/step_00000007_g5_train-u0-0123456789ab", Version(5, 7)
 """The newest checkpoint of an earlier run, from which the gangs of some seeds go on, and what it holds."""
 BAD_BATCHES_SHARE, BAD_BATCHES = 0.06, range(13, 21)
@@ -158,6 +160,8 @@ class SeedRun:
         self._has_no_folder = random.Random(f"folder {seed}").random() < 0.05  # likewise
         self._rolls_back = random.Random(f"high loss {seed}").random() < BAD_BATCHES_SHARE  # likewise
         self._goes_on = random.Random(f"earlier run {seed}").random() < 0.06  # likewise
+        if not self._gets_back and random.Random(f"script {seed}").random() < SCRIPTS_SHARE:  # likewise
+            self.world.submit(JobSubmission("script", GangSpec(1, 0, requeue=False, awaits_launch=True)))
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, self._with_newer_keys(spec))
 

@@ -58,4 +58,5 @@ def _lines(view: GangView, said: Said, moment: Moment, last_words: Iterable[str]
         yield "goodput", words
     if words := job_lines.next_words(view, moment):
         yield "next", words
-    yield "logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}"
+    if view.run_dir:
+        yield "logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}"

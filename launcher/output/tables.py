@@ -84,6 +84,8 @@ def _summary(view: GangView, said: Said, last_words: Iterable[str]) -> Iterator[
 
 def conditions(view: GangView) -> Iterator[tuple[str, str]]:
     """What is unusual."""
+    if view.unsupervised:
+        yield "not supervised", view.unsupervised
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
         yield "declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected"
     for words in _stragglers(view.ranks)[:STRAGGLERS_SHOWN]:

@@ -14,6 +14,8 @@ from muster.daemon.host import private_file
 from muster.daemon.transport import gang_ids
 from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.scripts import bash_env
+from muster.launcher.scripts.size import likely_nodes
+from muster.launcher.scripts.template import job_name
 from muster.launcher.submission.script import Submission
 from muster.slurm.client import names
 from muster.slurm.client.launch_settings import LaunchSettings, bash_env_file, settings_file
@@ -22,7 +24,9 @@ from muster.v1.common_pb2 import JobSpec
 if TYPE_CHECKING:
     from muster.daemon.transport.site_config import Site
     from muster.launcher.scripts.call import ScriptCall
-    from muster.launcher.scripts.plan import Supervised
+    from muster.launcher.scripts.plan import Supervised, Unsupervised
+    from muster.launcher.scripts.user_script import UserScript
+    from muster.launcher.spec.spec import Job
 
 _AGENT = "muster-agent"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -104,3 +108,20 @@ def known_run(found: Supervised, gang: str, call: ScriptCall) -> Submission:
     spec.command.extend(os.fsencode(word).decode(errors="replace") for word in words)
     shown = tuple(one for one in (*call.options, *found.added) if names.is_one_line(one.value or ""))
     return Submission(found.job, spec, gang, "", shown)
+
+
+def waiting_spec(shown: JobSpec, job: Job) -> JobSpec:
+    """What is known before the script launches. `shown`: of `known_run`."""
+    spec = JobSpec()
+    spec.CopyFrom(shown)
+    spec.nodes, spec.ranks_per_node, spec.spares = job.nodes, job.ranks_per_node or 1, job.spares
+    spec.awaits_launch = True
+    return spec
+
+
+def unsupervised_job(found: Unsupervised, script: UserScript) -> tuple[str, JobSpec]:
+    """The gang and the spec of a script that is not supervised: what `muster status` shows of it."""
+    name = job_name(found.asked.value("job-name") or script.name)
+    spec = JobSpec(name=name, nodes=likely_nodes(found.asked) or 1, ranks_per_node=1, awaits_launch=True)
+    spec.unsupervised = found.reason
+    return gang_ids.new_gang_id(name, os.geteuid()), spec

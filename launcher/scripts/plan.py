@@ -30,6 +30,7 @@ _CONTAINER_OPTIONS = ("container", "container-image", "container-id")
 class Unsupervised:
     """The script runs as under sbatch. `reason` and `instead`: one sentence each."""
 
+    asked: Asked
     reason: str
     instead: str = ""
 
@@ -126,15 +127,16 @@ def _line_number(text: str) -> int:
 
 def _why_unsupervised(script: UserScript, asked: Asked, choice: Choice) -> Unsupervised | None:
     if why := why_not_bash(script.text):
-        return Unsupervised(f"line 1: {why}", "begin the script with #!/bin/bash")
+        return Unsupervised(asked, f"line 1: {why}", "begin the script with #!/bin/bash")
     if one := asked.last(*_CONTAINER_OPTIONS):
-        return Unsupervised(f"{one} puts the script into a container, which is not supervised yet")
+        return Unsupervised(asked, f"{one} puts the script into a container, which is not supervised yet")
     try:
         exported(asked.value("export"), {})
     except ValueError as error:
-        return Unsupervised(str(error), "write --export=NONE")
+        return Unsupervised(asked, str(error), "write --export=NONE")
     if choice.launch is None:
-        return Unsupervised(f"line {choice.line}: {choice.problem}" if choice.line else choice.problem, choice.instead)
+        where = f"line {choice.line}: " if choice.line else ""
+        return Unsupervised(asked, f"{where}{choice.problem}", choice.instead)
     return None
 
 

@@ -7,16 +7,18 @@ error. sbatch gets the user's file and the user's words, and behind them what is
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.launcher.command import load_site, print_note
-from muster.launcher.errors import SiteFault, WrongInput
+from muster.launcher.errors import LauncherError, SiteFault, WrongInput
 from muster.launcher.scripts import bash_env, user_script
 from muster.launcher.scripts.call import ScriptCall
 from muster.launcher.scripts.plan import Looked, Supervised, Unsupervised, look_over, settle
@@ -27,10 +29,15 @@ from muster.slurm.client.sbatch_options import SbatchOption, value_of
 from muster.wording import counted
 
 if TYPE_CHECKING:
+    from muster.launcher.scripts.asked import Asked
     from muster.launcher.scripts.job_files import JobFiles
     from muster.launcher.scripts.user_script import UserScript
+    from muster.launcher.submission.registration import Registration
+    from muster.v1.common_pb2 import JobSpec
 
 _AT_START = Path("/proc/self/environ")
+_SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)")
+"""How sbatch says the job's id."""
 _MOST_SHOWN = 100
 """Characters of the launch line in a note."""
 
@@ -73,7 +80,29 @@ async def _queue_as_it_is(
     if options.dry_run:
         print(shlex.join(_argv(call)))
         return 0
-    return await _run(_argv(call), None if script.is_wrapped else script.given)
+    given = None if script.is_wrapped else script.given
+    if found.asked.last("test-only"):
+        return await _run(_argv(call), given)
+    try:
+        site = load_site(options)
+    except SiteFault as error:
+        print_note(f"muster: muster status will not show this job: {error.message}")
+        return await _run(_argv(call), given)
+
+    from muster.launcher.scripts.job_files import unsupervised_job
+    from muster.launcher.submission.registration import Registration
+
+    async with Registration(site) as registration:
+        queued = _Registering(registration, *unsupervised_job(found, script), found.asked)
+
+        def take(line: str) -> None:
+            print(line, end="", flush=True)
+            if answer := _SUBMITTED.match(line):
+                queued.begin(int(answer[1]))
+
+        status = await _run(_argv(call), given, os.environ, take)
+        await queued.finish()
+    return status
 
 
 def _settled(looked: Looked, options: argparse.Namespace) -> Supervised:
@@ -100,7 +129,7 @@ async def _try(found: Supervised, call: ScriptCall, options: argparse.Namespace)
 
 async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) -> int:
     from muster.launcher.runs.kept import RunRecord
-    from muster.launcher.scripts.job_files import JobFiles, known_run
+    from muster.launcher.scripts.job_files import JobFiles, known_run, waiting_spec
     from muster.launcher.submission.origin import Asked, choose_origin
     from muster.launcher.submission.registration import Registration
 
@@ -111,16 +140,39 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
         coordinator = await registration.wait_for_answer(force=options.force)
         if options.resume:  # else a script that is queued anew starts at step 0
             found.spec.resume_from = await choose_origin(found.spec, Asked(options.resume), coordinator)
-    files = await look("run_dir", partial(JobFiles.write, found, site))
-    # Slurm sets the count of a job that it has restarted. What this shell has is that of another job.
-    environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
-    environ["BASH_ENV"] = files.bash_env
-    async with RunRecord(known_run(found, files.gang, call), os.environ) as record:
-        answer = _Answer(found, files, call, options, record.keep)
-        status = await _run(_argv(call, found), looked.script.given, environ, answer.take)
+        files = await look("run_dir", partial(JobFiles.write, found, site))
+        # Slurm sets the count of a job that it has restarted. What this shell has is that of another job.
+        environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
+        environ["BASH_ENV"] = files.bash_env
+        run = known_run(found, files.gang, call)
+        async with RunRecord(run, os.environ) as record:
+            queued = _Registering(registration, files.gang, waiting_spec(run.spec, found.job), looked.asked)
+            answer = _Answer(found, files, call, options, (record.keep, queued.begin))
+            status = await _run(_argv(call, found), looked.script.given, environ, answer.take)
+            await queued.finish()
     if not answer.job and status:
         files.remove()
     return status
+
+
+class _Registering:
+    """The registration of a script's job, while sbatch may go on (--wait). Tasks of an array register themselves."""
+
+    def __init__(self, registration: Registration, gang: str, spec: JobSpec, asked: Asked) -> None:
+        self._register = partial(registration.register, gang, spec=spec)
+        self._is_array, self._begun = asked.last("array") is not None, list[asyncio.Future[bool]]()
+
+    def begin(self, job: int) -> None:
+        """sbatch has said the job's id."""
+        if not self._is_array:
+            self._begun.append(asyncio.ensure_future(self._register(job=job)))
+
+    async def finish(self) -> None:
+        """Waits for the answer. What goes wrong is said; the job is queued."""
+        try:
+            await asyncio.gather(*self._begun)
+        except LauncherError as error:
+            print_note(f"muster: the job is queued, and muster status will not show it: {error.message}")
 
 
 async def _check_paths(found: Supervised) -> None:
@@ -151,9 +203,10 @@ class _Answer:
         files: JobFiles,
         call: ScriptCall,
         options: argparse.Namespace,
-        keep: Callable[[int], None],
+        tell: Sequence[Callable[[int], None]],
     ) -> None:
-        self._found, self._files, self._call, self._options, self._keep = found, files, call, options, keep
+        """`tell`: is told the job's id."""
+        self._found, self._files, self._call, self._options, self._tell = found, files, call, options, tell
         self.job = 0
         """The job's id; 0: sbatch has not said it."""
 
@@ -164,7 +217,8 @@ class _Answer:
             print(line, end="", flush=True)
             return
         self.job = int(number)
-        self._keep(self.job)
+        for tell in self._tell:
+            tell(self.job)
         if self._options.json:
             print(self._as_json(), flush=True)
         elif self._found.looked.asked.last("parsable"):
@@ -183,7 +237,8 @@ class _Answer:
         words = [counted(nodes, "node")] if nodes else []
         words += [counted(spares, "spare")] if spares else []
         size = f" ({' and '.join(words)})" if words else ""
-        print_note(f"muster: job {self.job}{size}. Watch it, once it runs: muster status -f {self.job}")
+        once = ", once it runs" if self._found.looked.asked.last("array") else ""
+        print_note(f"muster: job {self.job}{size}. Watch it{once}: muster status -f {self.job}")
 
 
 def _argv(call: ScriptCall, found: Supervised | None = None) -> list[str]:

@@ -26,8 +26,6 @@ class Registration:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._connection = AsyncExitStack()
-        self._coordinator: CoordinatorClient | None = None
-        """The one that has answered."""
 
     async def __aenter__(self) -> Self:
         self._answer = asyncio.ensure_future(self._ask())
@@ -54,21 +52,20 @@ class Registration:
             LauncherError: the coordinator can't be reached, or refuses.
         """
         try:
-            self._coordinator = await self._answer
+            return await self._answer
         except (Unavailable, SiteFault) as error:
             if not force:
                 nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
                 raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
             print_note(f"muster: {error.message}; the job is queued because of --force")
             print_note("  whether an earlier run of this job is to be continued is not known: --resume PATH says so")
-        return self._coordinator
+        return None
 
     async def register(self, gang: str, job: int, spec: JobSpec) -> bool:
         """Registers the job that was queued. Returns whether the coordinator knows it now."""
-        if self._coordinator is not None:
-            with suppress(Unavailable):
-                await self._coordinator.register(gang, job, spec)
-                return True
+        with suppress(Unavailable, SiteFault):
+            await (await self._answer).register(gang, job, spec)
+            return True
         # While sbatch ran, another coordinator may have taken over.
         try:
             async with connect(self._site) as coordinator:

@@ -196,8 +196,10 @@ class PlannedSwapInvariant:
         return (gang, node) in self._world.requested_swaps or node in self._world.requested_drains
 
     def check_end(self, gang: Gang) -> None:
-        """A gang is done. Its ranks have not exited only because they were asked to leave a node."""
+        """A gang is done. Its ranks have not exited only because they were asked to leave a node. A script that never
+        launches has none, and its job has completed."""
+        script_is_over = gang.spec.awaits_launch and gang.slurm.job_over
         require(
-            gang.plans.stop is not None or self._world.is_finished(gang.id),
+            gang.plans.stop is not None or script_is_over or self._world.is_finished(gang.id),
             f"invariant 8: {gang.id} is done, and its script has not come to its end",
         )

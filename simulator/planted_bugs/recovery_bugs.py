@@ -21,6 +21,12 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="0 < A <= latest",
         bug="latest >= 0",
     ),
+    "expect-agents-of-a-script": PlantedBug(
+        "Agents of a user's own script are expected before it has launched anything.",
+        function="gathering.look_for_job",
+        code="A is None or gang.spec.awaits_launch",
+        bug="A is None",
+    ),
     "skip-the-fence": PlantedBug(
         "A generation starts although some nodes have not fenced the one before.",
         function="recovering.recover",

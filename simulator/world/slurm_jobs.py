@@ -179,6 +179,9 @@ class SlurmJobs:
     def _start_job(self, job: Job) -> None:
         world = self._world
         world.note(f"Slurm starts job {job.id} (restart {job.restart_count}) on {' '.join(job.nodes)}")
+        if self._submissions[job.id].spec.awaits_launch:  # a user's own script, which never launches
+            world.schedule.call_later(world.durations.launch_s(), self._end_script, job.id)
+            return
         host = world.machines[job.batch_host]
         self._batch_processes[job.id, job.restart_count] = (host, host.boot_count)
         own = self._submissions[job.id].spec.own_nodes
@@ -186,6 +189,9 @@ class SlurmJobs:
         for node in job.nodes:
             world.schedule.call_later(world.durations.launch_s(), self._launch_agent, job, node, 0)
         world.schedule.call_later(world.durations.launch_s(), self._poll_gang, job)
+
+    def _end_script(self, job: int) -> None:
+        self._world.cluster.end_batch_script(job)
 
     def has_batch_process(self, job: Job) -> bool:
         """The batch process of this run of the job lives, so srun may live or start."""

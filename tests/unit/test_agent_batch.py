@@ -310,7 +310,7 @@ async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFi
     answers = Answers(UNKNOWN)
     await run_batch(["false"], answers, timing=FAST)
     assert answers.asked == 1 + FAST.unknown_gang_answers  # beside srun, and after its end
-    assert "srun has ended with status 1, and the coordinator does not know the gang" in caplog.text
+    assert "srun has ended with status 1, and the coordinator knows of no agent" in caplog.text
     assert "a command of the job that fails before it launches anything, or a node without muster-agent" in caplog.text
 
 

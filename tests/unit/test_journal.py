@@ -70,6 +70,7 @@ def _story() -> list[facts.Fact]:
         facts.ReplicasDisagreed("g", 2, Version(2, 9), (1,), ("n1",), "n1", "rank 1 on n1 differs"),
         facts.NotFiniteReported("g", 2, 1, "n1", 9, "loss = nan"),
         facts.LossNoted("g", 2, LossKind.SPIKE, "n1", 9, 8.1, 2.31),
+        facts.LaunchUnsupervised("g", "line 4, srun x: it runs in a container"),
         facts.RolledBack("g", 2, 9, Version(1, 4), "/durable/4", 119, "a spike"),
         facts.CorruptCopyFound("g", "n1", CorruptCopy(1, Version(1, 12), True, 1, 250)),
         facts.StateRestored("g", 2, Version(1, 12), 1 << 30, 0, 1 << 20, (("n2", 1 << 20),), 0.5),

@@ -225,7 +225,8 @@ async def _poll_after_srun(
     unknown = no_agent_count = 0
     while True:
         view = await coordinator.view()
-        unknown = unknown + 1 if view is ViewFailure.UNKNOWN_GANG else 0
+        is_unknown = view is ViewFailure.UNKNOWN_GANG or (isinstance(view, GangView) and view.awaits_launch)
+        unknown = unknown + 1 if is_unknown else 0
         if isinstance(view, GangView) and view.final:
             return _log_result(view)
         if isinstance(view, GangView) and view.slurm_job_ids and job and job not in view.slurm_job_ids:
@@ -253,7 +254,7 @@ async def _poll_after_srun(
             return _exit_code(code)
         if unknown >= timing.unknown_gang_answers:
             log.error(
-                "srun has ended with status %d, and the coordinator does not know the gang: no agent ever attached, "
+                "srun has ended with status %d, and the coordinator knows of no agent: none ever attached, "
                 "or the gang ended long ago. The messages of srun and of the agents above say why: a command of the "
                 "job that fails before it launches anything, or a node without muster-agent. Correct that, then submit "
                 "again with muster",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from muster.daemon.agent.batch.batch_process import LAUNCH_OF_SCRIPT, RemoteCoordinator, ViewFailure, run_batch
@@ -20,11 +21,12 @@ from muster.daemon.agent.user_script import launch, output_options, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file, rank_log_files
-from muster.daemon.transport.site_config import Site, start_logging
+from muster.daemon.transport.identity import IdentityError
+from muster.daemon.transport.site_config import Site, SiteError, start_logging
 from muster.slurm.client import launch_settings
 from muster.slurm.client.batch_script import MAX_SPEC_BYTES, RANK_ENVIRONMENT, spec_text
 from muster.slurm.client.srun_options import SrunWords
-from muster.v1.api_pb2 import BatchRef
+from muster.v1.api_pb2 import BatchRef, GangView
 from muster.v1.common_pb2 import JobSpec
 from muster.wording import counted
 
@@ -78,9 +80,18 @@ def run(
     seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
     sys.stdout.flush()
     code = asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, forwarded=_FORWARDED))
+    _tell_if_nothing_started(job, words, remote, code)
     if code != EXIT_FAILED_AGAIN:
         return code
     return exit_code_of_ranks(rank_log_files.failed_codes(spec.run_dir, job.gang), decision.kind)
+
+
+def _tell_if_nothing_started(job: ScriptJob, words: SrunWords, remote: RemoteCoordinator, code: int) -> None:
+    """Tell the coordinator of a launch that is over, and of which no agent has attached."""
+    view = asyncio.run(remote.view())
+    if isinstance(view, GangView) and view.awaits_launch:
+        how = f"has failed with exit code {code} before its ranks started" if code else "has launched no ranks"
+        tell(job, f"{script_job.describe(job, words)}: it {how}")
 
 
 def exit_code_of_ranks(codes: Sequence[int], kind: Kind) -> int:
@@ -125,6 +136,15 @@ def seats(job: ScriptJob) -> tuple[str, ...]:
     return tuple(found) or job.nodes.own
 
 
-def _remote(job: ScriptJob, site: Site) -> RemoteCoordinator:
-    run = BatchRef(gang_id=job.gang, slurm_job_id=job.job_id, slurm_restart_count=job.restarts)
+def tell(job: ScriptJob, unsupervised: str) -> None:
+    """Tell the coordinator, if it answers, which launch is not supervised, and why: `muster status` shows it."""
+    with suppress(SiteError, IdentityError):  # the launch runs without it, and the output says why
+        remote = _remote(job, Site.load(coordinator=job.settings.coordinator or None), unsupervised)
+        asyncio.run(remote.view())
+
+
+def _remote(job: ScriptJob, site: Site, unsupervised: str = "") -> RemoteCoordinator:
+    run = BatchRef(
+        gang_id=job.gang, slurm_job_id=job.job_id, slurm_restart_count=job.restarts, unsupervised=unsupervised
+    )
     return RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())

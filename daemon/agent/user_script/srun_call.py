@@ -50,10 +50,11 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return gang_launch.run(job, decision, read, of_plugins, program, given)
     if warning:
-        print(
-            f"muster: not supervised: {script_job.describe(job, read)}: {warning}. It runs as it is written",
-            file=sys.stderr,
-        )
+        from muster.daemon.agent.user_script import gang_launch
+
+        words = f"{script_job.describe(job, read)}: {warning}. It runs as it is written"
+        print(f"muster: not supervised: {words}", file=sys.stderr, flush=True)
+        gang_launch.tell(job, words)
     if read.value("jobid") not in (None, str(job.job_id)):
         helper_call.become(program, words, given)
     helper_call.become(program, *_of_helper(job, decision, read, given))

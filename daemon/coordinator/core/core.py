@@ -170,6 +170,8 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
             _record_job_change(turn, event)
         case events.SlurmAnswered():
             _settle_call(turn, event)
+        case events.BatchHeartbeat():
+            _note_unsupervised(turn, event)
         case events.SwapRequested() if event.gang in turn.state.gangs:
             requested_swap.plan(GangTurn(turn, turn.state.gangs[event.gang]), event)
         case events.NodeAttached() | events.NodeHeartbeat() | events.NodeSignalled() | events.SlurmNodeChanged():
@@ -189,10 +191,11 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
 
 
 def _register_gang(turn: Turn, event: events.GangSubmitted) -> None:
-    if event.gang not in turn.state.gangs:
-        turn.record(
-            facts.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json)
-        )
+    known = turn.state.gangs.get(event.gang)
+    if known is not None and (known.final or not known.spec.awaits_launch or event.spec.awaits_launch):
+        return
+    turn.record(facts.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json))
+    if known is None:
         _forget_old_gangs(turn)
 
 
@@ -215,6 +218,12 @@ def _record_job_change(turn: Turn, event: events.SlurmJobChanged) -> None:
         turn.record(facts.JobChanged(event.gang, event.nodes))
     if gang.final and event.ended and not gang.slurm.job_over:
         turn.record(facts.JobEnded(event.gang, event.ended))
+
+
+def _note_unsupervised(turn: Turn, event: events.BatchHeartbeat) -> None:
+    gang = turn.state.gangs.get(event.gang)
+    if event.unsupervised and gang is not None and not gang.findings.unsupervised:
+        turn.record(facts.LaunchUnsupervised(gang.id, event.unsupervised))
 
 
 def _admit_agent(turn: Turn, event: events.AgentAttached) -> None:
@@ -307,10 +316,11 @@ def _waits_for_requeue(state: DurableState, gang: Gang, seen: ObservedGang) -> b
 
 
 def _has_consequence(state: DurableState, event: events.Event) -> bool:
-    """A heartbeat that is more than one: a node lives again, or a launch has failed on a node."""
+    """A heartbeat that is more than one: a node lives again, a launch has failed on a node, or is not supervised."""
     if isinstance(event, events.BatchHeartbeat):
         gang = state.gangs.get(event.gang)
-        return bool(event.unlaunched or event.failed) and gang is not None and gang.phase is Phase.GATHERING
+        failed = bool(event.unlaunched or event.failed) and gang is not None and gang.phase is Phase.GATHERING
+        return failed or bool(event.unsupervised)
     return _shows_life_again(state, event)
 
 

@@ -69,6 +69,8 @@ class Ledger:
         if isinstance(fact, facts.PhaseChanged | facts.GenerationFenced | facts.GangEnded):
             self._note_late_step(fact.progress)
         match fact:
+            case facts.GangRegistered() if self._stage is not None:  # its script has launched: the whole spec is known
+                self._asked = fact.spec.nodes + fact.spec.spares
             case facts.GangRegistered():
                 self._asked, self._stage = fact.spec.nodes + fact.spec.spares, Category.QUEUE
                 self._durable_step = _step_of(fact.spec.resume_from)

@@ -42,11 +42,13 @@ SELECT {COLUMNS} FROM facts INDEXED BY records_of_node WHERE node = :node AND no
 ORDER BY position DESC LIMIT :limit
 """
 _REGISTERED = "gang, json_extract(json, '$.owner_uid'), json_extract(json, '$.spec.readers')"
-# The newest registration counts, if the journal has several of one gang.
-OWNER_OF_GANG = f"""
-SELECT {_REGISTERED} FROM facts INDEXED BY registrations_of_gang
+# The newest registration counts: that of a user's own script is complete once the script launches.
+_OF_GANG = """
+FROM facts INDEXED BY registrations_of_gang
 WHERE name = 'GangRegistered' AND gang = ? ORDER BY position DESC LIMIT 1
 """
+OWNER_OF_GANG = f"SELECT {_REGISTERED} {_OF_GANG}"
+REGISTRATION = f"SELECT {COLUMNS} {_OF_GANG}"
 OWNER_OF_JOB = f"""
 SELECT {_REGISTERED} FROM facts
 WHERE name = 'GangRegistered' AND json_extract(json, '$.job') = ? ORDER BY position DESC LIMIT 1
@@ -128,3 +130,13 @@ def find_owner(database: sqlite3.Connection, gang: str, job: int) -> Registered 
     """
     row = database.execute(OWNER_OF_GANG if gang else OWNER_OF_JOB, (gang or job,)).fetchone()
     return Registered(str(row[0]), int(row[1]), tuple(json.loads(row[2] or "[]"))) if row else None
+
+
+def read_registration(database: sqlite3.Connection, gang: str) -> Record | None:
+    """The newest registration of a gang; None: there is none.
+
+    Raises:
+        sqlite3.Error: the journal can't be read.
+    """
+    row = database.execute(REGISTRATION, (gang,)).fetchone()
+    return Record(*row) if row else None

@@ -206,6 +206,15 @@ class Journal:
         with self._wrap_errors("read"):
             return history.find_owner(self._db.conn, gang, job)
 
+    def registration(self, gang: str) -> Record | None:
+        """See history.read_registration.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
+        with self._wrap_errors("read"):
+            return history.read_registration(self._db.conn, gang)
+
     def registered_gangs(self) -> list[str]:
         """Every gang that was ever registered, the newest first.
 

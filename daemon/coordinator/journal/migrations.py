@@ -34,7 +34,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # exclusions with reasons, failures, precursors; calls that resume a node; the axes of a gang, the network of its
     # nodes, groups that are wider than asked
     (),
-    # 11: LossNoted, RolledBack. PhaseChanged, GenerationFenced, GangEnded and snapshots of 10 say nothing of progress
+    # 11: LossNoted, RolledBack, LaunchUnsupervised; a second GangRegistered, once a user's own script launches.
+    # PhaseChanged, GenerationFenced, GangEnded and snapshots of 10 say nothing of progress
     (),
 )
 """The statements of each format, from the first one on."""

@@ -173,7 +173,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
         if not member:
             await self._fabric.wait_until_known(FABRIC_VALID_S)
-        if not gang:
+        if not gang or gang.spec.awaits_launch:
             self._register(hello, caller, await submitted(self._specs, hello, caller.uid))
         return member.leaf if member else self._engine.core.observed.leaf(hello.node)
 
@@ -274,6 +274,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     def _register(self, hello: pb.AgentHello, caller: Caller, event: events.GangSubmitted | None) -> None:
         """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang.
+        The first agent of a user's own script brings the whole spec.
 
         The checks before have waited for Slurm, or for the status (`event` is None then). Meanwhile another user, or
         another job, may have registered an id that names no owner. Nothing waits between the last check and the first
@@ -284,12 +285,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             if not self._is_owner(caller, gang.account.owner_uid):
                 raise _not_the_owner(hello, caller)
             self._check_gang(caller, gang, hello)
-            return
+            if event is None or not gang.spec.awaits_launch:
+                return
         self._check_job_is_free(hello, uid)
         if event is None:
             raise unavailable(f"the gang {hello.gang_id} is gone: attach again")
         limits, now = self._engine.limits, self._engine.clock.now()
-        registration.check_budget(gangs.values(), uid, len(event.spec_json), limits, now)
+        others = [other for other in gangs.values() if other.id != hello.gang_id]
+        registration.check_budget(others, uid, len(event.spec_json), limits, now)
         self._engine.post(event)
 
     def _check_job_is_free(self, hello: pb.AgentHello, uid: int) -> None:

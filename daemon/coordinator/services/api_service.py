@@ -52,6 +52,8 @@ from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.view_parts.node_history import visible_page
 from muster.daemon.host import clock
+from muster.daemon.host.plain_text import plain
+from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller
 from muster.daemon.transport.server_limits import SITE_CALLS, StreamLimits
@@ -165,7 +167,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
             codes = request.failed_nodes
             failed = tuple((node, codes[node]) for node in gang.slurm.job_nodes if node in codes)
             run = (request.slurm_job_id, request.slurm_restart_count)
-            self._post(events.BatchHeartbeat(gang.id, *run, unlaunched, failed))
+            unsupervised = plain(" ".join(request.unsupervised[: job_limits.MAX_TEXT_CHARS].split()))
+            self._post(events.BatchHeartbeat(gang.id, *run, unlaunched, failed, unsupervised))
         view = self._view(gang, for_people=False)
         view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
         return view

@@ -190,6 +190,8 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         own_nodes=own_nodes(message),
         script_goes_on=message.script_goes_on,
         array_task=_array_task(message.array_task),
+        awaits_launch=message.awaits_launch,
+        unsupervised=_words("unsupervised", message.unsupervised),
         durable_keep=message.durable_keep,
         durable_keep_s=message.durable_keep_s,
         loss=_loss(message.loss),
@@ -200,7 +202,7 @@ def gang_spec(message: common_pb2.JobSpec) -> events.GangSpec:
         replicas, spares = map(_spreading, (message.spreading.replicas, message.spreading.spares))
         found = replace(found, spread_replicas=replicas, spread_spares=spares)
     try:
-        for nodes in (found.nodes, *found.smaller):
+        for nodes in () if found.awaits_launch else (found.nodes, *found.smaller):
             communication.axes_of(replace(found, nodes=nodes))
     except ValueError as error:
         raise InvalidMessage(f"parallelism: {error}") from None
@@ -234,6 +236,16 @@ def _array_task(name: str) -> str:
     if name and not _ARRAY_TASK.fullmatch(name):
         raise InvalidMessage('array_task must be the job id of an array and a task: "42_1"')
     return name
+
+
+def _words(field: str, words: str) -> str:
+    """Words of a user that views show.
+
+    Raises:
+        InvalidMessage: they are too long.
+    """
+    check_length(field, words, job_limits.MAX_TEXT_CHARS)
+    return plain(" ".join(words.split()))
 
 
 def _if_worse(word: str) -> events.IfWorse:
@@ -321,12 +333,12 @@ def registered_spec(journal: Journal, gang: str) -> JobSpec | None:
 
 
 def registration_of(journal: Journal, gang: str) -> Record | None:
-    """The first record of a gang, which is its registration.
+    """The newest registration of a gang.
 
     Raises:
         JournalError: the journal can't be read.
     """
-    return next(iter(journal.history(gang, 0, 1)), None)
+    return journal.registration(gang)
 
 
 def read_spec(record: Record | None) -> JobSpec | None:

@@ -96,6 +96,8 @@ def gang_view(
         not_finite=gang.findings.not_finite,
         last_loss=gang.findings.last_loss,
         wider_groups=gang.roster.wider_groups,
+        unsupervised=gang.spec.unsupervised or gang.findings.unsupervised,
+        awaits_launch=gang.spec.awaits_launch,
         extra_communication_s=gang.roster.extra_communication_s,
         checkpoint=checkpoint_view(gang, seen, now),
     )
@@ -306,6 +308,11 @@ def waiting_for(state: DurableState, observed: ObservedState, gang: Gang) -> str
 
 
 def _queue_words(seen: ObservedGang, observed: ObservedState, gang: Gang) -> str:
+    if gang.spec.awaits_launch and seen.job_running is not None:
+        if gang.spec.unsupervised:
+            return f"job {gang.slurm.job} to end: its script runs, and is not supervised"
+        launched = seen.batch is not None and seen.batch.is_of(gang.slurm.job, seen.job_running[0])
+        return "agents: its script has launched, and none is attached" if launched else "a launch: its script runs"
     reason = pending_words(seen.pending_reason, gang.slurm.job, requeueing.launch_failed_on(observed, gang.slurm))
     if seen.completing:
         reason = f"{reason}; " * bool(reason) + (

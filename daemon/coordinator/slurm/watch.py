@@ -217,6 +217,8 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
 def _end_words(gang: Gang, found: Job) -> str:
     """Why a job has ended of which no agent attached, or where its batch script says it; empty: not known."""
     run_dir = json.loads(gang.account.shown_spec).get("run_dir", "")
+    if gang.spec.awaits_launch:
+        return _end_of_script(found)
     if found.exit_code == COMMAND_NOT_FOUND:
         host = found.batch_host or "its first node"
         return f"{host} has no muster-agent, or no srun, in the PATH of the shell that submitted it"
@@ -226,6 +228,14 @@ def _end_words(gang: Gang, found: Job) -> str:
         f"{found.batch_host or 'its first node'} could not open the job's output file: run_dir = {run_dir!r} must be a "
         "folder that all nodes share"
     )
+
+
+def _end_of_script(found: Job) -> str:
+    """How a user's own script has ended of which no agent attached."""
+    if found.exit_signal == NO_OUTPUT_SIGNAL:
+        return f"{found.batch_host or 'its first node'} could not open the job's output file"
+    how = f"by signal {found.exit_signal}" if found.exit_signal else f"with exit code {found.exit_code or 0}"
+    return f"its script has ended {how}, before a launch that is supervised"
 
 
 def node_seen(name: str, found: Node | Gone) -> events.SlurmNodeChanged:

@@ -131,10 +131,13 @@ class BatchRef(_message.Message):
     SLURM_RESTART_COUNT_FIELD_NUMBER: _builtins.int
     UNLAUNCHED_NODES_FIELD_NUMBER: _builtins.int
     FAILED_NODES_FIELD_NUMBER: _builtins.int
+    UNSUPERVISED_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
     """Slurm's restart count of the job when this process started."""
+    unsupervised: _builtins.str
+    """A launch of the job's script that runs as it is written, and why it is not supervised; empty: there is none."""
     @_builtins.property
     def unlaunched_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes of the job on which srun could start nothing. It has given them up."""
@@ -151,10 +154,11 @@ class BatchRef(_message.Message):
         slurm_restart_count: _builtins.int = ...,
         unlaunched_nodes: _abc.Iterable[_builtins.str] | None = ...,
         failed_nodes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        unsupervised: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nodes", b"failed_nodes", "gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "unlaunched_nodes", b"unlaunched_nodes", "unsupervised", b"unsupervised"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -985,6 +989,8 @@ class GangView(_message.Message):
     IF_NODE_FAILS_FIELD_NUMBER: _builtins.int
     RECOVERY_COUNT_FIELD_NUMBER: _builtins.int
     USE_FIELD_NUMBER: _builtins.int
+    UNSUPERVISED_FIELD_NUMBER: _builtins.int
+    AWAITS_LAUNCH_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -1030,6 +1036,10 @@ class GangView(_message.Message):
     """What follows if a node fails now, in words; empty: the job does not train."""
     recovery_count: _builtins.int
     """How many recoveries there were: in a brief view, `recoveries` has the newest one only."""
+    unsupervised: _builtins.str
+    """What of a user's own script is not supervised, and why, in words; empty: nothing is known to be so."""
+    awaits_launch: _builtins.bool
+    """JobSpec.awaits_launch: no agent has attached yet, or none ever did."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1101,10 +1111,12 @@ class GangView(_message.Message):
         if_node_fails: _builtins.str = ...,
         recovery_count: _builtins.int = ...,
         use: Global___UseView | None = ...,
+        unsupervised: _builtins.str = ...,
+        awaits_launch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "committed", b"committed", "goodput", b"goodput", "training", b"training", "use", b"use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "last_loss", b"last_loss", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stop", b"after_stop", "awaits_launch", b"awaits_launch", "checkpoint", b"checkpoint", "committed", b"committed", "differs", b"differs", "ended_s", b"ended_s", "exclusions", b"exclusions", "exit_code", b"exit_code", "expected_start_s", b"expected_start_s", "extra_communication_s", b"extra_communication_s", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "goodput", b"goodput", "if_node_fails", b"if_node_fails", "last_loss", b"last_loss", "name", b"name", "nodes", b"nodes", "not_finite", b"not_finite", "owner_uid", b"owner_uid", "phase", b"phase", "phase_since_s", b"phase_since_s", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "recovery_count", b"recovery_count", "replicas_disagree", b"replicas_disagree", "run_dir", b"run_dir", "run_ends_s", b"run_ends_s", "run_started_s", b"run_started_s", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "stop_s", b"stop_s", "training", b"training", "unsupervised", b"unsupervised", "use", b"use", "waiting_for", b"waiting_for", "wider_groups", b"wider_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,6 +194,8 @@ class JobSpec(_message.Message):
     SCRIPT_OUTPUT_FIELD_NUMBER: _builtins.int
     RANKS_OF_SRUN_FIELD_NUMBER: _builtins.int
     ARRAY_TASK_FIELD_NUMBER: _builtins.int
+    AWAITS_LAUNCH_FIELD_NUMBER: _builtins.int
+    UNSUPERVISED_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     HOOKS_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
@@ -295,6 +297,12 @@ class JobSpec(_message.Message):
     """srun would start its ranks, and no launcher: they get the variables of srun, and none that only torchrun sets."""
     array_task: _builtins.str
     """The name that Slurm shows of a task of an array job: "42_1", where 42 is the job id of the array. Empty: no such task."""
+    awaits_launch: _builtins.bool
+    """Of a user's own script that has not launched anything yet: nodes, command and ranks of this spec are a guess. The first
+    agent brings the whole spec.
+    """
+    unsupervised: _builtins.str
+    """Why nothing of such a script can be supervised, in words; empty: it can."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv. If the first word is a Python interpreter, a process forked from the zygote runs the script. Otherwise the
@@ -409,13 +417,15 @@ class JobSpec(_message.Message):
         script_output: Global___ScriptOutput | None = ...,
         ranks_of_srun: _builtins.bool = ...,
         array_task: _builtins.str = ...,
+        awaits_launch: _builtins.bool = ...,
+        unsupervised: _builtins.str = ...,
         loss: Global___LossChoice | None = ...,
         hooks: _abc.Iterable[Global___JobHook] | None = ...,
         live: Global___LiveNumbers | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "loss", b"loss", "script_output", b"script_output", "spreading", b"spreading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_task", b"array_task", "command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_of_srun", b"ranks_of_srun", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "script_goes_on", b"script_goes_on", "script_output", b"script_output", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_task", b"array_task", "awaits_launch", b"awaits_launch", "command", b"command", "context_parallel", b"context_parallel", "data_parallel", b"data_parallel", "durable_auto", b"durable_auto", "durable_dir", b"durable_dir", "durable_every_s", b"durable_every_s", "durable_every_steps", b"durable_every_steps", "durable_keep", b"durable_keep", "durable_keep_s", b"durable_keep_s", "env", b"env", "estimate_tables", b"estimate_tables", "expert_parallel", b"expert_parallel", "flops_per_step", b"flops_per_step", "gather_timeout_s", b"gather_timeout_s", "hang_after_idle_s", b"hang_after_idle_s", "hang_after_s", b"hang_after_s", "hooks", b"hooks", "if_worse", b"if_worse", "live", b"live", "log_limit_bytes", b"log_limit_bytes", "loss", b"loss", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "more_copies", b"more_copies", "name", b"name", "node_mtbf_s", b"node_mtbf_s", "node_options", b"node_options", "nodes", b"nodes", "own_nodes", b"own_nodes", "parallel_order", b"parallel_order", "parity_nodes", b"parity_nodes", "peak_flops", b"peak_flops", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preflight", b"preflight", "preload", b"preload", "ranks_of_srun", b"ranks_of_srun", "ranks_per_node", b"ranks_per_node", "readers", b"readers", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "resume_from", b"resume_from", "retries", b"retries", "run_dir", b"run_dir", "script_goes_on", b"script_goes_on", "script_output", b"script_output", "smaller", b"smaller", "spares", b"spares", "spreading", b"spreading", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "tokens_per_step", b"tokens_per_step", "traffic", b"traffic", "trust_durable_store", b"trust_durable_store", "unsupervised", b"unsupervised", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

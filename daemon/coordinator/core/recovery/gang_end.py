@@ -80,13 +80,17 @@ def _code_without_script(gang: Gang, exit_code: int) -> int:
 
 def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
     """End the gang in the way in which Slurm ended its job."""
-    phase, seen = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED, gang_turn.observed
+    gang, seen, exit_code, phase = gang_turn.gang, gang_turn.observed, EXIT_OF_SLURM, Phase.FAILED
+    if state == "CANCELLED":
+        exit_code, phase = EXIT_CANCELLED, Phase.CANCELLED
+    elif state == "COMPLETED" and gang.spec.awaits_launch:
+        exit_code, phase = 0, Phase.DONE
     why = f": {seen.job_end_words}" if seen.job_end_words and not seen.first_attach_at else ""
     end_gang(
         gang_turn,
         phase,
-        EXIT_CANCELLED if phase is Phase.CANCELLED else EXIT_OF_SLURM,
-        f"Slurm ended job {gang_turn.gang.slurm.job}: {state}{why}",
+        exit_code,
+        f"Slurm ended job {gang.slurm.job}: {state}{why}",
     )
 
 

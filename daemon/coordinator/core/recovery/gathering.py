@@ -42,9 +42,10 @@ RECHECK_S = 1.0
 
 
 def look_for_job(gang_turn: GangTurn) -> None:
-    """If Slurm has started the job, expect its agents from now on, even if none ever comes."""
+    """If Slurm has started the job, expect its agents from now on, even if none ever comes. A user's own script may do
+    other things for as long as it likes, before its first agent comes."""
     gang = gang_turn.gang
-    if gang_turn.observed.job_running is None:
+    if gang_turn.observed.job_running is None or gang.spec.awaits_launch:
         return
     restarts, _ = gang_turn.observed.job_running
     if gang.phase is Phase.SUBMITTED:

@@ -109,6 +109,10 @@ class GangSpec:
     """A script of the user's own has commands behind its launch."""
     array_task: str = ""
     """The name that Slurm shows of a task of an array job: "42_1". Empty: no such task."""
+    awaits_launch: bool = False
+    """A user's own script, which has launched nothing yet. The first agent brings the whole spec."""
+    unsupervised: str = ""
+    """Why nothing of such a script can be supervised, in words; empty: it can."""
     durable_keep: int = 0
     durable_keep_s: float = 0.0
     """How many of its own durable checkpoints it keeps, and for how long older ones, as in JobSpec (common.proto)."""
@@ -496,13 +500,14 @@ class AgentHeartbeat:
 class BatchHeartbeat:
     """The batch process of a run of the job has asked the coordinator about its gang. `unlaunched`: nodes on which srun
     could start nothing, and which it has given up. `failed`: nodes on which what it has launched has failed, and the
-    exit code."""
+    exit code. `unsupervised`: a launch of the job's own script that runs as it is written, and why; empty: none."""
 
     gang: str
     job: int
     restart_count: int
     unlaunched: tuple[str, ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
+    unsupervised: str = ""
 
 
 @dataclass(frozen=True, slots=True)

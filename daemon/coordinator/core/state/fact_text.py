@@ -330,6 +330,8 @@ def _of_gang(fact: facts.Fact) -> str:
             return f"request {fact.serial} for a node has ended{_because(fact.reason)}"
         case facts.FabricNoted():
             return _of_fabric(fact)
+        case facts.LaunchUnsupervised():
+            return f"not supervised: {fact.words}"
         case facts.GangForgotten():
             return "the coordinator forgets the gang; the journal keeps its history"
         case _:

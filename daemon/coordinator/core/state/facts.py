@@ -643,6 +643,14 @@ class SlurmCallSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchUnsupervised:
+    """A launch of the job's own script runs as it is written: which one, and why. The first one of a run is kept."""
+
+    gang: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class ActionWithheld:
     """A call to Slurm for `node` that was not made, because of a limit or of observe mode."""
 
@@ -660,6 +668,7 @@ Fact = (
     | CorrelatedFaultResolved | StragglerDetected | NodeDrainRequested | NodeDrainEnded
     | PrecursorEnded | ReplicasDisagreed | NotFiniteReported | NodeChecked | FabricNoted
     | CorruptCopyFound | StateRestored | GrowthPlanned | NewcomerKnown | LossNoted | RolledBack
+    | LaunchUnsupervised
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

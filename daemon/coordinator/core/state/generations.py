@@ -85,6 +85,8 @@ class Findings:
     """Spikes and plateaus of the loss that were recorded of the running generation."""
     last_loss: str = ""
     """The newest one of this run of the job, in words; empty: none."""
+    unsupervised: str = ""
+    """The first launch of the job's own script that is not supervised, and why, in words; empty: none."""
     corrupt_copies: tuple[facts.CorruptCopyFound, ...] = ()
     """The first ones."""
 

@@ -285,7 +285,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             if agent := gang.agents.get(event.node):
                 agent.heard_at = now
                 gang.note_answer(event.node)
-        case events.BatchHeartbeat():
+        case events.BatchHeartbeat(unsupervised=""):
             gang = observed.gang(event.gang)
             known = gang.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:

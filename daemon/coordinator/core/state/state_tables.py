@@ -15,7 +15,7 @@ from muster.node_health import NODE_TRANSITIONS, NodeHealth
 class Phase(StrEnum):
     """The phase of a gang."""
 
-    SUBMITTED = "SUBMITTED"  # registered; Slurm has not started the job
+    SUBMITTED = "SUBMITTED"  # registered; Slurm has not started the job, or its script has launched nothing yet
     GATHERING = "GATHERING"  # Slurm has started the job; its agents attach
     PREFLIGHT = "PREFLIGHT"  # enough agents are attached; the first rendezvous store opens
     STARTING = "STARTING"  # the agents have the order to run a generation
@@ -39,7 +39,7 @@ EARLY_ENDS = frozenset({Phase.FAILED, Phase.CANCELLED})
 """Ends that are possible in every phase."""
 
 GANG_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.SUBMITTED: frozenset({Phase.GATHERING}) | EARLY_ENDS,
+    Phase.SUBMITTED: frozenset({Phase.GATHERING, Phase.DONE}) | EARLY_ENDS,
     Phase.GATHERING: frozenset({Phase.PREFLIGHT, Phase.REQUEUED}) | EARLY_ENDS,
     Phase.PREFLIGHT: frozenset({Phase.STARTING, Phase.REQUEUED}) | EARLY_ENDS,
     Phase.STARTING: frozenset({Phase.RUNNING, Phase.RECOVERING, Phase.REQUEUED}) | EARLY_ENDS,

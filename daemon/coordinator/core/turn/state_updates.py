@@ -125,7 +125,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
         case facts.ActionWithheld():
             pass  # no call was made
         case facts.GangRegistered():
-            state.gangs.setdefault(fact.gang, _registered(fact, at))
+            _register(state, fact, at)
         case facts.GangForgotten():
             state.gangs.pop(fact.gang, None)
         case facts.NodeChecked():
@@ -192,6 +192,15 @@ def _why_excluded(state: DurableState, gang: Gang, node: str, requeue: facts.Slu
     if member is not None and member.removed:
         return member.removal_reason
     return known.reason if known.health in OUT_OF_SERVICE else requeue.text.removeprefix("muster: ")
+
+
+def _register(state: DurableState, fact: facts.GangRegistered, at: float) -> None:
+    new, known = _registered(fact, at), state.gangs.get(fact.gang)
+    if known is None:
+        state.gangs[fact.gang] = new
+    elif known.spec.awaits_launch:  # the script has launched, and its first agent has brought the whole spec
+        known.spec = new.spec
+        known.account.shown_spec, known.account.spec_chars = new.account.shown_spec, new.account.spec_chars
 
 
 def _registered(fact: facts.GangRegistered, at: float) -> Gang:
@@ -284,6 +293,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.findings.last_loss = loss_words(fact)
         case facts.RolledBack():
             _roll_back(gang, fact)
+        case facts.LaunchUnsupervised():
+            gang.findings.unsupervised = fact.words
         case facts.CorruptCopyFound():
             gang.findings.corrupt_copies = (*gang.findings.corrupt_copies, fact)
         case facts.StateRestored():
@@ -574,7 +585,7 @@ def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.restore.restored_version = gang.plans.stop = gang.plans.swap = gang.findings.hang = None
     gang.recovery.unattributed_node, gang.recovery.group_ranks_swapped_once = "", ()
     gang.findings.stragglers, gang.findings.disagreement, gang.findings.not_finite = (), None, ""
-    gang.findings.last_loss = ""
+    gang.findings.last_loss = gang.findings.unsupervised = ""
     gang.recovery.furthest_step = 0  # the new run may start from an old checkpoint
     gang.recovery.fenced_generation = -1
     gang.order_serial += 1
