@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _RESERVED = frozenset({"if", "then", "elif", "else", "while", "until", "do", "!", "{", "}", "fi", "done", "esac"})
-_PLAIN = re.compile(r"[^\s\\'\"$`;&|()<>#]+")
+# Blanks of Unicode, as a no-break space, are letters to bash.
+_PLAIN = re.compile(r"[^\s\\'\"$`;&|()<>#]+", re.ASCII)
 _OPERATOR = re.compile(r"&&|\|\||;;&|;&|;;|\|&|&>>?|<<<|<<-?|[<>]&|>>|>\||<>|[;&|()<>\n]")
-_HERE_WORD = re.compile(r"[ \t]*((?:\\.|'[^'\n]*'|\"[^\"\n]*\"|[^\s;&|()<>'\"\\])+)")
+_HERE_WORD = re.compile(r"[ \t]*((?:\\.|'[^'\n]*'|\"[^\"\n]*\"|[^\s;&|()<>'\"\\])+)", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])?\+?=")
 _CLOSING = {"(": ")", "{": "}"}
+_MOST_BRACKETS = 100
+"""Within each other. Behind more of them the text is no bash, and is one word."""
 
 
 @dataclass(slots=True)
@@ -104,6 +107,7 @@ class _Scanner:
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self.line = text, 0, 1
+        self._depth = 0
         self._here: list[tuple[str, bool]] = []
         """Words that end here-documents whose first line has not come yet, and whether tabs before them count."""
 
@@ -205,7 +209,8 @@ class _Scanner:
     def _brackets(self, opening: str) -> None:
         """Takes all from a bracket to the one that closes it."""
         closing = _CLOSING[opening]
-        self._take(1)
+        self._take(1 if self._depth < _MOST_BRACKETS else len(self._text))
+        self._depth += 1
         while self._at < len(self._text) and (char := self._text[self._at]) != closing:
             if char == opening:
                 self._brackets(opening)
@@ -216,6 +221,7 @@ class _Scanner:
             else:
                 self._take(1)
         self._take(1)
+        self._depth -= 1
 
     def _find(self, what: str, begin: int | None = None) -> int:
         """Where `what` is next; the end of the text if it is nowhere."""

@@ -145,6 +145,21 @@ def test_a_named_line_overrules() -> None:
     assert "no command begins there" in chosen(text, named=9).problem
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2028", "\u3000", "\x1f", "\x85"])
+def test_blanks_of_unicode_are_letters_as_for_bash(blank: str) -> None:
+    text = f"echo{blank}\ncat <<E{blank}\nsrun a\nE{blank}\nsrun torchrun{blank}x a.py"
+    assert [command.words for command in scan(text).commands] == [
+        [f"echo{blank}"],
+        ["cat"],
+        ["srun", f"torchrun{blank}x", "a.py"],
+    ]
+
+
+@pytest.mark.parametrize("opening", ["$(", "${", '"$(', "x=(", "$((("])
+def test_brackets_without_end_are_one_word(opening: str) -> None:
+    assert choose(opening * 5000 + "\nsrun torchrun a.py", 2).launch is None
+
+
 def test_any_text_gets_an_answer() -> None:
     """Texts that are no bash, and scripts with holes: there is an answer, and the lines are those of the text."""
     chance = random.Random(4)
