@@ -31,7 +31,7 @@ class Command:
     """Whether the command calls the coordinator. If so, it takes the options for the address and the authentication."""
     split: Split | None = None
     """Takes words out of the command line that another program understands."""
-    guarded: bool = False
+    guarded: Callable[[argparse.Namespace], bool] = lambda _: False
     """Whether the command starts processes. If so, it runs as a child of a guard process, which ends all processes that
     the command leaves.
     """

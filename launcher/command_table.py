@@ -40,7 +40,7 @@ COMMANDS = (
     Entry("drain", "drain a node, and move the ranks on it to spares (operators)"),
     Entry("nodes", "list all nodes and their health"),
     Entry("topo", "draw the network with the state of its nodes"),
-    Entry("run", "run a job on this workstation and inject faults"),
+    Entry("run", "run a script as torchrun would: in a job of Slurm, or on this workstation"),
     Entry("pki", "make and show the certificates of coordinators"),
     Entry("policy", "check and explain what follows from a hardware signal"),
     Entry("check", "check nodes and their links in a short Slurm job"),

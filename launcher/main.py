@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     options = parser(words[:1]).parse_args(words)
-    if options.row.guarded:
+    if options.row.guarded(options):
         from muster.daemon.host.process.orphan_guard import run_guarded
 
         return run_guarded(lambda: _carry_out(options))

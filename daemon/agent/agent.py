@@ -99,7 +99,9 @@ class Agent:
         )
         script_node = next(iter(spec.own_nodes), "")
         self._output = (
-            RankOutput(job.run_dir, job.gang, job.node, spec.script_output, script_node, spec.ranks_per_node)
+            RankOutput(
+                job.run_dir, job.gang, job.node, spec.script_output, script_node, spec.ranks_per_node, settings.silent
+            )
             if settings.copies_output
             else None
         )

@@ -54,5 +54,7 @@ class AgentSettings:
     """Children of this process that are not the agent's to end."""
     copies_output: bool = False
     """What ranks write goes to the output of this process, too."""
+    silent: frozenset[int] = frozenset()
+    """The local ranks of which that does not hold."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

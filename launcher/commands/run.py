@@ -1,7 +1,11 @@
-"""`muster run --local --nodes 4 --spares 1 -- python train.py`: tests how a script survives a fault, before submission.
+"""`muster run [torchrun's options] train.py`: runs a script where torchrun would, and restarts its ranks.
 
-Exits with the gang's exit code. No process remains, even after a crash: this process dies with its guard process, all
-its children die with this process, and the guard ends the rest.
+On a workstation, a small cluster of processes runs it. With `--local`, each rank runs a command: `muster run --local
+--nodes 4 --spares 1 -- python train.py` tests how a script survives a fault, before submission. In an allocation of
+Slurm, it runs on the allocation's nodes (launcher/scripts/in_allocation.py).
+
+Exits with the gang's exit code, or with 1 where torchrun would. On a workstation, no process remains, even after a
+crash: this process dies with its guard process, all its children die with this process, and the guard ends the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,9 +29,12 @@ from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import JOB, LocalCluster
-from muster.launcher.local.run import LocalRun, check_faults, make_run_dir, run_until_signal
+from muster.launcher.local.run import LocalRun, NothingLaunched, check_faults, make_run_dir, run_until_signal
 from muster.launcher.output.screen import open_screen
 from muster.launcher.output.tables import recovery_table
+from muster.launcher.scripts import in_allocation
+from muster.launcher.scripts.template import RUN_FOLDER, job_name
+from muster.launcher.scripts.torchrun_call import TorchrunCall, divide
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
 from muster.launcher.submission.origin import Asked, add_origin_options, choose_origin, names_checkpoint
@@ -33,17 +42,26 @@ from muster.v1.common_pb2 import JobSpec
 
 _AGENT_EXIT_TIMEOUT_S = 10.0
 """Seconds in which agents may exit after the gang has ended. Then they are killed."""
+_RANKS_FAILED, _OF_TORCHRUN = 93, 1
+"""What the gang ends with when its ranks have failed too often, and torchrun."""
 _MAX_LOCAL_NODES = 64
 """Each simulated node runs two processes on this workstation."""
+_EPILOG = """All other options are those of the installed torchrun (torchrun --help), and mean what they mean there, but
+for those that docs/SCRIPTS.md lists. They stand before the script, beside these. In a job of Slurm, the ranks run on
+the nodes of the job; elsewhere on this workstation."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--local", action="store_true", help="run on this workstation, without Slurm (required)")
-    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="simulated nodes that run ranks; default 2")
-    words = "simulated nodes that wait to take the place of one that fails; default 1"
-    parser.add_argument("--spares", type=int, default=1, metavar="N", help=words)
-    words = "processes that run the command on each node; default 1"
-    parser.add_argument("--ranks-per-node", type=int, default=1, metavar="N", help=words)
+    parser.epilog = _EPILOG
+    parser.set_defaults(call=None)
+    words = "each rank runs the command after --, on simulated nodes of this workstation"
+    parser.add_argument("--local", action="store_true", help=words)
+    words = "simulated nodes that run ranks; default 1, with --local 2"
+    parser.add_argument("--nodes", type=int, metavar="N", help=words)
+    words = "nodes that wait to take the place of one that fails; default 0, with --local 1"
+    parser.add_argument("--spares", type=int, metavar="N", help=words)
+    words = "with --local: processes that run the command on each node; default 1"
+    parser.add_argument("--ranks-per-node", type=int, metavar="N", help=words)
     parser.add_argument(
         "--fault",
         type=faults.parse_fault,
@@ -54,14 +72,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         " xid-node@step=30[,code=79]; or time=SECONDS instead of step; may be repeated",
     )
     parser.add_argument(
-        "--run-dir", type=Path, metavar="PATH", help="folder for the logs; default: a temporary folder, kept on failure"
-    )
+        *("--run-dir", "--log-dir", "--log_dir"), type=Path, metavar="PATH",
+        help="folder for the logs; default: a temporary folder, kept on failure; in an allocation muster-runs",
+    )  # fmt: skip
     parser.add_argument(
         "--hang-after",
         type=float,
-        default=60.0,
         metavar="S",
-        help="as in job.toml: seconds without a finished step; default 60",
+        help="as in job.toml: seconds without a finished step; default 60, in an allocation as in job.toml",
     )
     parser.add_argument("--durable-dir", default="", metavar="PATH", help="folder or URL for durable checkpoints")
     parser.add_argument(
@@ -70,20 +88,37 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="--durable-dir is a URL, and all who may write there are trusted: to load a checkpoint runs what it says",
     )
     add_origin_options(parser)
-    parser.add_argument("words", nargs="+", metavar="command", help="the command of each rank; after --")
+    words = "torchrun's options, the script and its arguments; with --local the command of each rank, after --"
+    parser.add_argument("words", nargs="+", metavar="command", help=words)
+
+
+def _split(words: Sequence[str], own: Mapping[str, argparse.Action]) -> tuple[list[str], dict[str, Any]]:
+    mine, call = divide(words, own)
+    if "--local" in mine:
+        return [*words], {"call": None}
+    return [*mine, "--", *call.options, *call.script], {"call": call}
 
 
 async def _run(options: argparse.Namespace) -> int:
-    if not options.local:
-        raise WrongInput("muster run needs --local", "to run a job on the cluster: muster submit job.toml")
+    call: TorchrunCall | None = options.call
+    if call is not None:
+        _check_call(call, options)
+        if in_allocation.is_here(os.environ):
+            return await _run_here(call, options)
+    options.nodes = (2 if options.local else 1) if options.nodes is None else options.nodes
+    options.spares = int(options.local) if options.spares is None else options.spares
+    launcher = call.command(options.nodes, os.environ) if call else []
     folder = Path(tempfile.mkdtemp(prefix="muster-local-"))
     status = None
     try:
-        status = await _run_in(folder, options)
+        status = await _run_in(folder, options, launcher)
         return status
     except WrongInput as error:
         status = error.status
         raise
+    except NothingLaunched as ended:  # the launcher has said why
+        status = 0
+        return ended.status
     except (asyncio.CancelledError, KeyboardInterrupt):  # before the ranks were started
         status = EXIT_INTERRUPTED
         raise
@@ -94,10 +129,38 @@ async def _run(options: argparse.Namespace) -> int:
             print_note(f"muster: the logs of ranks and daemons are kept in {folder}")
 
 
-COMMAND = Command(_arguments, _run, remote=False, guarded=True)
+async def _run_here(call: TorchrunCall, options: argparse.Namespace) -> int:
+    """In a job of Slurm."""
+    if options.fault or options.nodes is not None:
+        raise WrongInput("--fault and --nodes are for a workstation, and this is a job of Slurm")
+    environ = in_allocation.given_environment()
+    if in_allocation.is_known(environ):
+        if any((options.spares, options.run_dir, options.durable_dir, options.resume, options.hang_after)):
+            raise WrongInput("muster submit has queued this job", "give the options of Muster to muster submit")
+        in_allocation.launch_of_script(call, environ)
+    options.spares = options.spares or 0
+    options.nodes = in_allocation.own_nodes(environ, options.spares)
+    spec = _spec(options, options.run_dir or Path(RUN_FOLDER))
+    if options.resume:
+        spec.resume_from = await choose_origin(spec, Asked(options.resume, options.fresh), None)
+    return await in_allocation.launch(call, spec, environ)
 
 
-async def _run_in(folder: Path, options: argparse.Namespace) -> int:
+def _check_call(call: TorchrunCall, options: argparse.Namespace) -> None:
+    if call.script[:1] == ("--",):
+        raise WrongInput("-- stands before the command of ranks, with --local; torchrun needs none")
+    if options.ranks_per_node is not None:
+        raise WrongInput("--ranks-per-node is for --local", "write --nproc-per-node")
+
+
+def _is_local(options: argparse.Namespace) -> bool:
+    return options.call is None or not in_allocation.is_here(os.environ)
+
+
+COMMAND = Command(_arguments, _run, remote=False, guarded=_is_local, split=_split)
+
+
+async def _run_in(folder: Path, options: argparse.Namespace, launcher: list[str]) -> int:
     if options.nodes + options.spares > _MAX_LOCAL_NODES:
         raise WrongInput(
             f"--nodes {options.nodes} and --spares {options.spares}: one workstation can run at most "
@@ -109,12 +172,17 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
             "name the path of the checkpoint, a folder step_...",
         )
     spec = _spec(options, options.run_dir or folder / "run")
-    _check_command(spec)
+    if launcher:
+        spec.ClearField("command")
+        spec.ClearField("ranks_per_node")
+    else:
+        _check_command(spec)
     make_run_dir(Path(spec.run_dir))
     spec.resume_from = await choose_origin(spec, Asked(options.resume, options.fresh), None)
-    check_faults(options.fault, spec.nodes + spec.spares, spec.nodes * spec.ranks_per_node)
+    if not launcher:  # else it is known later how many ranks there are
+        check_faults(options.fault, spec.nodes + spec.spares, spec.nodes * spec.ranks_per_node)
     gang = f"local-{secrets.token_hex(4)}"
-    cluster = LocalCluster(folder, spec, gang)
+    cluster = LocalCluster(folder, spec, gang, launcher)
     leave_s = 0.0
     try:
         cluster.start()
@@ -130,7 +198,7 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
     if view.recoveries:
         print(*recovery_table(view.recoveries, open_screen(sys.stderr)), sep="\n", file=sys.stderr)
     print_note(f"muster: {view.phase}: {view.reason}")
-    return exit_code(view)
+    return _OF_TORCHRUN if launcher and exit_code(view) == _RANKS_FAILED else exit_code(view)
 
 
 def _check_command(spec: JobSpec) -> None:
@@ -145,20 +213,25 @@ def _durable_dir(given: str) -> str:
 
 
 def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
+    is_local = _is_local(options)
+    of_local = {
+        "gather_timeout": 60,
+        "hang_after": 60.0,
+        # All ranks are on this host. The host's name may resolve to an address that does not work.
+        "env": {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")},
+    }
     given = {
-        "name": "local",
+        **(of_local if is_local else {}),
+        "name": "local" if is_local else job_name(os.environ.get("SLURM_JOB_NAME", "")),
         "nodes": options.nodes,
         "spares": options.spares,
-        "ranks_per_node": options.ranks_per_node,
+        "ranks_per_node": options.ranks_per_node if options.ranks_per_node is not None else 1,
         "command": options.words,
         "run_dir": str(run_dir.absolute()),
         "durable_dir": _durable_dir(options.durable_dir),
         "checkpoint": {"trust_durable_store": options.trust_durable_store},
         "requeue": False,
-        "gather_timeout": 60,
-        "hang_after": options.hang_after,
-        # All ranks are on this host. The host's name may resolve to an address that does not work.
-        "env": {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")},
+        **({} if options.hang_after is None else {"hang_after": options.hang_after}),
     }
     try:
         return Job.model_validate(given).to_proto(work_dir=os.getcwd())

@@ -1,4 +1,5 @@
 """`muster run --local`: a small cluster, made of processes on one workstation, without Slurm.
 
-May import: `daemon.host`, `daemon.host.process`, `daemon.transport`, `launcher`, `launcher.output`.
+May import: `daemon.host`, `daemon.host.process`, `daemon.transport`, `launcher`, `launcher.output`,
+`slurm.client`.
 """

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,15 @@ from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.local import processes
 from muster.launcher.local.faults import DueFault, Kind, kernel_line
 from muster.launcher.local.processes import Program
+from muster.slurm.client.batch_script import RANK_ENVIRONMENT
 from muster.v1.common_pb2 import JobSpec
 
 JOB = 1
 """The Slurm job id of the local gang."""
+_OF_AGENTS = ("SLURM_JOB_ID", "SLURM_NODEID")
+"""What agents read of Slurm's variables."""
+_AT_START = Path("/proc/self/environ")
+"""The environment that the user has given to this process, which sets variables for gRPC."""
 _STOP_GRACE_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 _LOOPBACK = "127.0.0.1"
@@ -46,10 +51,17 @@ class LocalNode:
 
 
 class LocalCluster:
-    """The processes of the cluster, from `start` to `stop`. `folder` is private (0700) and holds the state."""
+    """The processes of the cluster, from `start` to `stop`.
 
-    def __init__(self, folder: Path, spec: JobSpec, gang: str) -> None:
+    Args:
+        folder: private (0700); it holds the state.
+        launcher: the command of a launcher that each node runs, and that says what the ranks are. The agents then write
+            what ranks print. Empty: the spec says it.
+    """
+
+    def __init__(self, folder: Path, spec: JobSpec, gang: str, launcher: Sequence[str] = ()) -> None:
         self._folder, self._spec, self._gang = folder, spec, gang
+        self.launcher = tuple(launcher)
         self.secret = folder / "secret"
         self.settings = folder / "muster.toml"
         self._place = _reserve_port()
@@ -95,25 +107,57 @@ class LocalCluster:
                 "--spec",
                 str(self._spec_file()),
             ],
-            _slurm_environment(index),
+            self._agents_environment(index),
+            self._launcher_words(),
         )
         daemon = self._start(f"musterd-{name}", "muster.daemon.node", [*where, "--kmsg", str(kernel_log)])
         return LocalNode(name, daemon, agent, kernel_log)
+
+    def _agents_environment(self, index: int) -> dict[str, str]:
+        """The variables that Slurm would set for an agent, and one GPU for each of several nodes, while there are
+        enough GPUs. What starts a launcher has its ranks' environment, too."""
+        slurm = {"SLURM_JOB_ID": str(JOB), "SLURM_NODEID": str(index)}
+        gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+        if gpus and self._spec.nodes + self._spec.spares > 1:
+            slurm["CUDA_VISIBLE_DEVICES"] = str(index % gpus)
+        if self.launcher:
+            path = self._folder / "environment"
+            private_file.replace(path, _AT_START.read_bytes().decode(errors="surrogateescape"))
+            slurm[RANK_ENVIRONMENT] = str(path)
+        return slurm
+
+    def _launcher_words(self) -> list[str]:
+        """What of Slurm the agents are told is not for ranks."""
+        return ["--", "env", *(f"--unset={name}" for name in _OF_AGENTS), *self.launcher] if self.launcher else []
 
     def _spec_file(self) -> Path:
         path = self._folder / "spec.json"
         private_file.replace(path, json_format.MessageToJson(self._spec, preserving_proto_field_name=True))
         return path
 
-    def _start(self, name: str, module: str, words: list[str], extra: Mapping[str, str] | None = None) -> Program:
-        argv = [sys.executable, "-m", module, *words, "--config", str(self.settings)]
+    def _start(
+        self,
+        name: str,
+        module: str,
+        words: list[str],
+        extra: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (),
+    ) -> Program:
+        argv = [sys.executable, "-m", module, *words, "--config", str(self.settings), *launcher]
         # Variables that this shell sets for the site's cluster must not reach the local one, but for the form of logs.
         inherited = {
             key: value
             for key, value in os.environ.items()
             if key == log_format.VARIABLE or not key.startswith(("SLURM", "MUSTER_"))
         }
-        return processes.start(name, argv, self._folder / f"{name}.log", {**inherited, **(extra or {})})
+        log = self._folder / f"{name}.log"
+        return processes.start(name, argv, log, {**inherited, **(extra or {})}, shares_output=bool(launcher))
+
+    @property
+    def launch_status(self) -> int | None:
+        """The exit status of a launcher that has ended on every node. None while one runs."""
+        statuses = [node.agent.exit_status for node in self.nodes.values()]
+        return None if not self.launcher or None in statuses else max(filter(None, statuses), default=0)
 
     @property
     def coordinator_has_ended(self) -> bool:
@@ -154,13 +198,6 @@ class LocalCluster:
         others = [node.daemon for node in self.nodes.values()]
         processes.stop([*others, self.coordinator] if self.coordinator else others, _STOP_GRACE_S)
         self._place.close()
-
-
-def _slurm_environment(index: int) -> dict[str, str]:
-    """The variables that Slurm would set for an agent, and one GPU for each node while there are enough GPUs."""
-    gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    gpu = {"CUDA_VISIBLE_DEVICES": str(index % gpus)} if gpus else {}
-    return {"SLURM_JOB_ID": str(JOB), "SLURM_NODEID": str(index), **gpu}
 
 
 def _reserve_port() -> socket.socket:

@@ -22,7 +22,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A running program. Its output goes to the file `log`."""
+    """A running program. Its output goes to the file `log`, if the program does not share that of this process."""
 
     name: str
     log: Path
@@ -42,15 +42,17 @@ class Program:
             return ""
 
 
-def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> Program:
-    """Starts `argv`. Its output goes to `log`."""
+def start(
+    name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str], *, shares_output: bool = False
+) -> Program:
+    """Starts `argv`. Its output goes to `log`, or to that of this process."""
     parent = os.getpid()
     with log.open("ab") as output:
         popen = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdout=None if shares_output else output,
+            stderr=None if shares_output else subprocess.STDOUT,
             env=dict(environment),
             process_group=0,
             preexec_fn=lambda: process_tree.die_with_parent(parent),

@@ -35,6 +35,14 @@ _OF_SLURM = frozenset({"SlurmOwed", "SlurmSettled", "ActionWithheld", "JobChange
 """Events about calls to Slurm and about its answers. A local run has no Slurm."""
 
 
+class NothingLaunched(Exception):
+    """A launcher has ended before it started any rank. `status` is its exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 class LocalRun:
     """Follows the gang `gang` of `cluster` until it ends."""
 
@@ -42,6 +50,7 @@ class LocalRun:
         self._cluster, self._gang = cluster, gang
         self._planned = planned
         self._reader = RankLogReader(rank_log_files.log_folder(run_dir, gang), Wanted(ranks=(0,)))
+        self._copies = not cluster.launcher
         self._view = GangView()
         self._ran_at = 0.0
 
@@ -50,6 +59,7 @@ class LocalRun:
 
         Raises:
             LauncherError: a process of the local cluster failed.
+            NothingLaunched: a launcher was to say what runs, and has said nothing.
         """
         secret = SecretCredentials(self._cluster.secret)
         coordinator = CoordinatorClient(self._cluster.address, secret, where_to_look=_OWN_PROCESS)
@@ -81,13 +91,15 @@ class LocalRun:
                 if await coordinator.has_gang(self._gang):
                     return
                 settled = True
+                if self._cluster.launch_status is not None:
+                    raise NothingLaunched(self._cluster.launch_status)
             except Unavailable:
                 settled = (
                     self._cluster.coordinator_has_ended
                 )  # else the coordinator, or the connection, is only starting
             if words and settled:
                 raise SiteFault(words)
-            if clock.monotonic() > deadline:
+            if clock.monotonic() > deadline and not self._cluster.launcher:  # a launcher may import for minutes
                 raise Unavailable(f"no local agent has attached within {_ATTACH_TIMEOUT_S:g} s")
             await asyncio.sleep(_POLL_S)
 
@@ -123,6 +135,8 @@ class LocalRun:
             await asyncio.sleep(_POLL_S)
 
     def _copy(self, *, to_end: bool = False) -> None:
+        if not self._copies:
+            return
         sys.stdout.writelines(self._reader.lines(to_end=to_end))
         sys.stdout.flush()
 

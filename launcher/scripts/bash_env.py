@@ -7,13 +7,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.slurm.client.launch_settings import program_folder
+from muster.slurm.client.launch_settings import ALLOCATION, JOB, SETTINGS, program_folder
 from muster.slurm.client.sbatch_options import SbatchOption
 
-_SETTINGS = "MUSTER_LAUNCH"
 _OF_A_LAUNCH = frozenset(
     {
-        *(_SETTINGS, "MUSTER_ALLOCATION", "MUSTER_SHELL", "MUSTER_SCRIPT_JOB", "MUSTER_LINES"),
+        *(SETTINGS, ALLOCATION, JOB, "MUSTER_SHELL", "MUSTER_LINES"),
         *("MUSTER_GANG", "MUSTER_SPEC", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_RANK_ENVIRONMENT"),
     }
 )
@@ -60,7 +59,7 @@ def environment(environ: Mapping[str, str], at_start: Mapping[str, str]) -> dict
     process. `at_start`: the environment in which this process was started."""
     kept = {name: value for name, value in environ.items() if name not in _OF_A_LAUNCH | _OF_GRPC}
     kept |= {name: at_start[name] for name in _OF_GRPC if name in at_start}
-    if settings := environ.get(_SETTINGS):
+    if settings := environ.get(SETTINGS):
         kept = {name: value for name, value in kept.items() if name not in _OF_A_SHELL}
         folders = kept.get("PATH", os.defpath).split(os.pathsep)
         kept["PATH"] = os.pathsep.join(folder for folder in folders if folder != program_folder(settings))

@@ -76,12 +76,10 @@ class JobFiles:
 
 
 def _settings(found: Supervised, gang: str, site: Site) -> LaunchSettings:
-    # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
-    is_own = bool(site.coordinator_hosts() & _LOOPBACK)
     return LaunchSettings(
         gang=gang,
-        coordinator="" if is_own else site.coordinator,
-        agent=_agent(),
+        coordinator=coordinator_for_nodes(site),
+        agent=agent(),
         spares=found.job.spares,
         spec=found.spec,
         launch=found.looked.launch,
@@ -90,8 +88,18 @@ def _settings(found: Supervised, gang: str, site: Site) -> LaunchSettings:
     )
 
 
-def _agent() -> str:
-    """The absolute path of muster-agent: the script may change PATH."""
+def coordinator_for_nodes(site: Site) -> str:
+    """The address that nodes are told. `localhost` would be a different host on each node. Then it is empty, and nodes
+    use the address in their own settings."""
+    return "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
+
+
+def agent() -> str:
+    """The absolute path of muster-agent: the script may change PATH.
+
+    Raises:
+        SiteFault: it is not installed.
+    """
     beside = Path(sysconfig.get_path("scripts")) / _AGENT
     found = shutil.which(_AGENT) or (str(beside) if beside.exists() else None)
     if found is None:

@@ -4,8 +4,8 @@ The rule, in this order:
 
 1. `#MUSTER --launch-line=N` names the line.
 2. The first srun that names a launcher in its words, in the texts of its variables, in its `bash -c` or in its wrapper
-   script: torchrun, torch.distributed.run or .launch, accelerate launch. In a script of one node, also such a launcher
-   without srun.
+   script: torchrun, torch.distributed.run or .launch, accelerate launch, muster run. In a script of one node, also such
+   a launcher without srun; `muster run` without srun in any.
 3. The last srun that starts Python, itself or through a shell: each task is a rank.
 4. The last srun that starts a shell or a script of which no more is known.
 
@@ -120,7 +120,7 @@ def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
             "several sruns in the background of a loop are no gang",
             "write one srun for all nodes: `srun torchrun --node_rank=$SLURM_PROCID ...` within `bash -c`",
         )
-    if "/" in command.words[0]:
+    if "/" in command.words[0] and not _starts_srun(command):
         return _refuse(
             command, f"{command.words[0]} is called by its path, where Muster does not see it", "write `srun`"
         )
@@ -137,7 +137,8 @@ def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
 def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Callable[[str], str]) -> Form | None:
     """What the command starts; None: it is no srun, or a helper."""
     if not _is_srun(command, script):
-        return Form.LAUNCHER if nodes == 1 and _alone(command, script) else None
+        is_launch = _starts_srun(command) or (nodes == 1 and _alone(command, script))
+        return Form.LAUNCHER if is_launch else None
     whole = _resolved(command.text, script)
     if nodes != 1 and _ONE.search(_options_of(whole)):
         return None
@@ -155,6 +156,11 @@ def _alone(command: ShellCommand, script: Script) -> str:
     starts = program in ("torchrun", "accelerate-launch") or (program == "accelerate" and words[1:2] == ["launch"])
     is_module = PYTHON.fullmatch(program) and re.search(r"\s-m\s+(torch\.distributed|accelerate\.)", " ".join(words))
     return program if starts or is_module else ""
+
+
+def _starts_srun(command: ShellCommand) -> bool:
+    """`muster run` calls srun by itself."""
+    return [word.rpartition("/")[2] for word in command.words[:2]] == ["muster", "run"]
 
 
 def _is_srun(command: ShellCommand, script: Script) -> bool:

@@ -20,7 +20,7 @@ PREFIXES = frozenset(
 """Programs that start the program which their arguments name."""
 LAUNCHERS = re.compile(
     rf"{BEGIN}(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate-launch|accelerate\s+launch"
-    rf"|accelerate\.commands\.launch){END}"
+    rf"|accelerate\.commands\.launch|muster\s+run){END}"
 )
-"""What they would start is handed over to the agent, where the gang takes over."""
+"""What they would start is handed over to the agent, where the gang takes over. `muster run` starts torchrun."""
 PYTHON = re.compile(rf"{BEGIN}python[\d.]*{END}")

@@ -19,6 +19,12 @@ VERSION = 1
 """Of the file's form. A reader refuses any other."""
 
 
+SETTINGS = "MUSTER_LAUNCH"
+"""Environment variable of the script: the path of its settings."""
+ALLOCATION = "MUSTER_ALLOCATION"
+"""Likewise: the nodes of the job when the script started, spares included."""
+JOB = "MUSTER_SCRIPT_JOB"
+"""Likewise: the job of the script. A job that the script queues with sbatch has its variables and functions, too."""
 NAMED_BY_USER = "#MUSTER --launch-line names it"
 """`LaunchLine.why` of a line that the user has named."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from muster.daemon.testing.scripted_gang import Gang, scripted_gang
+from muster.launcher.scripts.torchrun_call import FLAGS
 from muster.v1.agent_pb2 import DUTY_EXIT, RANK_PHASE_EXITED, Order
 
 pytestmark = pytest.mark.torch
@@ -63,7 +67,7 @@ MODULE = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2"
     "words",
     [
         f"exec {MODULE} train.py --lr 1",
-        f"{MODULE} --standalone -m train --lr 1; echo after $?",
+        pytest.param(f"{MODULE} --standalone -m train --lr 1; echo after $?", marks=pytest.mark.long),
         *(
             pytest.param(f"{MODULE} {options} train.py --lr 1", marks=pytest.mark.long)
             for options in (
@@ -106,6 +110,34 @@ async def test_ranks_of_srun_meet_at_the_port_that_their_script_chooses(
     gang.launch("n0", *words, nodes=1, ranks_per_node=2, ranks_of_srun=True)
     assert await run_two_ranks(gang) == [0, 0]
     assert gang.output(0, 1) == gang.output(1, 1) == "sum 3.0\n"
+
+
+def test_the_options_of_torchrun_without_a_value_are_known() -> None:
+    """`muster run` finds the script behind them."""
+    found = {name for action in get_args_parser()._actions if action.nargs == 0 for name in action.option_strings}
+    assert found <= FLAGS
+
+
+KILLED = """
+    import os
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    names = ("LOCAL_RANK", "ROLE_NAME", "TORCHELASTIC_MAX_RESTARTS", "OMP_NUM_THREADS")
+    print(*(os.environ[name] for name in names), flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+"""
+
+
+def test_muster_run_takes_the_place_of_torchrun_on_a_workstation(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(KILLED))
+    words = "run --nproc-per-node 2 --fresh --role trainer --max-restarts=2 --local-ranks-filter 1 -m train"
+    argv = [sys.executable, "-m", "muster.launcher", *words.split()]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == {"1 trainer 2 1"}
+    assert "Signal 9 (SIGKILL) received by PID" in done.stderr
 
 
 async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:

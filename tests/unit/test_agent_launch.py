@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,8 @@ API = """
         def __init__(self, nodes, ranks):
             self.min_nodes = self.max_nodes = nodes
             self.nproc_per_node = ranks
+            self.max_restarts, self.role, self.run_id = 4, "trainer", "chosen"
+            self.logs_specs = None
 
     def launch_agent(config, entrypoint, args):
         print("nobody took the launch over")
@@ -45,6 +48,7 @@ LAUNCHER = """
 SHOW = """
     import os, resource, sys
     print(sys.argv[1:], os.getcwd(), os.environ.get("PYTHONPATH"), os.environ.get("MUSTER_TASK_SOCKET"))
+    print(*(os.environ[name] for name in ("ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")))
     print(os.environ["RANK"], os.environ["OF_WRAPPER"], resource.getrlimit(resource.RLIMIT_NOFILE)[0], oct(os.umask(0)))
     sys.exit(int(os.environ["RANK"]))
 """
@@ -104,6 +108,7 @@ async def test_what_a_launcher_would_start_becomes_the_gang_and_it_learns_of_the
     shown = gang.output(1, 1).splitlines()
     assert shown == [
         f"['--lr', '1', 'a b'] {gang.folder}/sub {gang.folder}/lib None",
+        "trainer chosen 4",
         "1 yes 321 0o27",
     ]
     gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=9, job_over=True))
@@ -213,7 +218,10 @@ async def test_a_command_that_does_not_exist_is_named(gang: Gang) -> None:
 async def test_a_launcher_of_another_number_of_nodes_is_refused_in_words(gang: Gang) -> None:
     gang.launch_task("n0", sys.executable, "launcher.py", "1", "2", "show.py", nodes=4)
     assert await gang.exit_code("n0") == 64
-    assert "muster: the launcher runs on 4 nodes with --nnodes=1: write" in (gang.folder / "n0.err").read_text()
+    assert (
+        "muster: the launcher asks for --nnodes=1, and the ranks are to run on 4 nodes: write"
+        in (gang.folder / "n0.err").read_text()
+    )
 
 
 async def test_sigterm_before_the_launch_ends_the_command(gang: Gang) -> None:
@@ -310,18 +318,49 @@ def test_ranks_lose_the_folder_and_nothing_else_of_pythonpath() -> None:
 def handed_over(**changed: object) -> handover.Handover:
     settings = {
         **{"argv": ("/venv/bin/python", "-u", "x.py"), "ranks_per_node": 4, "environment": {}, "folder": "/work"},
-        **{"min_nodes": 2, "max_nodes": 2},
+        **{"min_nodes": 2, "max_nodes": 2, "max_restarts": 0, "silent": frozenset()},
         **{"processors": frozenset(), "limits": {}, "umask": 0o22, **changed},
     }
     return handover.Handover(**settings)  # type: ignore[arg-type]
 
 
-def test_an_elastic_launcher_fits_each_number_of_nodes_between_its_bounds() -> None:
-    assert handed_over(min_nodes=1, max_nodes=4).of_job(JobSpec(nodes=3, name="a")).name == "a"
-    with pytest.raises(handover.WrongHandover, match=r"on 5 nodes with --nnodes=1:4: write --nnodes=\$SLURM_NNODES"):
-        handed_over(min_nodes=1, max_nodes=4).of_job(JobSpec(nodes=5))
+def test_an_elastic_launcher_fits_each_number_of_nodes_between_its_bounds_and_goes_on_with_the_fewest() -> None:
+    elastic = handed_over(min_nodes=1, max_nodes=4)
+    assert elastic.of_job(JobSpec(nodes=3, min_nodes=3)).min_nodes == 1
+    assert elastic.of_job(JobSpec(nodes=3, min_nodes=2)).min_nodes == 2, "as the job says"
+    with pytest.raises(handover.WrongHandover, match=r"--nnodes=1:4, and the ranks are to run on 5 nodes: write"):
+        elastic.of_job(JobSpec(nodes=5))
     with pytest.raises(handover.WrongHandover, match="no UTF-8"):
         handed_over(argv=("caf\udce9",)).of_job(JobSpec(nodes=2))
+
+
+@pytest.mark.parametrize(("restarts", "failures"), [(0, 3), (1, 3), (4, 5), (10**9, 10**6)])
+def test_ranks_are_started_again_as_often_as_the_launcher_would_at_least(restarts: int, failures: int) -> None:
+    made = handed_over(max_restarts=restarts).of_job(JobSpec(nodes=2, max_failures=3))
+    assert made.max_failures == failures
+
+
+class Logs:
+    """As torch has it: one value for all ranks, or one for some."""
+
+    def __init__(self, redirects: object, tee: object, shown: set[int] | None) -> None:
+        self._redirects, self._tee, self._local_ranks_filter = redirects, tee, shown
+
+
+@pytest.mark.parametrize(
+    ("logs", "silent"),
+    [
+        (Logs(0, 0, None), []),
+        (Logs(3, 0, None), [0, 1, 2]),
+        (Logs(3, 3, None), []),
+        (Logs(1, 0, None), []),
+        (Logs({0: 3, 1: 1}, 0, None), [0]),
+        (Logs(0, 0, {2}), [0, 1]),
+        (None, []),
+    ],
+)
+def test_ranks_are_silent_whose_output_is_redirected_or_not_wanted(logs: object, silent: list[int]) -> None:
+    assert sitecustomize._silent(SimpleNamespace(logs_specs=logs, nproc_per_node=3)) == silent
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b'{"argv": 1}', b"\xff", b'{"limits": {"CORE": 1}}'])

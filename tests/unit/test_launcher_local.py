@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -114,11 +115,14 @@ ONE_NODE = ("--nodes", "1", "--spares", "0")
 class Run:
     """`muster run --local` with a shell script, started as a user starts it."""
 
-    def __init__(self, folder: Path, script: str, *options: str, umask: int = -1, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, script: str, *options: str, umask: int = -1, argv: Sequence[str] = (), **variables: str
+    ) -> None:
+        """`argv`: all words, in place of `--local`, the options and the script."""
         self.mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "muster.launcher", "run", "--local", "--nodes", "2", "--spares", "1"]
+        words = argv or ("--local", "--nodes", "2", "--spares", "1", *options, "--", "sh", "-c", script)
         self.popen = subprocess.Popen(
-            [*command, *options, "--", "sh", "-c", script],
+            [sys.executable, "-m", "muster.launcher", "run", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -347,10 +351,74 @@ def local_options(*words: str) -> argparse.Namespace:
 def test_a_store_of_objects_is_taken_once_it_is_trusted(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     run_command.COMMAND.arguments(parser)
-    given = ["--local", "--durable-dir", "s3://bucket/jobs"]
+    given = ["--local", "--nodes=2", "--spares=1", "--durable-dir", "s3://bucket/jobs"]
     trusted = run_command._spec(parser.parse_args([*given, "--trust-durable-store", "--", "true"]), tmp_path)
     assert (trusted.durable_dir, trusted.trust_durable_store) == ("s3://bucket/jobs", True)
     with pytest.raises(WrongInput, match="may write there, set --trust-durable-store"):
         run_command._spec(parser.parse_args([*given, "--", "true"]), tmp_path)
     with pytest.raises(WrongInput, match="is for a durable_dir that is a URL"):
-        run_command._spec(parser.parse_args(["--local", "--trust-durable-store", "--", "true"]), tmp_path)
+        run_command._spec(
+            parser.parse_args(["--local", "--nodes=2", "--spares=1", "--trust-durable-store", "--", "true"]), tmp_path
+        )
+
+
+# In place of torchrun
+
+
+TORCHRUN = """#!{python}
+import sys, types
+sys.path.append("{folder}/lib")
+from torch.distributed.launcher import api
+nodes, *script = sys.argv[1:]
+count = int(nodes.partition("=")[2])
+said = dict(role="default", run_id="none", max_restarts=0, logs_specs=None)
+config = types.SimpleNamespace(min_nodes=count, max_nodes=count, nproc_per_node=2, **said)
+api.launch_agent(config, "/bin/sh", ["-c", *script])
+"""
+
+
+@pytest.fixture
+def with_torchrun(tmp_path: Path) -> Path:
+    """A folder with a program torchrun that starts two ranks on each node, and their script."""
+    library = tmp_path / "lib/torch/distributed/launcher"
+    library.mkdir(parents=True)
+    for path in (library, library.parent, library.parent.parent):
+        (path / "__init__.py").touch()
+    (library / "api.py").write_text("def launch_agent(*_):\n    raise AssertionError('nobody took the launch over')\n")
+    (tmp_path / "torchrun").write_text(TORCHRUN.format(python=sys.executable, folder=tmp_path))
+    (tmp_path / "torchrun").chmod(0o700)
+    return tmp_path
+
+
+def in_place_of_torchrun(folder: Path, *words: str) -> Run:
+    return Run(folder, "", argv=words, PATH=f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_rank_that_is_killed_is_started_again_and_all_output_is_shown(with_torchrun: Path) -> None:
+    script = (
+        "echo $RANK of $WORLD_SIZE, $TORCHELASTIC_RESTART_COUNT$SLURM_JOB_ID; [ $MUSTER_GENERATION = 2 ] || kill -9 $$"
+    )
+    status, out, err = in_place_of_torchrun(with_torchrun, script).end()
+    assert status == 0, err
+    assert {f"{rank} of 2, 1" for rank in (0, 1)} <= set(out.splitlines())
+    assert "(SIGKILL)\n  traceback : Signal 9 (SIGKILL) received by PID" in err
+
+
+def test_ranks_that_fail_again_and_again_end_as_torchrun_ends(with_torchrun: Path) -> None:
+    assert in_place_of_torchrun(with_torchrun, "exit 3").end()[0] == 1
+
+
+def test_a_launcher_that_launches_nothing_ends_with_its_own_code_and_leaves_nothing(with_torchrun: Path) -> None:
+    done = in_place_of_torchrun(with_torchrun, "--nnodes=1", "--", "x").end()
+    assert (done[0], "torchrun needs none" in done[2]) == (64, True)
+    status, _, err = in_place_of_torchrun(with_torchrun, "--nnodes=5", "true").end()
+    assert (status, "asks for --nnodes=5, and the ranks are to run on 1 node: write" in err) == (64, True), err
+    assert not list(with_torchrun.glob("muster-local-*"))
+
+
+def test_ctrl_c_ends_all_of_it(with_torchrun: Path) -> None:
+    started = in_place_of_torchrun(with_torchrun, "echo up; exec sleep 600")
+    started.until("up")
+    started.popen.send_signal(signal.SIGINT)
+    assert started.end()[0] == 130
+    assert started.left() == []

@@ -75,6 +75,7 @@ BOUNDARIES = {
             "daemon/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/runs/origins.py": "git, and the job's Python, each with a deadline",
             "launcher/scripts/command_words.py": "sbatch --help: which options the site has, before the loop begins",
+            "launcher/scripts/in_allocation.py": "muster run launches for all tasks of an srun, which wait for it",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/training/live_numbers.py": "the library of TensorBoard or MLflow may hang",
             "daemon/agent/batch/run_hooks.py": "the user's hooks, beside the batch script",

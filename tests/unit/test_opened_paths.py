@@ -55,6 +55,7 @@ ALLOWED = {
     "launcher/local/run.py": "makes the folder that the user names",
     "launcher/plan/hardware.py": NAMED,
     "launcher/policy/actions.py": NAMED,
+    "launcher/scripts/in_allocation.py": "makes the folder that the user names; its own environment",
     "launcher/scripts/job_files.py": "makes run_dir, which the user names, and removes its own files",
     "launcher/scripts/queueing.py": "what the kernel says of mounts and of this process",
     "launcher/scripts/user_script.py": NAMED,

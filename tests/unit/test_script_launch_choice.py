@@ -40,6 +40,8 @@ def test_scripts_as_people_run_them(name: str, line: int, form: Form, words: str
     ("text", "line", "form"),
     [
         ("srun torchrun train.py", 2, Form.LAUNCHER),
+        ("muster run --nproc-per-node=4 train.py", 2, Form.LAUNCHER),
+        ("srun python stage.py\nsrun /opt/muster/bin/muster run train.py", 3, Form.LAUNCHER),
         ("srun python stage.py\nsrun torchrun train.py\nsrun python eval.py", 3, Form.LAUNCHER),
         ("srun python stage.py\nsrun python train.py", 3, Form.RANKS),
         ("srun -N1 -n1 python stage.py\nsrun python train.py\nsrun -n 1 python eval.py", 3, Form.RANKS),

@@ -2,5 +2,6 @@
 
 `daemon/agent` imports this room. Its folder `user_path` is for the user's interpreter.
 
-May import: `daemon.agent.launch.user_path`, `daemon.agent.ranks`, `daemon.host`, `daemon.host.process`.
+May import: `daemon.agent.launch.user_path`, `daemon.agent.ranks`, `daemon.host`, `daemon.host.process`,
+`daemon.transport`.
 """

@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from muster.daemon.transport.job_limits import MAX_FAILURES
 from muster.v1.common_pb2 import JobSpec
+from muster.wording import counted
 
 MACRO = "${local_rank}"
 """What torch replaces by the local rank in the words of a rank: `python -m torch.distributed.launch` uses it."""
@@ -25,6 +27,8 @@ class Handover:
 
     argv, environment, folder: of each rank.
     min_nodes, max_nodes: for how many launchers it would have waited.
+    max_restarts: how often it would have started the ranks again.
+    silent: local ranks whose output goes to their logs alone.
     processors: those that the launcher may use.
     limits: its limits (the name after RLIMIT_), soft and hard.
     """
@@ -35,6 +39,8 @@ class Handover:
     folder: str
     min_nodes: int
     max_nodes: int
+    max_restarts: int
+    silent: frozenset[int]
     processors: frozenset[int]
     limits: Mapping[str, tuple[int, int]]
     umask: int
@@ -48,11 +54,15 @@ class Handover:
         if not self.min_nodes <= spec.nodes <= self.max_nodes:
             asked = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes < self.max_nodes else f"{self.min_nodes}"
             raise WrongHandover(
-                f"the launcher runs on {spec.nodes} nodes with --nnodes={asked}: write "
-                "--nnodes=$SLURM_NNODES, or start it on as many nodes as it asks for (without --nnodes: one)"
+                f"the launcher asks for --nnodes={asked}, and the ranks are to run on {counted(spec.nodes, 'node')}: "
+                "write --nnodes=$SLURM_NNODES (without --nnodes, torchrun asks for one node, and muster run for all)"
             )
         made = JobSpec()
         made.CopyFrom(spec)
+        if self.min_nodes < self.max_nodes and made.min_nodes in (0, made.nodes):
+            made.min_nodes = self.min_nodes
+        if self.max_restarts:
+            made.max_failures = min(max(made.max_failures, self.max_restarts + 1), MAX_FAILURES)
         del made.command[:]
         try:
             made.command.extend(self.argv)
@@ -77,6 +87,8 @@ def read(line: bytes) -> Handover:
             folder=str(found["folder"]),
             min_nodes=int(found["min_nodes"]),
             max_nodes=int(found["max_nodes"]),
+            max_restarts=int(found.get("max_restarts", 0)),
+            silent=frozenset(map(int, found.get("silent", ()))),
             processors=frozenset(map(int, found["processors"])),
             limits={str(name): _pair(limits) for name, limits in found["limits"].items()},
             umask=int(found["umask"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
@@ -37,6 +37,7 @@ class RankOutput:
         output: what srun's options say.
         script_node: the node on which srun runs.
         ranks_per_node: as in RankFiles.
+        silent: local ranks whose output stays in their logs.
         write: writes to stdout; blocks until all is written.
         tell: writes to stderr.
     """
@@ -49,11 +50,12 @@ class RankOutput:
         output: ScriptOutput | None = None,
         script_node: str = "",
         ranks_per_node: int = 1,
+        silent: Collection[int] = (),
         write: Callable[[bytes], None] | None = None,
         tell: Callable[[str], None] = lambda words: print(words, file=sys.stderr, flush=True),
     ) -> None:
         self._run_dir, self._gang, self._node = run_dir, gang, node
-        self._write, self._tell = write or _write_to_stdout, tell
+        self._silent, self._write, self._tell = silent, write or _write_to_stdout, tell
         self._outcomes: dict[_Key, Outcome] = {}
         self._files: dict[_Key, _Followed] = {}
         self._copied: set[_Key] = set()
@@ -63,6 +65,7 @@ class RankOutput:
         self._files_of_ranks = RankFiles(self._target, node, ranks_per_node, os.environ)
         self._carrier = ""
         self._file: OutputFile | None = None
+        self._marks = write is None and os.isatty(1)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-output", daemon=True)
 
@@ -122,13 +125,14 @@ class RankOutput:
             has_ended = not outcome.alive or key[0] < newest or self._ending.is_set()
             if key in self._copied:
                 continue
-            if self._copy(key):
+            if outcome.local_rank not in self._silent and self._copy(outcome):
                 more = True
             elif has_ended:
                 self._end(key, outcome)
         return more
 
-    def _copy(self, key: _Key) -> bool:
+    def _copy(self, outcome: Outcome) -> bool:
+        key = outcome.generation, outcome.rank
         if key not in self._files:
             try:
                 path = rank_log_files.log_path(self._run_dir, self._gang, *key)
@@ -150,7 +154,8 @@ class RankOutput:
     def _put(self, key: _Key, lines: bytes) -> None:
         """Write to stdout, or to the file of the rank. Nothing is written any more once nobody reads."""
         if lines and not self._lost:
-            lines = srun_output.labelled(srun_output.label(self._target, key[1]), lines)
+            front = _mark(key[1]) if self._marks else srun_output.label(self._target, key[1])
+            lines = srun_output.labelled(front, lines)
             try:
                 if self._target.of_rank:
                     self._files_of_ranks.write(self._target.of_rank, *key, lines)
@@ -193,6 +198,11 @@ class _Followed:
         """The last line, if the rank has not ended it."""
         self._file.close()
         return self._partial + b"\n" if self._partial else b""
+
+
+def _mark(rank: int) -> bytes:
+    """In front of each line on a terminal, in one of six colours."""
+    return f"\x1b[3{1 + rank % 6}m[{rank}]\x1b[0m ".encode()
 
 
 def _write_to_stdout(lines: bytes) -> None:

@@ -154,7 +154,7 @@ def environment_of_rank(
         "GROUP_RANK": str(place.group_rank),
         "GROUP_WORLD_SIZE": str(len(place.nodes)),
         "ROLE_RANK": str(place.rank),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": base.get("ROLE_NAME", "default"),
         "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": place.master_addr,
         "MASTER_PORT": str(place.master_port),
@@ -174,8 +174,8 @@ def environment_of_rank(
 def _as_torchrun_says(base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str) -> dict[str, str]:
     return {
         "TORCHELASTIC_RESTART_COUNT": str(max(place.generation - 1, 0)),
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": gang,
+        "TORCHELASTIC_MAX_RESTARTS": base.get("TORCHELASTIC_MAX_RESTARTS", "0"),
+        "TORCHELASTIC_RUN_ID": base.get("TORCHELASTIC_RUN_ID", gang),
         **_store(base, store),
     }
 

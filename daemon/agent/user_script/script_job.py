@@ -13,17 +13,19 @@ from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.user_script import own_nodes
 from muster.daemon.agent.user_script.own_nodes import Nodes
 from muster.daemon.host.plain_text import plain
-from muster.slurm.client.launch_settings import LaunchSettings, WrongSettings, program_folder, read
+from muster.slurm.client.launch_settings import (
+    ALLOCATION,
+    JOB,
+    SETTINGS,
+    LaunchSettings,
+    WrongSettings,
+    program_folder,
+    read,
+)
 from muster.slurm.client.srun_options import SrunWords
 
-SETTINGS = "MUSTER_LAUNCH"
-"""The path of the launch settings."""
-ALLOCATION = "MUSTER_ALLOCATION"
-"""The nodes of the job when the script started, spares included."""
 SHELL = "MUSTER_SHELL"
 """The process of the script, and its standard output at its start, as "PID DEVICE INODE"."""
-JOB = "MUSTER_SCRIPT_JOB"
-"""The job of the script. A job that the script queues with sbatch has its variables and functions, too."""
 LINES = "MUSTER_LINES"
 """The line of the script that calls srun, and those that call the functions around it; empty: not known."""
 _OWN = (SETTINGS, ALLOCATION, SHELL, JOB, LINES, "BASH_FUNC_srun%%")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from muster.daemon.agent.user_script import own_nodes, script_job
 from muster.daemon.host import private_file
+from muster.slurm.client import launch_settings
 from muster.slurm.client.launch_settings import LaunchSettings, program_folder
 from muster.slurm.client.parsing import hostlist
 
@@ -101,14 +102,14 @@ def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str],
     nodes = own_nodes.divide(hostlist.expand(allocation), settings.spares)
     values = {
         **own_nodes.variables(environ, nodes),
-        script_job.SETTINGS: path,
-        script_job.ALLOCATION: ",".join(nodes.all),
+        launch_settings.SETTINGS: path,
+        launch_settings.ALLOCATION: ",".join(nodes.all),
         script_job.SHELL: shell,
-        script_job.JOB: environ.get("SLURM_JOB_ID", ""),
+        launch_settings.JOB: environ.get("SLURM_JOB_ID", ""),
     }
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     function = _FUNCTION.format(
-        program=shlex.quote(str(program)), job=script_job.JOB, lines=script_job.LINES, lines_value=_LINES
+        program=shlex.quote(str(program)), job=launch_settings.JOB, lines=script_job.LINES, lines_value=_LINES
     )
     path_line = f'export PATH={shlex.quote(str(program.parent))}"${{PATH:+:$PATH}}"'
     return "\n".join([*exports, path_line, function])

@@ -27,6 +27,8 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SIGNALS_OF_RANKS = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 _REFUSED = 64
+_OF_UUID = [8, 4, 4, 4, 12]
+"""Letters of the parts of an id that torch makes up."""
 
 
 class ReplacedLauncher:
@@ -107,14 +109,23 @@ def hand_over(config: Any, entrypoint: Any, args: list[Any], *_: Any, **__: Any)
     argv = _command(entrypoint, args)
     if argv is None:
         _exit("the launcher starts a Python function, and not a program: give torchrun a script", _REFUSED)
-    _launch(argv, config.nproc_per_node, config.min_nodes, config.max_nodes, os.environ)
+    if getattr(config, "virtual_local_rank", False):
+        _exit("--virtual-local-rank is not possible under Muster: each rank has a LOCAL_RANK of its own", _REFUSED)
+    if getattr(config, "numa_options", None) is not None:
+        sys.stderr.write("muster: --numa-binding is not taken over: ranks run on the processors of the launcher\n")
+    environ = {**os.environ, **_said_to_ranks(config)}
+    more = {"max_restarts": config.max_restarts, "silent": _silent(config)}
+    _launch(argv, config.nproc_per_node, config.min_nodes, config.max_nodes, environ, more)
     return dict.fromkeys(range(config.nproc_per_node))
 
 
-def _launch(argv: list[str], ranks: int, min_nodes: int, max_nodes: int, environ: Any) -> None:
-    """Have the agent run the ranks, and return when the gang has ended with 0. Raises SystemExit."""
+def _launch(argv: list[str], ranks: int, min_nodes: int, max_nodes: int, environ: Any, more: Any = None) -> None:
+    """Have the agent run the ranks, and return when the gang has ended with 0. Raises SystemExit.
+
+    `more`: what else it is told of the launch.
+    """
     _ignore_signals_of_ranks()
-    answer = _ask(_described(argv, ranks, min_nodes, max_nodes, environ))
+    answer = _ask({**_described(argv, ranks, min_nodes, max_nodes, environ), **(more or {})})
     if answer.get("refused"):
         _exit(answer["refused"], _REFUSED)
     if answer["exit_code"]:
@@ -146,6 +157,30 @@ def _described(argv: list[str], ranks: int, min_nodes: int, max_nodes: int, envi
         "limits": {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in _LIMITS},
         "umask": umask,
     }
+
+
+def _said_to_ranks(config: Any) -> dict[str, str]:
+    """What torch would tell each rank of its options. An id that torch has made up would differ on each node."""
+    said = {"ROLE_NAME": config.role, "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts)}
+    if config.run_id not in ("", "none") and [len(part) for part in config.run_id.split("-")] != _OF_UUID:
+        said["TORCHELASTIC_RUN_ID"] = config.run_id
+    if hasattr(config, "signals_to_handle"):
+        said["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
+    return said
+
+
+def _silent(config: Any) -> list[int]:
+    """The local ranks whose output the user wants in files alone. stdout and stderr of a rank are one stream."""
+    logs = config.logs_specs
+    both, local_ranks = 3, range(config.nproc_per_node)
+    redirected, teed = (_streams(getattr(logs, name, 0), local_ranks) for name in ("_redirects", "_tee"))
+    shown = getattr(logs, "_local_ranks_filter", None) or local_ranks
+    return [rank for rank in local_ranks if rank not in shown or redirected[rank] & ~teed[rank] == both]
+
+
+def _streams(given: Any, local_ranks: Any) -> list[int]:
+    """Of each rank: 1 for stdout, 2 for stderr, 3 for both. torch has one value for all, or one for some ranks."""
+    return [int(given.get(rank, 0)) if isinstance(given, dict) else int(given) for rank in local_ranks]
 
 
 def environment_of_ranks(environ: Any) -> dict[str, str]:
