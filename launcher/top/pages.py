@@ -20,6 +20,8 @@ _DETAIL_LINES = 3
 """Lines below a list for all that is to be said of the record under the cursor."""
 _NAME_CHARS = 12
 """Of a job's name in the list."""
+_KEYS_WIDTH = 34
+"""Of the column of the keys on their page."""
 _STALE = "red"
 
 
@@ -97,7 +99,7 @@ def _job_words(job: Job) -> str:
 
 def picture(known: Known, where: Place, body: Body | None, moment: Moment, width: int, height: int) -> list[Line]:
     """`height` lines, none wider than `width`. `body`: that of the place."""
-    lines = _keys() if where.keys_shown else _page(known, where, body, moment, width, height - 1)
+    lines = _keys(width) if where.keys_shown else _page(known, where, body, moment, width, height - 1)
     shown = [fit(one, width) for one in lines[: height - 1]]
     return [*shown, *[EMPTY] * (height - 1 - len(shown)), _footer(where, width)]
 
@@ -177,8 +179,12 @@ def _section(name: str, words: str, width: int) -> Line:
     return (*left, Coloured("─" * max(0, width - len(text_of(left))), ""))
 
 
-def _keys() -> list[Line]:
-    return [line(Coloured("keys", BOLD)), EMPTY, *(line(f"  {keys:32}", words) for keys, words in KEYS)]
+def _keys(width: int) -> list[Line]:
+    lines = [line(Coloured("keys", BOLD)), EMPTY]
+    for keys, words in KEYS:
+        first, *more = wrapped(words, width - _KEYS_WIDTH, 3)
+        lines += [line(f"  {keys}".ljust(_KEYS_WIDTH), *first), *(line(" " * _KEYS_WIDTH, *one) for one in more)]
+    return lines
 
 
 def _footer(where: Place, width: int) -> Line:

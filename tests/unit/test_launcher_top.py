@@ -348,6 +348,11 @@ def test_the_page_for_users_has_the_keys() -> None:
         assert f"| {keys} | {words} |" in page
 
 
+def test_no_word_about_a_key_is_cut_on_the_smallest_screen() -> None:
+    page = " ".join(" ".join(shown(Known(), Place(JOBS, keys_shown=True))).split())
+    assert all(f"{keys} {words}" in page for keys, words in KEYS)
+
+
 RECORDING = Path(__file__).parent / "recordings" / "rank_killed_node_lost.jsonl"
 """Of `muster top --record` on the test cluster, with fewer views: a rank is killed, a node crashes, and the coordinator
 is killed and starts again."""
