@@ -45,7 +45,10 @@ def explain_choice(word: str, action: argparse.Action) -> str:
 
     known = [str(choice) for choice in action.choices or ()]
     likely = difflib.get_close_matches(word, known, n=1)
-    means = f"did you mean {likely[0]}?" if likely else f"there are {', '.join(known)}"
+    there_are = f"there are {', '.join(known)}"
+    means = f"did you mean {likely[0]}?" if likely else there_are
+    if likely and action.option_strings:  # commands are many, and --help lists them
+        means += f" T{there_are[1:]}"
     kind = str(action.metavar or action.dest).lower()
     if action.option_strings and (not action.metavar or "|" in kind):
         return f"{action.option_strings[-1]} {word}: {means}"

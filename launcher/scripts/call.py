@@ -104,7 +104,7 @@ def _check_name(word: str, own: Mapping[str, Kind], is_of_plugin: Callable[[str]
     name = word.partition("=")[0]
     if is_known(word) or not (near := get_close_matches(name, own, cutoff=0.85)) or is_of_plugin(name[2:]) is not None:
         return
-    raise WrongOption(f"{name} is no option: {near[0]} is meant, perhaps")
+    raise WrongOption(f"there is no option {name}: did you mean {near[0]}?")
 
 
 def _own_kind(word: str, rest: Sequence[str], own: Mapping[str, Kind]) -> Kind | None:
