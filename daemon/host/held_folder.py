@@ -22,7 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self  # since Python 3.11
 
 _ROOT = 0
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

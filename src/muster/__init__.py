@@ -1,5 +1,7 @@
 """Muster: launches distributed PyTorch training on Slurm and keeps it training."""
 
+from __future__ import annotations
+
 import os
 from time import monotonic
 from typing import Any

@@ -1,9 +1,11 @@
 """A zygote with real children: what a script sees, how it ends, and that no process is left. Without torch."""
 
+import ast
 import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
@@ -152,6 +154,53 @@ async def test_ways_to_name_the_program(harness: Harness, argv: list[str], expec
     harness.script("import os, sys; print(os.path.join(os.getcwd(), 'pkg') in sys.path)", "pkg/show.py")
     harness.start(PYTHON, *argv)
     assert await harness.run() == (0, expected.format(folder=harness.folder))
+
+
+OLD = sorted(str(path) for path in Path(os.path.expanduser("~/.pyenv/versions")).glob("3.[91]*/bin/python3.*[0-9]"))
+SEEN_BY_ALL = """
+    import pickle, sys, threading
+    import slow
+    print(sys.version_info[:2], sys.argv, "early" in sys.modules, __file__, flush=True)
+    try:
+        import muster
+    except ModuleNotFoundError:
+        print("no muster")
+    threading.Thread(target=print, args=("a thread",)).start()
+"""
+
+
+@pytest.mark.skipif(not OLD, reason="no pyenv is here")
+@pytest.mark.parametrize("python", OLD, ids=lambda python: python.rpartition("/")[2])
+async def test_any_python_from_3_9_on_forks_ranks_and_learns_what_they_import(
+    tmp_path: Path, harness: Harness, python: str
+) -> None:
+    """What is loaded in it keeps to the syntax and the library of Python 3.9. A script finds no Muster where it has
+    none, and above all not one that its interpreter can't run."""
+    (tmp_path / "site-packages").mkdir()
+    for name in ("early", "slow"):
+        harness.script("", f"site-packages/{name}.py")
+    modules = ("early", "muster.checkpoint.data.sharded_sampler")
+    path = str(tmp_path / "site-packages")
+    harness.start(python, harness.script(SEEN_BY_ALL), "a", preload=modules, learns=True, PYTHONPATH=path)
+    minor = int(python.rpartition(".")[2])
+    shown = f"(3, {minor}) ['train.py', 'a'] True {tmp_path}/train.py\n" + "no muster\n" * (minor < 11)
+    assert await harness.run(RANK="0", PYTHONPATH=path) == (0, f"{shown}a thread\n")
+    assert (await harness.until("started", "run1"))["cold"] == ""
+    words = (await harness.until("imported"))["words"]
+    assert "slow" in words
+    harness.warm.learn(words)
+    assert "slow" in (await harness.until("learned"))["modules"]
+    assert (await harness.run("as asked", RANK="0", PYTHONPATH=path))[0] == 0
+
+
+def test_what_is_loaded_in_users_interpreters_keeps_to_the_syntax_of_python_3_9() -> None:
+    """Also where no such interpreter is."""
+    listed = "import sys; from muster.daemon.agent.ranks import zygote; print(*(m.__file__ for n, m in "
+    listed += "sys.modules.items() if n.split('.')[0] == 'muster' and m.__file__))"
+    files = subprocess.run([PYTHON, "-c", listed], capture_output=True, text=True, check=True).stdout.split()
+    assert len(files) > 15
+    for file in files:
+        ast.parse(Path(file).read_text(), file, feature_version=(3, 9))
 
 
 SPAWNS = """

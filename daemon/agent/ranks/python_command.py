@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 _INTERPRETER_NAME = re.compile(r"python(3(\.\d+)?t?)?$")
 # Flags of CPython 3.11 to 3.14 that change how a script runs. Not listed: -i, -h, -V, -x, -?, --help and others, which
@@ -17,7 +17,7 @@ _FLAGS_WITHOUT_VALUE = frozenset("bBdEIOPqsSuvR")
 _FLAGS_WITH_VALUE = frozenset("WX")
 
 
-class TargetKind(StrEnum):
+class TargetKind(Enum):
     """How the command names the program."""
 
     SCRIPT = "script"
@@ -25,7 +25,7 @@ class TargetKind(StrEnum):
     CODE = "text"  # -c
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PythonCommand:
     """`python FLAGS script ARGS`, `python FLAGS -m module ARGS` or `python FLAGS -c text ARGS`."""
 

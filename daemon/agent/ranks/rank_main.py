@@ -78,13 +78,19 @@ def exec_command(argv: Sequence[str]) -> NoReturn:
     os._exit(code)
 
 
+def is_too_old_for_library() -> bool:
+    """Whether this interpreter can't run the checkpoint library, although it can run a zygote."""
+    return sys.version_info < (3, 11)
+
+
 def set_argv_and_path(command: PythonCommand, argv: Sequence[str]) -> None:
     """Set sys.argv and sys.path as the interpreter does for `argv`. After that, the script's own modules can be
     preloaded."""
     first = {TargetKind.MODULE: "-m", TargetKind.CODE: "-c", TargetKind.SCRIPT: command.target}[command.kind]
     sys.argv[:] = [first, *command.arguments]
-    sys.orig_argv[:] = list(argv)
-    if not (command.safe_path or sys.flags.safe_path):
+    if hasattr(sys, "orig_argv"):  # since Python 3.10
+        sys.orig_argv[:] = list(argv)
+    if not (command.safe_path or getattr(sys.flags, "safe_path", False)):  # since Python 3.11
         sys.path.insert(0, _path_entry(command))
 
 
@@ -150,6 +156,9 @@ def _is_package(target: str) -> bool:
 
 def _reset_inherited_state() -> None:
     """Reset state that a process must not share with its siblings or keep from before the fork."""
+    if is_too_old_for_library():  # the script is to find no Muster, and not one that can't be used
+        for name in [name for name in sys.modules if name.partition(".")[0] == "muster"]:
+            del sys.modules[name]
     importlib.invalidate_caches()
     random.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:

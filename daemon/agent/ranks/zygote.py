@@ -38,12 +38,12 @@ _END_TIMEOUT_S = 5.0
 # packages.
 COMMAND = """\
 import os, sys
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 9):
     sys.exit(83)
 path, environ = list(sys.path), dict(os.environ)
 sys.path.append(sys.argv[1])
 from muster.daemon.agent.ranks import zygote
-sys.path[:] = path[0 if sys.flags.safe_path else 1:]
+sys.path[:] = path[0 if getattr(sys.flags, "safe_path", sys.flags.isolated) else 1:]
 zygote.main(sys.argv[2:], environ)
 """
 
@@ -279,7 +279,8 @@ def _prepare(sock: socket.socket, message: packets.Message) -> PythonCommand | N
     found = Preloaded([])
     if command is not None:
         rank_main.set_argv_and_path(command, message["argv"])
-        found = preload(message["preload"])
+        has_library = not rank_main.is_too_old_for_library()
+        found = preload([name for name in message["preload"] if has_library or not name.startswith("muster.")])
     torch = "torch.distributed" in sys.modules
     libuv = torch and rendezvous_store.has_libuv()
     ready = {"torch": torch, "libuv": libuv, "notes": found.notes, "broken": found.broken}

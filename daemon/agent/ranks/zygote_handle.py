@@ -107,7 +107,7 @@ class ZygoteSpec:
 
     def started_anew(self) -> ZygoteSpec:
         """The same for an interpreter that is too old for a zygote."""
-        return replace(self, preload=(), cold="its Python is older than 3.11")
+        return replace(self, preload=(), cold="its Python is older than 3.9")
 
     def without_preload(self) -> ZygoteSpec:
         """The same without early imports."""

@@ -9,7 +9,7 @@ import signal
 
 FOR_RANKS = (
     *(signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM),
-    *(signal.SIGPROF, signal.SIGPOLL, signal.SIGPWR, signal.SIGSTKFLT),
+    *(signal.SIGPROF, signal.SIGPOLL, signal.SIGPWR, 16),  # SIGSTKFLT, which has a name since Python 3.11
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
 
