@@ -18,7 +18,7 @@ from muster.daemon.preflight import inventory
 from muster.launcher.errors import SiteFault, WrongInput
 from muster.launcher.main import parser
 from muster.launcher.runs import record, secrets
-from muster.launcher.runs.difference import changes, differences
+from muster.launcher.runs.difference import changes, differences, outcome_differences
 from muster.launcher.runs.kept import RunRecord
 from muster.launcher.runs.origins import MOST_DIFF_CHARS, origins, script_folder
 from muster.launcher.runs.store import FILE, RunStore
@@ -380,6 +380,25 @@ def test_equal_records_have_no_difference() -> None:
     other = {"gang_id": "b", "spec": {"nodes": 2}, "repository": {"diff": "x"}}
     assert list(differences(one, other)) == []
     assert list(changes(one, other)) == []
+
+
+def test_how_two_runs_went_differs_in_numbers_that_have_names() -> None:
+    metrics = [{"name": "loss", "step": "9", "ranks": 2, "least": 1.0, "median": 1.25, "greatest": 2.0}]
+    goodput = {"since_s": 1e9, "allocated_node_s": 200.0, "useful_node_s": 150.0}
+    one = {
+        "training": {"step_s": 0.1738117, "last_step": "400", "done_s": 1795836323.5, "metrics": metrics},
+        "goodput": {**goodput, "lost": [{"category": "start", "node_s": 50.0}]},
+    }
+    other = {"training": {"step_s": 0.1738117, "metrics": [{"name": "loss", "median": "NaN"}]}, "goodput": goodput}
+    assert list(outcome_differences(one, other)) == [
+        ("goodput.start", "25.0%", "(absent)"),
+        ("training.loss", "1.25", "nan"),
+    ]
+
+
+def test_tables_of_a_job_differ_key_by_key() -> None:
+    one, other = ({"spec": {"estimate_tables": json.dumps({"model": {"layers": count}})}} for count in (2, 4))
+    assert list(differences(one, other)) == [("spec.estimate_tables.model.layers", "2", "4")]
 
 
 def test_to_look_into_a_folder_without_records_leaves_nothing_there(tmp_path: Path) -> None:
