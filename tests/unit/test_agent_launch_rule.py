@@ -121,6 +121,8 @@ def test_a_helper_with_a_task_on_every_node_is_known() -> None:
     ("words", "warning"),
     [
         (("-N1", "torchrun", "x"), "it has not as many tasks on each of the 2 nodes"),
+        (("-n", "none", "torchrun", "x"), "it has not as many tasks"),
+        (("--ntasks-per-node=-1", "torchrun", "x"), "it has not as many tasks"),
         (("--ntasks-per-node=2", "torchrun", "x"), "it starts a launcher 2 times on a node"),
         (("singularity", "exec", "x.sif", "torchrun", "x"), "it runs in a container"),
     ],

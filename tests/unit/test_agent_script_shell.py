@@ -168,6 +168,11 @@ def test_a_count_of_restarts_that_is_no_number_is_said(shell: Shell) -> None:
     assert said[1:] == ["code 64"]
 
 
+def test_a_script_that_comes_through_a_pipe_is_left_for_srun(shell: Shell) -> None:
+    shell.srun.write_text("#!/bin/bash\necho srun $*; cat\n")
+    assert shell.run("echo text | srun -N1 bash /dev/stdin") == ["srun -N1 --exclude=n2 bash /dev/stdin", "text"]
+
+
 def test_a_helper_has_the_variables_of_the_script(shell: Shell) -> None:
     shell.srun.write_text("#!/bin/bash\necho ${GRPC_VERBOSITY-unset} ${GRPC_SSL_CIPHER_SUITES-unset}\n")
     script = "unset GRPC_VERBOSITY GRPC_SSL_CIPHER_SUITES; srun -N1 a; GRPC_VERBOSITY=INFO srun -N1 a"

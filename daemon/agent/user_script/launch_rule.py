@@ -117,9 +117,9 @@ def _tasks_per_node(words: SrunWords, script: Script) -> int:
         return 0
     each = _number(words.value("ntasks-per-node"), script.tasks_per_node)
     if words.value("ntasks") is None and words.value("ntasks-per-node") is not None:
-        return each
+        return max(each, 0)
     tasks = _number(words.value("ntasks"), script.tasks or nodes * (each or 1))
-    return tasks // nodes if tasks % nodes == 0 else 0
+    return tasks // nodes if tasks > 0 and tasks % nodes == 0 else 0
 
 
 def _number(text: str | None, default: int) -> int:
@@ -170,4 +170,4 @@ def _name(word: str) -> str:
 def script_of(environ: Mapping[str, str], nodes: int, launch: LaunchLine | None) -> Script:
     """The script as its variables describe it."""
     tasks, each = environ.get("SLURM_NTASKS", ""), environ.get("SLURM_NTASKS_PER_NODE", "")
-    return Script(nodes, int(tasks) if tasks.isdigit() else 0, int(each) if each.isdigit() else 0, launch)
+    return Script(nodes, int(tasks) if tasks.isdecimal() else 0, int(each) if each.isdecimal() else 0, launch)

@@ -90,8 +90,10 @@ def _read(words: Sequence[str], program: str) -> tuple[SrunWords, frozenset[str]
 
 
 def _text_of(name: str) -> str:
-    """The text of a program; "" if it is none."""
+    """The text of a program; "" if it is none. A pipe is left alone: who reads it takes its text away."""
     try:
+        if not Path(name).is_file():
+            return ""
         with Path(name).open("rb") as file:
             found = file.read(_MOST_TEXT)
     except OSError:
