@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from muster.daemon.agent.batch.batch_process import RemoteCoordinator
+from muster.daemon.agent.user_script import gang_launch
+from muster.daemon.agent.user_script.own_nodes import divide
+from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -20,6 +25,8 @@ from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.slurm.watch import job_seen
 from muster.daemon.testing.scripted_world import ScriptedWorld, spec
 from muster.daemon.transport.channel import open_channel
+from muster.slurm.client.launch_settings import LaunchSettings
+from muster.slurm.client.srun_options import read_srun
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import Job
 from muster.v1 import api_pb2, api_pb2_grpc
@@ -139,6 +146,30 @@ async def test_agents_complete_what_submit_has_registered(world: ScriptedWorld) 
     assert found is not None
     assert list(found.command) == ["train"]
     assert len(await world.wait_for_facts(facts.GangRegistered)) == 2
+
+
+async def test_a_launch_of_which_no_agent_has_attached_is_said(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its srun has ended. The coordinator is asked, and told; without a right to call it, nothing ends for that."""
+    assert world.coordinator
+    gangs = world.coordinator.engine.core.state.gangs
+    settings = LaunchSettings("g1", world.address, "/bin/muster-agent", 1, spec())
+    job = ScriptJob(settings, "g1", divide(["n1", "n2", "n3"], 1), 1, 0, (4,), 0)
+    words = read_srun(["torchrun", "train.py"])
+    remote = RemoteCoordinator(world.address, world.credentials, api_pb2.BatchRef(gang_id="g1", slurm_job_id=1))
+    monkeypatch.setenv("MUSTER_CONNECTIONS", "plain text, the network is trusted")
+    monkeypatch.setenv("MUSTER_AUTH", f"secret:{world.folder}/none")
+    async with open_channel(world.address, world.credentials) as channel:
+        api: Any = api_pb2_grpc.MusterStub(channel)
+        guess = spec(awaits_launch=True)
+        await api.Register(api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=guess))
+        await asyncio.to_thread(gang_launch.tell_if_nothing_started, job, words, remote, 2)
+        assert gangs["g1"].findings.unsupervised == ""
+        monkeypatch.setenv("MUSTER_AUTH", f"secret:{world.folder.parent}/secret")
+        await asyncio.to_thread(gang_launch.tell_if_nothing_started, job, words, remote, 2)
+        said = "line 4, srun torchrun train.py: it has failed with exit code 2 before its ranks started"
+        assert gangs["g1"].findings.unsupervised == said
 
 
 @pytest.mark.parametrize(

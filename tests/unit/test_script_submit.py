@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.launcher.errors import WrongInput
 from muster.launcher.main import main, parser
 from muster.launcher.scripts import bash_env
@@ -21,6 +22,7 @@ from muster.launcher.scripts.plan import Looked, look_over, settle
 from muster.launcher.scripts.user_script import UserScript
 from muster.launcher.submission import path_checks
 from muster.slurm.client import launch_settings
+from muster.slurm.client.parsing.sbatch_request import JobRequest
 
 SBATCH = """#!/bin/bash
 printf '%s\\0' "$@" > "$NOTED/argv"
@@ -425,3 +427,40 @@ def _answer(text: str, options: argparse.Namespace) -> str:
         return type(settle(found, options, {}, "/shared") if isinstance(found, Looked) else found).__name__
     except WrongInput as error:
         return error.hint.rpartition(". ")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "shown"),
+    [
+        (["--spares=1"], TRAIN, (4, 1, True, "")),
+        ([], "#!/bin/sh\n#SBATCH -N 2\n", (2, 0, True, "line 1: /bin/sh runs the script, and Muster supervises")),
+        (["--array=1-2"], TRAIN, None),
+        (
+            ["--parsable"],
+            "#!/bin/bash\nmpirun a\n",
+            (1, 0, True, "line 2: mpirun starts ranks on other nodes by itself"),
+        ),
+    ],
+)
+async def test_the_coordinator_knows_the_job_at_once(
+    words: list[str], text: str, shown: tuple[int, int, bool, str] | None, shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "world").mkdir()
+    world = ScriptedWorld.create(tmp_path / "world")
+    for _ in range(41):
+        world.cluster.submit(JobRequest(nodes=1))
+    await world.start_coordinator()
+    (shell.folder / "train.sbatch").write_text(text)
+    site = ["--coordinator", world.address, "--auth", f"secret:{tmp_path}/world/secret"]
+    site += ["--connections", "plain text, the network is trusted"]
+    options = parser(["submit"]).parse_args(["submit", *site, *words, "train.sbatch"])
+    assert await options.row.run(options) == 0
+    assert world.coordinator
+    found = {gang.slurm.job: gang.spec for gang in world.coordinator.engine.core.state.gangs.values()}
+    await world.close()
+    if shown is None:
+        assert found == {}
+        return
+    assert (found[42].nodes, found[42].spares, found[42].awaits_launch) == shown[:3]
+    assert found[42].unsupervised.startswith(shown[3])
+    assert bool(found[42].unsupervised) is bool(shown[3])

@@ -80,13 +80,13 @@ def run(
     seen = Hooked(Summarised(remote, spec.run_dir, job.gang), spec.hooks, spec.run_dir)
     sys.stdout.flush()
     code = asyncio.run(run_batch(argv, seen, allocation, LAUNCH_OF_SCRIPT, forwarded=_FORWARDED))
-    _tell_if_nothing_started(job, words, remote, code)
+    tell_if_nothing_started(job, words, remote, code)
     if code != EXIT_FAILED_AGAIN:
         return code
     return exit_code_of_ranks(rank_log_files.failed_codes(spec.run_dir, job.gang), decision.kind)
 
 
-def _tell_if_nothing_started(job: ScriptJob, words: SrunWords, remote: RemoteCoordinator, code: int) -> None:
+def tell_if_nothing_started(job: ScriptJob, words: SrunWords, remote: RemoteCoordinator, code: int) -> None:
     """Tell the coordinator of a launch that is over, and of which no agent has attached."""
     view = asyncio.run(remote.view())
     if isinstance(view, GangView) and view.awaits_launch:
