@@ -24,8 +24,10 @@ from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
+from muster.daemon.agent.launch import task_binding
 from muster.daemon.agent.launch.handover import MACRO, Handover, WrongHandover
 from muster.daemon.agent.launch.task import Task
+from muster.daemon.agent.launch.task_binding import TaskBinding
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults, job_end_time
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
@@ -35,6 +37,7 @@ from muster.daemon.host import private_file
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.slurm.client import names
 from muster.slurm.client.batch_script import RANK_ENVIRONMENT, PoolJob
+from muster.slurm.client.launch_settings import binding_file
 from muster.v1.api_pb2 import BatchRef
 from muster.v1.common_pb2 import JobSpec
 
@@ -183,13 +186,23 @@ def _settings(
     )
     modules, learns = modules_to_import(spec.preload), not spec.preload
     zygote_spec = ZygoteSpec(tuple(spec.command), modules, environment, spec.work_dir, learns=learns)
+    bound = _bindings(own, spec) if spec.ranks_of_srun else {}
+    zygote_spec = replace(zygote_spec, processors={local: one.processors for local, one in bound.items()})
     if launch is not None:
         started_as = StartedAs(launch.processors, launch.limits, launch.umask)
         zygote_spec = replace(zygote_spec, started_as=started_as, macro=MACRO)
+    variables = {local: one.variables for local, one in bound.items()}
     return AgentSettings(
         identity=own,
         job=NodeJob(
-            own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node, from_script, spec.ranks_of_srun
+            own.gang,
+            own.node,
+            zygote_spec,
+            spec.run_dir,
+            spec.ranks_per_node,
+            from_script,
+            spec.ranks_of_srun,
+            variables,
         ),
         spec=spec,
         coordinator=site.coordinator,
@@ -214,6 +227,11 @@ def _settings(
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )
+
+
+def _bindings(own: AgentIdentity, spec: JobSpec) -> dict[int, TaskBinding]:
+    """What each local rank has, if the launch has asked srun to bind its tasks."""
+    return task_binding.read(binding_file(spec.run_dir, own.gang), own.node, task_binding.open_gpus())
 
 
 def _given_environment() -> dict[str, str]:

@@ -127,6 +127,11 @@ def environment_file(run_dir: str, gang: str) -> str:
     return f"{run_dir}/{gang}.environment"
 
 
+def binding_file(run_dir: str, gang: str) -> str:
+    """The path of what srun would bind each task of a launch to."""
+    return f"{run_dir}/{gang}.binding"
+
+
 def program_folder(settings: str) -> str:
     """The folder that is first on the script's PATH, with an srun in it. `settings`: the path of the settings."""
     return f"{settings.removesuffix('.launch.json')}.bin"

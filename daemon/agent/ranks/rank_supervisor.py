@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class NodeJob:
     """What the supervisor runs. `run_dir`: the folder of the logs. `from_script`: a user's own script has
     launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster.
     `of_srun`: srun would start its ranks. Their script may choose address and port itself: rank 0 opens the store.
+    `variables`: those of one local rank alone.
     """
 
     gang: str
@@ -54,6 +55,7 @@ class NodeJob:
     ranks_per_node: int
     from_script: bool = False
     of_srun: bool = False
+    variables: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 class _LocalZygote:
@@ -248,6 +250,7 @@ class RankSupervisor:
             self._job.run_dir,
             of_srun=self._job.of_srun,
         )
+        environment |= self._job.variables.get(rank.id.local_rank, {})
         where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
         if self._job.from_script:
             environment["TORCHELASTIC_ERROR_FILE"] = str(rank_log_files.error_path(*where))

@@ -90,6 +90,7 @@ class ZygoteSpec:
     cold: why ranks are started by exec, whatever the command is; empty: they are forked, if the command allows it.
     macro: what stands for LOCAL_RANK in argv; empty: nothing does.
     learns: whether it also imports what ranks are seen to import.
+    processors: those of each local rank; none: as started_as says.
     """
 
     argv: tuple[str, ...]
@@ -100,10 +101,14 @@ class ZygoteSpec:
     cold: str = ""
     macro: str = ""
     learns: bool = False
+    processors: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def for_local_rank(self, number: int) -> ZygoteSpec:
         """The same for the zygote of one local rank."""
-        return replace(self, argv=tuple(w.replace(self.macro, str(number)) for w in self.argv)) if self.macro else self
+        own = self
+        if number in self.processors:
+            own = replace(own, started_as=replace(own.started_as, processors=self.processors[number]))
+        return replace(own, argv=tuple(w.replace(self.macro, str(number)) for w in self.argv)) if self.macro else own
 
     def started_anew(self) -> ZygoteSpec:
         """The same for an interpreter that is too old for a zygote."""

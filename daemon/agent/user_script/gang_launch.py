@@ -17,7 +17,7 @@ from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.launch.task import EXIT_FAILED_AGAIN, EXIT_OF_LAUNCHER
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import node_problems
-from muster.daemon.agent.user_script import launch, output_options, script_job
+from muster.daemon.agent.user_script import launch, output_options, rank_binding, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file, rank_log_files
@@ -62,6 +62,8 @@ def run(
         return _refuse(f"it has {size} bytes of words, and {MAX_SPEC_BYTES} are possible")
     try:
         file = _keep(job, spec.run_dir, launch.launch_environment(environ, words.value("export")))
+        binding = launch_settings.binding_file(spec.run_dir, job.gang)
+        rank_binding.keep(binding, words, environ, decision, nodes, srun)
     except OSError as error:
         return _refuse(f"{error.filename or spec.run_dir} can't be written: {error.strerror}")
     spare = f" and {counted(spares, 'spare')}" if spares else ""

@@ -52,9 +52,20 @@ def real_srun(search_path: str, own_folder: str) -> str:
 
 def help_text(program: str) -> str:
     """What srun says of its options, those of the site's plug-ins included."""
+    return printed(program, ["--help"], os.environ, _HELP_TIMEOUT_S)
+
+
+def printed(program: str, words: Sequence[str], environ: Mapping[str, str], within: float) -> str:
+    """What the real srun prints; "" if it can't be started, or takes longer than `within` seconds."""
     try:
         return subprocess.run(
-            [program, "--help"], capture_output=True, text=True, timeout=_HELP_TIMEOUT_S, check=False
+            [program, *words],
+            env=dict(environ),
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=within,
+            check=False,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

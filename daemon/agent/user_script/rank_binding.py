@@ -1,0 +1,82 @@
+"""Options of the launch that give each task its share of a node: processors and GPUs.
+
+Ranks are no tasks of srun. What srun would give to each task depends on the site's settings and plug-ins, so srun is
+asked: it starts as many tasks with the same options, spares included, and each says what it has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from muster.daemon.agent.launch import task_binding
+from muster.daemon.agent.user_script import helper_call, own_nodes
+from muster.daemon.agent.user_script.launch_rule import Decision, Kind
+from muster.daemon.agent.user_script.own_nodes import Nodes
+from muster.daemon.host import private_file
+from muster.slurm.client.srun_options import SrunWords
+
+_VARIABLES = {
+    "cpu-bind": ("SLURM_CPU_BIND", "SRUN_CPU_BIND"),
+    "cpus-per-task": ("SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"),
+    "threads-per-core": ("SLURM_THREADS_PER_CORE",),
+    "hint": ("SLURM_HINT",),
+    "gpus-per-task": ("SLURM_GPUS_PER_TASK",),
+    "gpu-bind": ("SLURM_GPU_BIND",),
+    "tres-bind": ("SLURM_TRES_BIND",),
+    "tres-per-task": ("SLURM_TRES_PER_TASK",),
+}
+"""Options that bind tasks, and the variables from which srun takes them, too."""
+_BESIDE = ("distribution", "exact", "gres", "gres-flags", "gpus-per-node", "cpus-per-gpu", "ntasks-per-core")
+"""Options that change how it binds them."""
+_NO_BINDING = ("", "none", "no")
+_NOT_CARRIED = "mem-bind"
+_OUTPUT = ("SRUN_OUTPUT", "SLURM_STDOUTMODE", "SLURM_LABELIO", "SLURM_OPEN_MODE")
+_TIMEOUT_S = 30.0
+
+
+def keep(path: str, words: SrunWords, environ: Mapping[str, str], decision: Decision, nodes: Nodes, srun: str) -> None:
+    """Write to `path` what each rank is bound to, as far as the launch asks for it, and say what is not carried.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    lines, names = list[str](), asked(words, environ)
+    if decision.kind is Kind.RANKS and names:
+        said = _ask(probe_words(words, nodes, decision.tasks_per_node), environ, nodes, srun)
+        counts = task_binding.nodes_of(said)
+        if all(counts.get(node) == decision.tasks_per_node for node in nodes.own):
+            lines, names = said, []
+    if words.has(_NOT_CARRIED):
+        names.append(_NOT_CARRIED)
+    if decision.kind is Kind.LAUNCHER:
+        names = [name for name in names if name in (_NOT_CARRIED, "cpu-bind", "gpu-bind")]
+    if names:
+        print(f"muster: not carried to the ranks: {', '.join(f'--{name}' for name in names)}", file=sys.stderr)
+    private_file.replace(Path(path), "\n".join(lines))
+
+
+def asked(words: SrunWords, environ: Mapping[str, str]) -> list[str]:
+    """The options that bind tasks."""
+    found = {name: _value(words, environ, name) for name in _VARIABLES}
+    return [name for name, value in found.items() if value not in _NO_BINDING]
+
+
+def _value(words: SrunWords, environ: Mapping[str, str], name: str) -> str:
+    given = words.value(name)
+    return given if given is not None else next((environ[one] for one in _VARIABLES[name] if environ.get(one)), "")
+
+
+def probe_words(words: SrunWords, nodes: Nodes, tasks_per_node: int) -> list[str]:
+    """The words behind srun that start the tasks."""
+    kept = [word for option in words.options if option.name in (*_VARIABLES, *_BESIDE) for word in option.words]
+    count = len(nodes.all)
+    size = [f"--nodes={count}", f"--ntasks={count * tasks_per_node}", f"--ntasks-per-node={tasks_per_node}"]
+    return [*kept, *size, "--overlap", "--mpi=none", "--input=none", "sh", "-c", task_binding.TASK]
+
+
+def _ask(words: list[str], environ: Mapping[str, str], nodes: Nodes, srun: str) -> list[str]:
+    given = {name: value for name, value in environ.items() if name not in _OUTPUT}
+    text = helper_call.printed(srun, words, own_nodes.on_nodes(given, nodes.all), _TIMEOUT_S)
+    return task_binding.said_by_tasks(text)
