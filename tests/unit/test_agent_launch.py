@@ -237,7 +237,7 @@ async def test_a_launcher_of_another_number_of_nodes_is_refused_in_words(gang: G
 
 
 async def test_sigterm_before_the_launch_ends_the_command(gang: Gang) -> None:
-    gang.launch_task("n0", "bash", "-c", "echo $$; trap 'echo told; exit 3' TERM; sleep 60 & wait", nodes=1)
+    gang.launch_task("n0", "bash", "-c", "trap 'echo told; exit 3' TERM; echo $$; sleep 60 & wait", nodes=1)
     output = gang.folder / "n0.out"
     while not output.exists() or not output.read_text():  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(0.01)
