@@ -9,16 +9,18 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.daemon.agent.start_checks.job_paths import Missing, find_missing
+from muster.daemon.agent.start_checks.job_paths import Missing, find_missing, find_program
 from muster.daemon.host.held_folder import others_can_lay_links
 from muster.launcher.errors import WrongInput
 from muster.v1.common_pb2 import JobSpec
 
+_PYTHON = re.compile(r"python([23])\.(\d+)")
 MOUNTS = Path("/proc/self/mounts")
 _NETWORK = frozenset(
     {
@@ -63,7 +65,19 @@ def check_paths(spec: JobSpec, mounts: str, search_path: str, beside: Path) -> l
             doubtful.append(f"{missing.words} on this host: the nodes must have it")
     if wrong:
         raise WrongInput("; ".join(wrong), "Nothing was queued")
-    return doubtful
+    return [*doubtful, *_doubt_of_python(spec, search_path)]
+
+
+def _doubt_of_python(spec: JobSpec, search_path: str) -> Iterator[str]:
+    """Says that an interpreter is too old for a zygote, as far as its file's name shows."""
+    program = spec.command[0] if spec.command else ""
+    found = find_program(program, search_path, spec.work_dir) if program else None
+    version = _PYTHON.fullmatch(os.path.basename(os.path.realpath(found))) if found else None
+    if version and (int(version[1]), int(version[2])) < (3, 9):
+        yield (
+            f"command: {program} is Python {version[1]}.{version[2]}: each restart of a rank takes the time of its "
+            "imports. From Python 3.9 on, a process that has imported the same waits for it"
+        )
 
 
 def _with_place_beside(missing: Missing, spec: JobSpec, beside: Path) -> Missing:

@@ -165,3 +165,14 @@ def test_a_script_that_lies_beside_job_toml_is_found(script: str, hint: bool, tm
         said = error.message
     assert said.startswith("command: the script ")
     assert (words in said) == hint
+
+
+@pytest.mark.parametrize(("version", "is_old"), [("3.8", True), ("2.7", True), ("3.9", False), ("3.14", False)])
+def test_an_interpreter_that_is_too_old_for_a_quick_restart_is_said(tmp_path: Path, version: str, is_old: bool) -> None:
+    (tmp_path / f"python{version}").touch(0o755)
+    (tmp_path / "python").symlink_to(f"python{version}")
+    (tmp_path / "train.py").touch()
+    doubts = look(spec(tmp_path, f"{tmp_path}/python", "train.py"), shared(tmp_path))
+    assert [f"is Python {version}: each restart of a rank takes the time of its imports" in one for one in doubts] == [
+        True
+    ] * is_old
