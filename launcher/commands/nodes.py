@@ -7,6 +7,7 @@ history of one node, the newest record first.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from muster.launcher.command import Command, connect, load_site, print_note, say, screen, show, time_arguments
 from muster.launcher.command_line import whole_number
@@ -32,7 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--signal", metavar="WORDS", help="nodes on which a signal with these words holds, or did it")
     parser.add_argument("--leaf", metavar="LEAF", help="nodes on this leaf switch")
-    parser.add_argument("--job", type=int, metavar="JOB", help="nodes that this Slurm job holds")
+    parser.add_argument("--job", type=int, metavar="JOB", help="nodes that this job holds, those of its pool jobs, too")
     parser.add_argument(
         "--sort", choices=SORTS, metavar="|".join(SORTS), default="node", help="the order; default: node"
     )
@@ -51,9 +52,10 @@ async def _run(options: argparse.Namespace) -> int:
         if options.node is not None:
             return await _history(coordinator, options)
         reply = await coordinator.nodes()
-        if options.job is not None and not any(options.job in node.slurm_job_ids for node in reply.nodes):
-            await coordinator.describe(gang_ref(str(options.job)))  # refused if there is no such job
-    _list(reply, options)
+        jobs: Sequence[int] = ()
+        if options.job is not None:  # refused if there is no such job
+            jobs = (await coordinator.describe(gang_ref(str(options.job)))).slurm_job_ids
+    _list(reply, options, jobs)
     if reply.private_unknown:
         print_note(f"users see the nodes of their own jobs only: PrivateData is not known: {reply.private_unknown}")
     if reply.slurm_unknown:
@@ -64,8 +66,8 @@ async def _run(options: argparse.Namespace) -> int:
 COMMAND = Command(_arguments, _run)
 
 
-def _list(reply: NodesReply, options: argparse.Namespace) -> None:
-    chosen = NodeFilter(options.state or (), options.signal or "", options.leaf or "", options.job or 0)
+def _list(reply: NodesReply, options: argparse.Namespace, jobs: Sequence[int]) -> None:
+    chosen = NodeFilter(options.state or (), options.signal or "", options.leaf or "", jobs)
     nodes = sorted(filter(chosen.includes, reply.nodes), key=SORTS[options.sort])
     if options.json:
         for node in nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,13 @@ SORTS: dict[str, Callable[[NodeView], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """Which nodes are listed; what is empty or 0 excludes none. `signal`: words of a signal that holds, or of the
-    reason."""
+    """Which nodes are listed; what is empty excludes none. `signal`: words of a signal that holds, or of the
+    reason. `jobs`: they hold the node."""
 
     states: Sequence[str] = ()
     signal: str = ""
     leaf: str = ""
-    job: int = 0
+    jobs: Collection[int] = ()
 
     def includes(self, node: NodeView) -> bool:
         """The node is listed."""
@@ -62,7 +62,7 @@ class NodeFilter:
             (not self.states or node.verdict in self.states)
             and self.signal.lower() in words
             and self.leaf in ("", node.leaf)
-            and (not self.job or self.job in node.slurm_job_ids)
+            and (not self.jobs or any(job in self.jobs for job in node.slurm_job_ids))
         )
 
 

@@ -897,8 +897,8 @@ async def test_one_node_has_its_health_its_jobs_and_its_signals_in_its_history(
 
 
 def test_nodes_are_chosen_by_job_and_by_signals_that_hold() -> None:
-    nodes = [NodeView(node="n1", slurm_job_ids=[4, 5]), NodeView(node="n2", signals=["gpu-throttle 64 on GPU 2"])]
-    assert [NodeFilter(job=5).includes(node) for node in nodes] == [True, False]
+    nodes = [NodeView(node="n1", slurm_job_ids=[4]), NodeView(node="n2", signals=["gpu-throttle 64 on GPU 2"])]
+    assert [NodeFilter(jobs=(1, 4)).includes(node) for node in nodes] == [True, False], "a pool job is of the job"
     assert [NodeFilter(signal="GPU-Throttle").includes(node) for node in nodes] == [False, True]
 
 
