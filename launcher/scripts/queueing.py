@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _AT_START = Path("/proc/self/environ")
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)")
 """How sbatch says the job's id."""
+_STANDARD_INPUT = "/dev/stdin"
+"""A script by this name may have arguments."""
 _MOST_SHOWN = 100
 """Characters of the launch line in a note."""
 
@@ -57,6 +59,8 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
     script = await look(call.script or "the script", partial(user_script.read, call))
     if script is None:  # sbatch says what is wrong with it
         return await _run(_argv(replace(call, words=(*call.words, "--test-only")) if options.dry_run else call), None)
+    if call.script and script.given is not None and not script.is_wrapped:
+        call = replace(call, script=_STANDARD_INPUT)
     looked = await look(call.script or "the script", partial(_look_over, script, call, options))
     if isinstance(looked, Unsupervised):
         return await _queue_as_it_is(looked, script, call, options)

@@ -51,6 +51,8 @@ def read(call: ScriptCall) -> UserScript | None:
             data = file.read(MOST_BYTES + 1)
     except OSError:
         return None
+    if not path.is_file():  # a pipe, as of `muster submit <(...)`: nobody can read it again
+        return UserScript(data.decode(errors="surrogateescape"), path.name, data)
     if not data.startswith(b"#!") or b"\0" in data or b"\r\n" in data or len(data) > MOST_BYTES:
         return None
     return UserScript(data.decode(errors="surrogateescape"), path.name)

@@ -269,6 +269,18 @@ def test_a_script_on_standard_input(shell: Shell, monkeypatch: pytest.MonkeyPatc
     assert (shell.folder / "noted" / "stdin").read_text() == TRAIN
 
 
+def test_a_script_in_a_pipe_is_read_once(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `muster submit <(sed ... train.sbatch) a`."""
+    monkeypatch.setenv("READS", "1")
+    reads, writes = os.pipe()
+    os.write(writes, TRAIN.encode())
+    os.close(writes)
+    shell.submit("--force", f"/dev/fd/{reads}", "a")
+    os.close(reads)
+    assert shell.noted("argv")[-2:] == ["/dev/stdin", "a"]
+    assert (shell.folder / "noted" / "stdin").read_text() == TRAIN
+
+
 def test_a_wrapped_command_becomes_a_script_of_bash(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("READS", "1")
     shell.submit("--force", "-N2", "--wrap", "srun torchrun train.py", "--spares=1")
