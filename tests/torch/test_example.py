@@ -67,6 +67,23 @@ def digests(path: Path, world: int) -> set[str]:
     return {Path(f"{path}.{rank}").read_text() for rank in range(world)}
 
 
+@pytest.mark.long
+def test_a_script_of_torchrun_goes_on_from_its_own_snapshot(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        str(EXAMPLE.parent / "own_script" / "train.py"),
+        "--snapshot",
+        str(tmp_path / "snapshot.pt"),
+    ]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
+    environ = {**os.environ, **place, "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    said = [
+        subprocess.run([*words, "--epochs", epochs], env=environ, capture_output=True, text=True, check=True).stdout
+        for epochs in ("2", "3")
+    ]
+    assert [re.findall("epoch ([0-9]+)", text) for text in said] == [["0", "1"], ["2"]]
+
+
 def test_the_loss_goes_down_without_muster(tmp_path: Path) -> None:
     said = train(2, "--steps", "60", "--sample", "20", "--digest", str(tmp_path / "digest"))
     found = losses(said)

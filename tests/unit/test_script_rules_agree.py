@@ -51,6 +51,7 @@ def calls(script: Path, folder: Path, nodes: int, each: int) -> list[list[str]]:
         ("native", 2, 2, [Kind.RANKS]),
         ("sweep", 2, 2, [Kind.RANKS]),
         ("titan", 4, 1, [Kind.HELPER, Kind.LAUNCHER]),
+        ("../../../examples/own_script/train", 2, 1, [Kind.LAUNCHER]),
     ],
 )
 def test_the_line_that_submit_expects_is_the_one_that_launches(
