@@ -135,7 +135,7 @@ async def _check_shared(job: str) -> None:
         )
     except SlurmUnavailable as error:
         raise SiteFault(str(error)) from None
-    if done.exit_status == 0 and done.stdout.strip() in ("NO", ""):
+    if done.exit_status == 0 and done.stdout.strip() == "NO":
         return
     raise WrongInput(
         f"job {job} may share its nodes with other jobs, and Muster sets a node DOWN that fails",
