@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -66,6 +67,20 @@ open("ready", "w").close()
 while not os.path.exists("finish"):
     time.sleep(0.1)
 sys.exit(5)
+"""
+
+
+STAGING = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --output=output.txt
+until [ -e staged ]; do sleep 0.1; done
+set -e
+srun -N1 -n1 torchrun x || true
+sh -c 'exit 4'
+srun python3 -u train.py
+"""
+OF_PYTHON = """#!/usr/bin/env python3
+#SBATCH --nodes=8
+print("hello")
 """
 
 
@@ -137,7 +152,33 @@ def test_srun_of_a_launcher_becomes_the_gang(healthy: Cluster) -> None:
         assert ({one, other}, last) == ({"0: n0", "1: n2"}, "trap 0")
         assert said.startswith("muster: not supervised: line 10, srun bash -c echo again torchrun: the gang ")
         assert first == second == "again torchrun"
+        assert seen(healthy, job)["unsupervised"].startswith("line 10, srun bash -c echo again torchrun: the gang ")
         assert "step 5 " in (training.folder / "log.txt").read_text()
+
+
+def test_what_a_script_does_before_its_launch_is_shown(healthy: Cluster) -> None:
+    """Its staging fails. Beside it, a script of Python, whose srun nobody can supervise, waits for a node and ends."""
+    with ScriptTraining(healthy, TrainingSpec("early", nodes=2, spares=1), STAGING) as training:
+        job = training.submit()
+        (training.folder / "train.py.sbatch").write_text(OF_PYTHON)
+        inside = "cd /shared/jobs/early && muster submit train.py.sbatch"
+        said = healthy.exec(LOGIN, "bash", "-c", inside, user="alice")
+        other = int(said.stdout.removeprefix("Submitted batch job "))
+        wait_until(lambda: seen(healthy, job)["waiting_for"] == "a launch: its script runs", 30, "the script runs")
+        assert seen(healthy, other)["waiting_for"].startswith(f"Slurm to start job {other}")
+        (training.folder / "staged").touch()
+        view = training.wait_final()
+        words = "its script has ended with exit code 4, before a launch that is supervised"
+        assert (view["phase"], view["reason"]) == ("FAILED", f"Slurm ended job {job}: FAILED: {words}")
+        assert view["unsupervised"].startswith("line 5, srun torchrun x: it has not as many tasks on each")
+        wait_until(lambda: seen(healthy, other)["phase"] == "DONE", 30, "the other script has ended")
+        assert seen(healthy, other)["unsupervised"].startswith("line 1: python3 runs the script")
+
+
+def seen(cluster: Cluster, job: int) -> dict[str, str]:
+    """What `muster status` says of a job."""
+    found: dict[str, str] = json.loads(cluster.sh(LOGIN, f"muster status --json {job}", user="alice"))
+    return {"waiting_for": "", **found}
 
 
 def state(cluster: Cluster, job: int) -> str:
