@@ -78,6 +78,11 @@ srun -N1 -n1 torchrun x || true
 sh -c 'exit 4'
 srun python3 -u train.py
 """
+OF_SBATCH = """#!/bin/bash
+#SBATCH --nodes=3 --exclusive --no-kill --output=output.txt
+{prefix}muster run --spares=1 --nproc-per-node=2 --no-python python3 train.py --until finish {arguments}
+echo "code $?"
+"""
 OF_PYTHON = """#!/usr/bin/env python3
 #SBATCH --nodes=8
 print("hello")
@@ -87,16 +92,16 @@ print("hello")
 class ScriptTraining(Training):
     """A job of a user's own script."""
 
-    def __init__(self, cluster: Cluster, spec: TrainingSpec, text: str) -> None:
+    def __init__(self, cluster: Cluster, spec: TrainingSpec, text: str, command: str = "") -> None:
+        """`command`: what queues the script; empty: muster submit, with the spares of `spec`."""
         super().__init__(cluster, spec)
-        self._text = text
+        self._text, self._command = text, command or f"muster submit --parsable --spares={spec.spares}"
 
     def submit(self, *options: str) -> int:
         """See Training.submit."""
         inside = self._lay_out()
         (self.folder / "train.sbatch").write_text(self._text)
-        words = ("muster", "submit", "--parsable", f"--spares={self.spec.spares}", *options, "train.sbatch")
-        command = f"cd {inside} && {shlex.join(words)}"
+        command = f"cd {inside} && {self._command} {shlex.join((*options, 'train.sbatch'))}"
         done = self.cluster.exec(LOGIN, "bash", "-c", command, user=self.spec.user)
         self.job, self.notes = int(done.stdout), done.stderr
         self._follow()
@@ -249,3 +254,23 @@ def test_a_job_whose_script_was_lost_with_its_node_goes_on_with_its_output_and_h
             copied = [line for line in behind.splitlines() if line.startswith(f"{rank}: ")]
             assert copied[len(copied) - log.count("\n") :] == [f"{rank}: {line}" for line in log.splitlines()]
         healthy.sh(LOGIN, f"scancel {after}", user="alice")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("prefix", "code"), [("", 0), ("srun --no-kill --ntasks-per-node=1 ", 1)])
+def test_muster_run_in_a_job_of_sbatch_is_its_launch(healthy: Cluster, prefix: str, code: int) -> None:
+    """The job's third node is the spare. An srun around it ends with the code of the task that is lost."""
+    spec = TrainingSpec("of-srun" if prefix else "of-sbatch", nodes=2, spares=1)
+    text = OF_SBATCH.format(prefix=prefix, arguments=" ".join(SLOW_STEPS))
+    with ScriptTraining(healthy, spec, text, "sbatch --parsable") as training:
+        job = training.submit()
+        training.wait_step(5)
+        training.kill_rank(1)
+        training.wait_recovered(2)
+        healthy.crash("n1")
+        training.wait_left("n1")
+        training.finish()
+        view = training.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
+        assert training.output.splitlines()[-1] == f"code {code}"

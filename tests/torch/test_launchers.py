@@ -109,7 +109,8 @@ async def test_ranks_of_srun_meet_at_the_port_that_their_script_chooses(
     words = (sys.executable, gang.script(OWN_PORT), str(port))
     gang.launch("n0", *words, nodes=1, ranks_per_node=2, ranks_of_srun=True)
     assert await run_two_ranks(gang) == [0, 0]
-    assert gang.output(0, 1) == gang.output(1, 1) == "sum 3.0\n"
+    for rank in (0, 1):
+        assert "sum 3.0" in gang.output(rank, 1).splitlines()
 
 
 def test_the_options_of_torchrun_without_a_value_are_known() -> None:
@@ -136,7 +137,8 @@ def test_muster_run_takes_the_place_of_torchrun_on_a_workstation(tmp_path: Path)
     argv = [sys.executable, "-m", "muster.launcher", *words.split()]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == {"1 trainer 2 1"}
+    lines = done.stdout.splitlines()
+    assert {line for line in lines if " trainer " in line} == {"1 trainer 2 1"}
     assert "Signal 9 (SIGKILL) received by PID" in done.stderr
 
 
