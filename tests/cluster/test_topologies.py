@@ -47,10 +47,15 @@ time = "10"
 """
 
 
+NO_ANSWER = "Slurm does not answer"
+
+
 def shape(cluster: Cluster, *options: str) -> tuple[list[str], str, set[str]]:
     """What `muster submit` asks Slurm for, what it says, and the nodes that Slurm would give."""
     cluster.exec(LOGIN, "tee", "/tmp/job.toml", user="alice", stdin=JOB.encode())
-    done = cluster.exec(LOGIN, "muster", "submit", "--dry-run", "/tmp/job.toml", *options, user="alice")
+    submit = lambda: cluster.exec(LOGIN, "muster", "submit", "--dry-run", "/tmp/job.toml", *options, user="alice")  # noqa: E731
+    # On a busy host Slurm may take longer than submit waits for it, and then submit asks for no shape, and says so.
+    done = wait_until(lambda: None if NO_ANSWER in (done := submit()).stderr else done, 60, "Slurm answers submit")
     tested = cluster.exec(LOGIN, "sbatch", "--chdir=/tmp", "--test-only", user="alice", stdin=done.stdout.encode())
     given = re.findall(r"^#SBATCH (--(?:nodes|switches|segment|exclude)=.*)$", done.stdout, re.MULTILINE)
     return given, done.stderr, set(start_text.read(tested.stderr).nodes)
