@@ -224,7 +224,8 @@ class GangAccounts:
         shares = measured_shares(gang, self._engine.core.observed.gang(id))
         if shares != Measured():
             account.ledger.measure(shares)
-            self._thread.write(lambda: self._store.note_measured(id, gang.newest.generation, shares))
+            generation = gang.newest.generation  # by the time the thread writes, the next one may have started
+            self._thread.write(lambda: self._store.note_measured(id, generation, shares))
 
     def _keep(
         self, account: GangAccount, settled: Sequence[Interval], *, anew: bool = False, complete: bool = False
