@@ -142,6 +142,27 @@ def test_muster_run_takes_the_place_of_torchrun_on_a_workstation(tmp_path: Path)
     assert "Signal 9 (SIGKILL) received by PID" in done.stderr
 
 
+OWN_ADDRESS = """
+    import os, sys
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(os.environ["RANK"]), world_size=2)
+    total = torch.ones(1) * (1 + dist.get_rank())
+    dist.all_reduce(total)
+    print("sum", total.item(), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_ranks_of_torchrun_meet_at_the_address_in_their_arguments(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(OWN_ADDRESS))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    argv = [sys.executable, "-m", "muster.launcher", "run", "--fresh", "--nproc-per-node=2", "train.py", address]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sum 3.0\n" * 2
+
+
 async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:
     gang.launch_task("n0", "bash", "-c", f"{MODULE} train.py fail; echo after $?", nodes=1)
     assert (await run_two_ranks(gang))[1] == 1

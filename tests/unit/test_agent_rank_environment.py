@@ -137,6 +137,7 @@ def test_an_environment_is_read_as_the_kernel_shows_it() -> None:
         (StoreAccess(hosted=True, libuv=True), "0", ("1", "0")),
         (StoreAccess(hosted=True, libuv=False), None, ("1", "0")),
         (StoreAccess(hosted=False, libuv=True), None, ("False", None)),
+        (StoreAccess(hosted=False, libuv=False), None, ("False", "0")),
     ],
 )
 def test_how_the_store_is_reached(store: StoreAccess, use_libuv: str | None, expected: tuple[str, str | None]) -> None:

@@ -87,3 +87,18 @@ async def test_the_imports_show_which_library_is_broken_here(tmp_path: Path, mod
     async with asyncio.timeout(120):
         assert await supervisor.broken_import() == words
     await supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("of_srun", "words", "opens"),
+    [
+        (False, ("python", "train.py", "--lr", "1"), False),
+        (False, ("python", "train.py", "--dist-url", "tcp://n0:1234"), True),
+        (False, ("sh", "-c", "exec python train.py --init=tcp://n0:1234"), True),
+        (True, ("python", "train.py"), True),
+    ],
+)
+def test_rank_0_opens_the_store_of_a_script_that_chooses_its_address(
+    of_srun: bool, words: tuple[str, ...], opens: bool
+) -> None:
+    assert NodeJob("g", "n0", ZygoteSpec(words, (), {}, "/"), "/", 1, of_srun=of_srun).opens_store is opens

@@ -187,7 +187,7 @@ def _own_store(store: StoreAccess) -> dict[str, str]:
 
 def _store(base: Mapping[str, str], store: StoreAccess) -> dict[str, str]:
     if not store.hosted:
-        return {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+        return {"TORCHELASTIC_USE_AGENT_STORE": "False", **_own_store(store)}
     if store.libuv and base.get("USE_LIBUV", "1") != "0":
         return {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     # torch's Python code reads only "True" as yes, and then uses libuv whatever USE_LIBUV says. Its C++ code also reads

@@ -35,6 +35,8 @@ _ZYGOTE_RESTART_S = 0.5
 # A store that has ended so often is left for rank 0 to open.
 _MAX_STORE_DEATHS = 3
 _ORPHAN_TIMEOUT_S = 10.0
+_ADDRESS = "tcp://"
+"""In an argument: where the ranks are to meet (init_process_group's init_method)."""
 
 # rank, generation -> the rank's end of its socket to this agent
 RankSocket = Callable[[int, int], socket.socket]
@@ -44,7 +46,7 @@ RankSocket = Callable[[int, int], socket.socket]
 class NodeJob:
     """What the supervisor runs. `run_dir`: the folder of the logs. `from_script`: a user's own script has
     launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster.
-    `of_srun`: srun would start its ranks. Their script may choose address and port itself: rank 0 opens the store.
+    `of_srun`: srun would start its ranks.
     `variables`: those of one local rank alone.
     """
 
@@ -56,6 +58,14 @@ class NodeJob:
     from_script: bool = False
     of_srun: bool = False
     variables: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def opens_store(self) -> bool:
+        """Whether rank 0 opens the store: the script may choose address and port itself.
+
+        Where a store is open already, torch never opens one at the address that an argument names, and waits for it.
+        """
+        return self.of_srun or any(_ADDRESS in word for word in self.zygote_spec.argv)
 
 
 class _LocalZygote:
@@ -240,7 +250,7 @@ class RankSupervisor:
         rank.forked = True
         zygote.children[rank.id.key] = rank
         # Only rank 0's node holds the store; other ranks are clients.
-        hosted = self.store.hosted if self.store is not None else zygote.handle.has_torch
+        hosted = self.store.hosted if self.store is not None else zygote.handle.has_torch and not self._job.opens_store
         libuv = zygote.handle.has_libuv or not zygote.handle.has_torch
         environment = rank_environment.environment_of_rank(
             self._job.zygote_spec.environment,
@@ -270,7 +280,7 @@ class RankSupervisor:
             return
         ready = [zygote for zygote in self._zygotes if zygote.ready.is_set() and zygote.handle is not None]
         host = next((zygote for zygote in ready if zygote.handle is not None and zygote.handle.has_torch), None)
-        if hosted and not self._job.of_srun and host is not None and host.handle is not None:
+        if hosted and not self._job.opens_store and host is not None and host.handle is not None:
             host.children[store.key] = store
             host.handle.open_store(store.key, sorted(self._ports))
         elif ready:
