@@ -100,7 +100,14 @@ class Agent:
         script_node = next(iter(spec.own_nodes), "")
         self._output = (
             RankOutput(
-                job.run_dir, job.gang, job.node, spec.script_output, script_node, spec.ranks_per_node, settings.silent
+                job.run_dir,
+                job.gang,
+                job.node,
+                spec.script_output,
+                script_node,
+                spec.ranks_per_node,
+                settings.silent,
+                settings.marks,
             )
             if settings.copies_output
             else None

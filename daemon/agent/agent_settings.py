@@ -56,5 +56,7 @@ class AgentSettings:
     """What ranks write goes to the output of this process, too."""
     silent: frozenset[int] = frozenset()
     """The local ranks of which that does not hold."""
+    marks: tuple[str, ...] = ()
+    """What stands in front of each line of a local rank there, with ${rank} for its rank."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

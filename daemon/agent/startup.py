@@ -224,6 +224,7 @@ def _settings(
         other_children=frozenset(other_children),
         copies_output=from_script,
         silent=frozenset() if launch is None else launch.silent,
+        marks=() if launch is None else launch.marks,
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )

@@ -133,12 +133,12 @@ KILLED = """
 
 def test_muster_run_takes_the_place_of_torchrun_on_a_workstation(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(KILLED))
-    words = "run --nproc-per-node 2 --fresh --role trainer --max-restarts=2 --local-ranks-filter 1 -m train"
+    words = "run --nproc-per-node 2 --fresh --role trainer --max-restarts=2 --local-ranks-filter 1 --tee 3 -m train"
     argv = [sys.executable, "-m", "muster.launcher", *words.split()]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert {line for line in lines if " trainer " in line} == {"1 trainer 2 1"}
+    assert {line for line in lines if " trainer " in line} == {"[trainer1]:1 trainer 2 1"}
     assert "Signal 9 (SIGKILL) received by PID" in done.stderr
 
 

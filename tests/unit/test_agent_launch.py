@@ -330,7 +330,7 @@ def test_ranks_lose_the_folder_and_nothing_else_of_pythonpath() -> None:
 def handed_over(**changed: object) -> handover.Handover:
     settings = {
         **{"argv": ("/venv/bin/python", "-u", "x.py"), "ranks_per_node": 4, "environment": {}, "folder": "/work"},
-        **{"min_nodes": 2, "max_nodes": 2, "max_restarts": 0, "silent": frozenset()},
+        **{"min_nodes": 2, "max_nodes": 2, "max_restarts": 0, "silent": frozenset(), "marks": ()},
         **{"processors": frozenset(), "limits": {}, "umask": 0o22, **changed},
     }
     return handover.Handover(**settings)  # type: ignore[arg-type]
@@ -373,6 +373,20 @@ class Logs:
 )
 def test_ranks_are_silent_whose_output_is_redirected_or_not_wanted(logs: object, silent: list[int]) -> None:
     assert sitecustomize._silent(SimpleNamespace(logs_specs=logs, nproc_per_node=3)) == silent
+
+
+@pytest.mark.parametrize(
+    ("tee", "template", "marks"),
+    [
+        (0, "[${rank}]: ", ["", "", ""]),
+        (3, None, ["[eval0]:", "[eval1]:", "[eval2]:"]),
+        ({1: 1}, "[${role_name}/${local_rank}/${rank}/$none]: ", ["", "[eval/1/${rank}/$none]: ", ""]),
+    ],
+)
+def test_lines_of_ranks_are_marked_as_tee_asks(tee: object, template: str | None, marks: list[str]) -> None:
+    logs = SimpleNamespace(logs_specs=Logs(0, tee, None), nproc_per_node=3, role="eval")
+    logs.log_line_prefix_template = template
+    assert sitecustomize._marks(logs) == marks
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b'{"argv": 1}', b"\xff", b'{"limits": {"CORE": 1}}'])

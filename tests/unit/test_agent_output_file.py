@@ -71,6 +71,15 @@ def test_labels_of_srun_do_not_count(story: Story, label: str) -> None:
     assert story.goes_on() == "step 2\n"
 
 
+def test_lines_with_the_mark_of_their_rank_are_known_again(story: Story, tmp_path: Path) -> None:
+    story.output = OutputFile(str(tmp_path), "g", "n2", str(story.path), "n0", lambda rank: b"[eval%d]:" % rank)
+    story.log("step 1\nstep 2\n")
+    story.log("step 1\nstep 2\n", rank=1)
+    story.path.write_text("[eval0]:step 1\n 0: [eval1]:step 1\n0: [eval1]:step 2\n")
+    story.output.open()
+    assert story.goes_on() == "[eval0]:step 2\n"
+
+
 def test_a_rank_that_has_long_been_quiet_was_copied_whole(story: Story) -> None:
     """Its lines are too far up in the output to be found."""
     story.log("hello\n", rank=1, age_s=60)

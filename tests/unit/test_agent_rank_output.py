@@ -65,6 +65,17 @@ def test_lines_are_copied_whole_and_in_order_and_the_last_one_at_the_end(copy: C
     assert copy.told == []
 
 
+def test_each_line_has_the_mark_that_its_launcher_asks_for(copy: Copy, tmp_path: Path) -> None:
+    marked = RankOutput(
+        str(tmp_path), "g", "n0", ranks_per_node=2, marks=("", "[eval1/${rank}]: "), write=copy.output._write
+    )
+    copy.log(b"one\ntwo\n")
+    copy.log(b"plain\n", rank=2)
+    marked.note([ENDED, replace(ENDED, rank=2, local_rank=0)])
+    marked.copy_rest()
+    assert copy.written == b"plain\n[eval1/3]: one\n[eval1/3]: two\n"
+
+
 def test_what_is_more_than_memory_shall_hold_comes_in_parts(copy: Copy) -> None:
     text = b"".join(b"%07d\n" % number for number in range(3 * CHUNK_BYTES // 8 + 100))
     copy.log(text)

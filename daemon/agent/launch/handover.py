@@ -29,6 +29,7 @@ class Handover:
     min_nodes, max_nodes: for how many launchers it would have waited.
     max_restarts: how often it would have started the ranks again.
     silent: local ranks whose output goes to their logs alone.
+    marks: what stands in front of each line of a local rank, with ${rank} for its rank; empty: nothing.
     processors: those that the launcher may use.
     limits: its limits (the name after RLIMIT_), soft and hard.
     """
@@ -41,6 +42,7 @@ class Handover:
     max_nodes: int
     max_restarts: int
     silent: frozenset[int]
+    marks: tuple[str, ...]
     processors: frozenset[int]
     limits: Mapping[str, tuple[int, int]]
     umask: int
@@ -89,6 +91,7 @@ def read(line: bytes) -> Handover:
             max_nodes=int(found["max_nodes"]),
             max_restarts=int(found.get("max_restarts", 0)),
             silent=frozenset(map(int, found.get("silent", ()))),
+            marks=tuple(map(str, found.get("marks", ()))),
             processors=frozenset(map(int, found["processors"])),
             limits={str(name): _pair(limits) for name, limits in found["limits"].items()},
             umask=int(found["umask"]),

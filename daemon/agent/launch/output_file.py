@@ -88,7 +88,8 @@ class OutputFile:
             lines = set(_LABEL.sub(b"", known).split(b"\n"))
             for key, path in logs.items():
                 if key[0] >= self._first:
-                    self._offsets[key] = _copied(path, lines, status.st_mtime)
+                    front = _LABEL.sub(b"", self._label(key[1]))
+                    self._offsets[key] = _copied(path, lines, status.st_mtime, front)
             self._put(b"" if known.endswith(b"\n") or not known else b"\n")
             self._put(self._mark)
         except OSError:  # the logs of ranks have all of it
@@ -140,8 +141,9 @@ def _read(path: Path, offset: int, most: int) -> bytes:
         return b""
 
 
-def _copied(path: Path, known: set[bytes], written_at: float) -> int:
-    """How much of a log is in the output already, of which `known` has the last lines, without labels."""
+def _copied(path: Path, known: set[bytes], written_at: float, front: bytes) -> int:
+    """How much of a log is in the output already, of which `known` has the last lines, without labels, but with
+    `front` before each."""
     status = path.stat()
     if status.st_mtime < written_at - _QUIET_S:
         return status.st_size
@@ -149,7 +151,7 @@ def _copied(path: Path, known: set[bytes], written_at: float) -> int:
     lines = _read(path, begin, _CHUNK_BYTES).split(b"\n")[:-1]
     count, end = Counter(lines), begin + sum(len(line) + 1 for line in lines)
     for line in reversed(lines):
-        if line.strip() and count[line] == 1 and line in known:
+        if line.strip() and count[line] == 1 and front + line in known:
             return end
         end -= len(line) + 1
     return begin

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
+from string import Template
 from typing import BinaryIO
 
 from muster.daemon.agent.launch import rank_failure, srun_output
@@ -38,6 +38,7 @@ class RankOutput:
         script_node: the node on which srun runs.
         ranks_per_node: as in RankFiles.
         silent: local ranks whose output stays in their logs.
+        marks: what stands in front of each line of a local rank, with ${rank} for its rank.
         write: writes to stdout; blocks until all is written.
         tell: writes to stderr.
     """
@@ -51,11 +52,13 @@ class RankOutput:
         script_node: str = "",
         ranks_per_node: int = 1,
         silent: Collection[int] = (),
+        marks: Sequence[str] = (),
         write: Callable[[bytes], None] | None = None,
         tell: Callable[[str], None] = lambda words: print(words, file=sys.stderr, flush=True),
     ) -> None:
         self._run_dir, self._gang, self._node = run_dir, gang, node
         self._silent, self._write, self._tell = silent, write or _write_to_stdout, tell
+        self._marks, self._ranks_per_node = marks, max(ranks_per_node, 1)
         self._outcomes: dict[_Key, Outcome] = {}
         self._files: dict[_Key, _Followed] = {}
         self._copied: set[_Key] = set()
@@ -65,7 +68,7 @@ class RankOutput:
         self._files_of_ranks = RankFiles(self._target, node, ranks_per_node, os.environ)
         self._carrier = ""
         self._file: OutputFile | None = None
-        self._marks = write is None and os.isatty(1)
+        self._on_terminal = write is None and os.isatty(1)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-output", daemon=True)
 
@@ -92,8 +95,7 @@ class RankOutput:
         self._file = None
         if node == self._node and self._target.file:
             path = srun_output.expand(self._target.file, srun_output.of_step(os.environ))
-            front = partial(srun_output.label, self._target)
-            self._file = OutputFile(self._run_dir, self._gang, node, path, self._script_node, front)
+            self._file = OutputFile(self._run_dir, self._gang, node, path, self._script_node, self._front)
             self._file.start()
 
     def close(self) -> None:
@@ -154,8 +156,7 @@ class RankOutput:
     def _put(self, key: _Key, lines: bytes) -> None:
         """Write to stdout, or to the file of the rank. Nothing is written any more once nobody reads."""
         if lines and not self._lost:
-            front = _mark(key[1]) if self._marks else srun_output.label(self._target, key[1])
-            lines = srun_output.labelled(front, lines)
+            lines = srun_output.labelled(self._front(key[1]), lines)
             try:
                 if self._target.of_rank:
                     self._files_of_ranks.write(self._target.of_rank, *key, lines)
@@ -165,6 +166,12 @@ class RankOutput:
                 self._lost = True
                 what = f"{error.filename or 'stdout'}: {error.strerror}"
                 self._tell(f"muster-agent: the output of ranks goes to their logs alone: {what}")
+
+    def _front(self, rank: int) -> bytes:
+        """What stands in front of each line of a rank."""
+        mark = "".join(self._marks[rank % self._ranks_per_node :][:1])
+        said = srun_output.label(self._target, rank) + os.fsencode(Template(mark).safe_substitute(rank=rank))
+        return said or (_coloured(rank) if self._on_terminal else b"")
 
     def _tell_of(self, key: _Key, words: str) -> None:
         if not (name := self._target.error_of_rank):
@@ -200,8 +207,8 @@ class _Followed:
         return self._partial + b"\n" if self._partial else b""
 
 
-def _mark(rank: int) -> bytes:
-    """In front of each line on a terminal, in one of six colours."""
+def _coloured(rank: int) -> bytes:
+    """The number of a rank for a terminal, in one of six colours."""
     return f"\x1b[3{1 + rank % 6}m[{rank}]\x1b[0m ".encode()
 
 

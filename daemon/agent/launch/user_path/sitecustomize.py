@@ -114,7 +114,7 @@ def hand_over(config: Any, entrypoint: Any, args: list[Any], *_: Any, **__: Any)
     if getattr(config, "numa_options", None) is not None:
         sys.stderr.write("muster: --numa-binding is not taken over: ranks run on the processors of the launcher\n")
     environ = {**os.environ, **_said_to_ranks(config)}
-    more = {"max_restarts": config.max_restarts, "silent": _silent(config)}
+    more = {"max_restarts": config.max_restarts, "silent": _silent(config), "marks": _marks(config)}
     _launch(argv, config.nproc_per_node, config.min_nodes, config.max_nodes, environ, more)
     return dict.fromkeys(range(config.nproc_per_node))
 
@@ -176,6 +176,16 @@ def _silent(config: Any) -> list[int]:
     redirected, teed = (_streams(getattr(logs, name, 0), local_ranks) for name in ("_redirects", "_tee"))
     shown = getattr(logs, "_local_ranks_filter", None) or local_ranks
     return [rank for rank in local_ranks if rank not in shown or redirected[rank] & ~teed[rank] == both]
+
+
+def _marks(config: Any) -> list[str]:
+    """What torch writes in front of each line of a local rank with --tee; empty: nothing. The agent knows ${rank}."""
+    from string import Template
+
+    local_ranks = range(config.nproc_per_node)
+    teed = _streams(getattr(config.logs_specs, "_tee", 0), local_ranks)
+    mark = Template(getattr(config, "log_line_prefix_template", None) or "[${role_name}${local_rank}]:")
+    return [mark.safe_substitute(role_name=config.role, local_rank=rank) if teed[rank] else "" for rank in local_ranks]
 
 
 def _streams(given: Any, local_ranks: Any) -> list[int]:
