@@ -23,9 +23,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from muster import exit_codes
 from muster.daemon.agent.start_checks.job_paths import find_missing
 from muster.launcher.command import Command, print_note
-from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import JOB, LocalCluster
@@ -42,8 +42,6 @@ from muster.v1.common_pb2 import JobSpec
 
 _AGENT_EXIT_TIMEOUT_S = 10.0
 """Seconds in which agents may exit after the gang has ended. Then they are killed."""
-_RANKS_FAILED, _OF_TORCHRUN = 93, 1
-"""What the gang ends with when its ranks have failed too often, and torchrun."""
 _MAX_LOCAL_NODES = 64
 """Each simulated node runs two processes on this workstation."""
 _EPILOG = """All other options are those of the installed torchrun (torchrun --help), and mean what they mean there, but
@@ -198,7 +196,8 @@ async def _run_in(folder: Path, options: argparse.Namespace, launcher: list[str]
     if view.recoveries:
         print(*recovery_table(view.recoveries, open_screen(sys.stderr)), sep="\n", file=sys.stderr)
     print_note(f"muster: {view.phase}: {view.reason}")
-    return _OF_TORCHRUN if launcher and exit_code(view) == _RANKS_FAILED else exit_code(view)
+    code = exit_codes.of_shell(view.exit_code)
+    return exit_codes.of_launcher(code) if launcher else code
 
 
 def _check_command(spec: JobSpec) -> None:

@@ -16,6 +16,7 @@ import pwd
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
+from muster import exit_codes
 from muster.daemon.host import clock
 from muster.launcher.command import (
     Command,
@@ -156,16 +157,11 @@ async def _follow(coordinator: CoordinatorClient, options: argparse.Namespace) -
     if options.json or not sys.stdout.isatty():
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
             await _show(view, options)
-        return exit_code(view)
+        return exit_codes.of_shell(view.exit_code)
     from rich.live import Live
     from rich.text import Text
 
     with Live(auto_refresh=False, vertical_overflow="visible") as live:
         async for view in coordinator.follow(ref, note_coordinator_unavailable):
             live.update(Text.from_ansi("\n".join(await _lines(view, options))), refresh=True)
-    return exit_code(view)
-
-
-def exit_code(view: GangView) -> int:
-    """The gang's exit code as a shell reports it: 128 plus the signal's number if a signal ended the job."""
-    return view.exit_code if view.exit_code >= 0 else 128 - view.exit_code
+    return exit_codes.of_shell(view.exit_code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from muster.exit_codes import EXIT_FAILED_AGAIN
 from muster.v1.api_pb2 import CheckpointView, FlushView, GangView, RestoreShare, RestoreView
 from muster.wording import counted, duration
 
@@ -13,8 +14,6 @@ _QUIET_S = 10.0
 """Seconds without a written byte, or with a slot less, that are worth a word: agents report every two seconds."""
 _GROUPS_NAMED = 4
 """Groups of nodes that one line names."""
-_CRASH_LOOP = 93
-"""The exit code of a gang whose software failed again and again (docs/operations/something-is-down.md)."""
 
 
 def checkpoint_lines(view: CheckpointView) -> Iterator[tuple[str, str]]:
@@ -165,7 +164,7 @@ def why_not_by_itself(last: GangView) -> str:
         return f"ended after a value that is not finite ({last.not_finite})"
     if last.last_loss and last.reason.startswith(last.last_loss):
         return f"was stopped for its loss ({last.last_loss})"
-    return "failed again and again" if last.exit_code == _CRASH_LOOP else ""
+    return "failed again and again" if last.exit_code == EXIT_FAILED_AGAIN else ""
 
 
 def what_is_left(ended: GangView) -> str:

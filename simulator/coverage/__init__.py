@@ -2,5 +2,5 @@
 
 It knows the core's facts and states, and nothing of the simulated cluster. The rest of the simulator imports it.
 
-May import: `daemon.coordinator.core.recovery`, `daemon.coordinator.core.state`.
+May import: `daemon.coordinator.core.state`.
 """

@@ -7,21 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.daemon.coordinator.core.recovery import gang_end
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.exit_codes import (
+    EXIT_AGENT,
+    EXIT_FAILED_AGAIN,
+    EXIT_NEVER_GATHERED,
+    EXIT_NO_NODES,
+    EXIT_NOT_DURABLE,
+    EXIT_OBSERVED,
+    EXIT_STOPPED,
+)
 from muster.node_health import NodeHealth
 from muster.simulator.coverage.counts import Coverage
 from muster.simulator.coverage.reason_phrases import ReasonPhrase
 
 _RECOVERY_OF_EXIT_CODE = {
-    gang_end.EXIT_NO_REQUEUE: "fail: software",
-    gang_end.EXIT_NO_NODES: "fail: no nodes",
-    gang_end.EXIT_NEVER_GATHERED: "fail: never gathered",
-    gang_end.EXIT_AGENT: "fail: agent error",
-    gang_end.EXIT_NOT_DURABLE: "fail: last checkpoint",
-    gang_end.EXIT_STOPPED: "planned stop, then end",
-    gang_end.EXIT_OBSERVED: "fail: observe mode",
+    EXIT_FAILED_AGAIN: "fail: software",
+    EXIT_NO_NODES: "fail: no nodes",
+    EXIT_NEVER_GATHERED: "fail: never gathered",
+    EXIT_AGENT: "fail: agent error",
+    EXIT_NOT_DURABLE: "fail: last checkpoint",
+    EXIT_STOPPED: "planned stop, then end",
+    EXIT_OBSERVED: "fail: observe mode",
 }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Version
@@ -14,6 +13,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry
+from muster.exit_codes import EXIT_FAILED_AGAIN, EXIT_NEVER_GATHERED, EXIT_STOPPED
 from muster.simulator.coverage.reason_phrases import ReasonPhrase
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.invariants.batch_processes import BatchProcessInvariant
@@ -169,7 +169,7 @@ class Invariants:
             self._planned_swaps.check_end(gang)
         elif fact.exit_code == EXIT_STOPPED:
             self._versions.check_saved(gang)
-        elif fact.exit_code == EXIT_NO_REQUEUE:
+        elif fact.exit_code == EXIT_FAILED_AGAIN:
             self._liveness.check_software_failure(gang)
             self._planned_swaps.check_software_failure(gang)
         elif fact.exit_code == EXIT_NEVER_GATHERED:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
 from muster.daemon.coordinator.core.recovery.requeueing import FAILED_LAUNCHES
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.exit_codes import EXIT_FAILED_AGAIN
 from muster.node_health import NodeHealth
 from muster.simulator.world.observer import require
 from muster.slurm.client.states import JobState
@@ -66,7 +66,7 @@ class LivenessInvariant:
         """A batch script ends, and its job with it."""
         require(gang.final, f"invariant 4: {gang.id} is {gang.phase}, and its batch script ends")
         require(
-            gang.exit_code != EXIT_NO_REQUEUE or not job.requeue,
+            gang.exit_code != EXIT_FAILED_AGAIN or not job.requeue,
             f"invariant 4: {gang.id} has failed for good, and its job keeps its requeue flag",
         )
 

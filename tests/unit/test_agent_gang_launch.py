@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.launch.task import EXIT_FAILED_AGAIN
 from muster.daemon.agent.user_script.gang_launch import exit_code_of_ranks
 from muster.daemon.agent.user_script.launch_rule import Kind
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
 from muster.daemon.host import rank_log_files
 
 
@@ -24,7 +22,6 @@ from muster.daemon.host import rank_log_files
 )
 def test_a_launch_whose_ranks_fail_again_and_again_ends_as_under_srun(codes: list[int], kind: Kind, code: int) -> None:
     assert exit_code_of_ranks(codes, kind) == code
-    assert EXIT_FAILED_AGAIN == EXIT_NO_REQUEUE
 
 
 def test_only_ranks_of_the_newest_generation_count(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.turn.communication import fabric_of_gang
 from muster.daemon.coordinator.services import conversion, job_specs
+from muster.exit_codes import EXIT_NO_NODES
 from muster.fabric.model.fabric import Fabric
 from muster.fabric.model.node import Node
 from muster.fabric.sources.nesting import NodeSet, fabric_of

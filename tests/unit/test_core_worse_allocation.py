@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NOT_PACKED
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import IfWorse
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.exit_codes import EXIT_NOT_PACKED
 from muster.simulator.scenario import Scenario
 
 WIDE = "tensor groups of 6 nodes: 1 of 1 spans 2 leaves"

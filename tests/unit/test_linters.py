@@ -131,6 +131,7 @@ CORE_MAY_IMPORT = {
 }
 SHARED_WITH_AGENTS = (
     "src/muster/wording.py",
+    "src/muster/exit_codes.py",
     "src/muster/node_health.py",
     "src/muster/recovery_phases.py",
     "daemon/transport/fencing_timeouts.py",

@@ -24,6 +24,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from muster import exit_codes
 from muster.daemon.agent.batch.srun import ALL_LAUNCHED, MAX_REQUEUES, Allocation, LaunchFailures, Srun, requeue
 from muster.daemon.host.process import step_signals
 from muster.daemon.transport.channel import open_first_ready_channel
@@ -251,7 +252,7 @@ async def _poll_after_srun(
                 code,
                 when,
             )
-            return _exit_code(code)
+            return exit_codes.of_shell(code)
         if unknown >= timing.unknown_gang_answers:
             log.error(
                 "srun has ended with status %d, and the coordinator knows of no agent: none ever attached, "
@@ -260,7 +261,7 @@ async def _poll_after_srun(
                 "again with muster",
                 code,
             )
-            return _exit_code(code)
+            return exit_codes.of_shell(code)
         await asyncio.sleep(timing.poll_s)
 
 
@@ -285,12 +286,7 @@ def _log_result(view: GangView) -> int:
     # The output of the job is where its user looks first.
     say = log.error if view.phase == "FAILED" else log.info
     say("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
-    return _exit_code(view.exit_code)
-
-
-def _exit_code(status: int) -> int:
-    """The status as a shell reports it: -N (signal N) becomes 128 + N."""
-    return status if status >= 0 else 128 - status
+    return exit_codes.of_shell(view.exit_code)
 
 
 def _forward_signals(srun: asyncio.subprocess.Process, forwarded: Sequence[signal.Signals]) -> None:

@@ -21,16 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster import exit_codes
 from muster.daemon.agent.launch import handover
 from muster.daemon.agent.launch.handover import Handover, WrongHandover
 from muster.daemon.agent.launch.user_path.sitecustomize import SOCKET
 from muster.daemon.host import process_tree
 from muster.daemon.host.process import step_signals
 
-EXIT_FAILED_AGAIN = 93
-"""The exit code of a gang whose ranks fail again and again (core/recovery/gang_end.py)."""
-EXIT_OF_LAUNCHER = 1
-"""What torchrun ends with when a rank has failed, whatever the exit code of the rank."""
 USER_PATH = str(Path(__file__).parent / "user_path")
 _MOST_BYTES = 64 << 20
 """Of a hand-over: it holds an environment."""
@@ -38,7 +35,6 @@ _TERM_S = 5.0
 """Seconds from SIGTERM to SIGKILL."""
 _LOOK_S = 2.0
 _WHY_STRAY = "Its PYTHONPATH or -I keeps Muster out: write export PYTHONPATH=/folder:$PYTHONPATH"
-_SIGNAL_EXIT_BASE = 128
 _CANNOT_START = 127
 _AFTER_THE_END = "one launch of an srun is supervised, and this one is another: write an srun for each"
 
@@ -108,7 +104,7 @@ class Task:
     async def finish(self, exit_code: int) -> None:
         """Tell the launcher how the gang has ended, unless the command is to end. Return when it has ended."""
         if not self.terminated:
-            await self._answer({"exit_code": EXIT_OF_LAUNCHER if exit_code == EXIT_FAILED_AGAIN else exit_code})
+            await self._answer({"exit_code": exit_codes.of_launcher(exit_code)})
         await self._end()
 
     def terminate(self) -> None:
@@ -133,8 +129,7 @@ class Task:
         return code
 
     def _wait(self) -> int:
-        code = self._process.wait()
-        return code if code >= 0 else _SIGNAL_EXIT_BASE - code
+        return exit_codes.of_shell(self._process.wait())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from muster import exit_codes
 from muster.daemon.agent.batch.batch_process import LAUNCH_OF_SCRIPT, RemoteCoordinator, ViewFailure, run_batch
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
-from muster.daemon.agent.launch.task import EXIT_FAILED_AGAIN, EXIT_OF_LAUNCHER
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.start_checks import node_problems
 from muster.daemon.agent.user_script import launch, output_options, rank_binding, script_job
@@ -23,6 +23,7 @@ from muster.daemon.agent.user_script.script_job import ScriptJob
 from muster.daemon.host import private_file, rank_log_files
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import Site, SiteError, start_logging
+from muster.exit_codes import EXIT_FAILED_AGAIN
 from muster.slurm.client import launch_settings
 from muster.slurm.client.batch_script import MAX_SPEC_BYTES, RANK_ENVIRONMENT, spec_text
 from muster.slurm.client.srun_options import SrunWords
@@ -32,7 +33,6 @@ from muster.wording import counted
 
 EXIT_CANNOT_LAUNCH = 64
 """EX_USAGE: the launch needs something that Muster can't give."""
-_SIGNAL_EXIT_BASE = 128
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 """Signals that srun passes on to its tasks."""
 
@@ -99,8 +99,8 @@ def tell_if_nothing_started(job: ScriptJob, words: SrunWords, remote: RemoteCoor
 def exit_code_of_ranks(codes: Sequence[int], kind: Kind) -> int:
     """What srun would end with, whose tasks have failed so; of a launcher: what torchrun ends with."""
     if kind is Kind.LAUNCHER:
-        return EXIT_OF_LAUNCHER
-    return max((code if code >= 0 else _SIGNAL_EXIT_BASE - code for code in codes), default=EXIT_FAILED_AGAIN)
+        return exit_codes.of_launcher(EXIT_FAILED_AGAIN)
+    return max(map(exit_codes.of_shell, codes), default=EXIT_FAILED_AGAIN)
 
 
 def _refuse(why: str) -> int:

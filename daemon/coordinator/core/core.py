@@ -5,7 +5,7 @@ from muster.daemon.coordinator.core import drains, requested_swap, resuming
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.detection import circuit_breaker, fencing, hardware_signals
 from muster.daemon.coordinator.core.recovery import gathering
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
+from muster.daemon.coordinator.core.recovery.gang_end import end_gang, end_gang_as_slurm
 from muster.daemon.coordinator.core.recovery.growth import shared_pool
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -17,6 +17,7 @@ from muster.daemon.coordinator.core.transitions import advance
 from muster.daemon.coordinator.core.turn.communication import note_change
 from muster.daemon.coordinator.core.turn.state_index import StateIndex
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Outcome, Turn
+from muster.exit_codes import EXIT_NO_NODES
 from muster.node_health import RESUMABLE, UNRESPONSIVE, NodeHealth
 
 CANCELLED = "Job is cancelled"

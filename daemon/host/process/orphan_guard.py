@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from muster import exit_codes
 from muster.daemon.host import process_tree
 from muster.daemon.host.process import step_signals
 
@@ -39,7 +40,7 @@ def run_guarded(agent: Callable[[], int]) -> int:
         signal.signal(number, lambda signum, _: process_tree.send_signal(child, signum))
     code = process_tree.exit_status(os.waitpid(child, 0)[1])
     _kill_orphans()
-    return code if code >= 0 else 128 - code
+    return exit_codes.of_shell(code)
 
 
 def _kill_orphans() -> None:

@@ -5,6 +5,7 @@ from muster.checkpoint.format.folder_names import JOB_IS_DONE
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, requeueing, restore_plan
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_NOT_DURABLE, EXIT_STOPPED
 
 
 def complete(gang_turn: GangTurn) -> None:
@@ -39,7 +40,7 @@ def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> 
     else:
         kept_nothing = gang_turn.gang.newest.stepped_generation > 0 and not gang_turn.gang.spec.durable_dir
         lost = "; all steps are lost, because the job has no durable_dir" if kept_nothing else ""
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, reason + lost)
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_STOPPED, reason + lost)
 
 
 def continue_drain(gang_turn: GangTurn) -> None:
@@ -52,6 +53,6 @@ def continue_drain(gang_turn: GangTurn) -> None:
     if gang.plans.phase_after_drain is not Phase.DONE:
         _enter_next_phase(gang_turn, gang.plans.phase_after_drain, f"{gang.reason} ({words})" if error else gang.reason)
     elif error:
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NOT_DURABLE, f"every rank exited with 0, but {words}")
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_NOT_DURABLE, f"every rank exited with 0, but {words}")
     else:
         gang_end.end_gang(gang_turn, Phase.DONE, 0, "every rank exited with 0")

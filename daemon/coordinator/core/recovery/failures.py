@@ -9,6 +9,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.roster import Roster
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_AGENT
 from muster.wording import listed
 
 SLURM_ANSWER_S = 5.0
@@ -79,7 +80,7 @@ def are_agents_failing(gang_turn: GangTurn) -> bool:
         return True
     words = {node: seen.status(node).failure or seen.status(node).sigterm_notice for node in sorted(failing)}
     if _too_many(gang, len(words), len(index.present)):
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, _first_failure(gang.roster, words))
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_AGENT, _first_failure(gang.roster, words))
         return True
     for node, reason in words.items():
         fencing.remove_member(gang_turn, gang.roster.members[node], f"{node}: {reason}", alive=True)

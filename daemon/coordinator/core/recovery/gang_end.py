@@ -10,30 +10,8 @@ from muster.daemon.coordinator.core.state.roster import Roster
 from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_CANCELLED, EXIT_FAILED_AGAIN, EXIT_OF_SLURM, EXIT_SCRIPT_LOST
 
-EXIT_OF_SLURM = 1
-"""Exit code: Slurm has ended the job, and nobody has cancelled it."""
-EXIT_SCRIPT_LOST = 91
-"""Exit code of a job, not of its gang: every rank exited with 0, but the node was lost that would have run the rest of
-the user's own script."""
-EXIT_NOT_PACKED = 92
-"""Exit code: Slurm gave no nodes on which the groups that [placement] requires are packed."""
-EXIT_NO_REQUEUE = 93
-"""Exit code: the software fails again and again. The job is not requeued."""
-EXIT_NO_NODES = 94
-"""Exit code: too few nodes are left, and the job may not be requeued."""
-EXIT_NEVER_GATHERED = 95
-"""Exit code: not all nodes attached in time."""
-EXIT_AGENT = 96
-"""Exit code: most agents met an error that another node would not mend."""
-EXIT_NOT_DURABLE = 97
-"""Exit code: every rank exited with 0, but the last checkpoint could not be written."""
-EXIT_STOPPED = 98
-"""Exit code: stopped by plan and saved, not to be requeued. Submit the job again to continue."""
-EXIT_OBSERVED = 99
-"""Exit code in observe mode: a recovery would follow. The job ends, as it does without Muster."""
-EXIT_CANCELLED = 130
-"""Exit code: a user cancelled the job."""
 JOB_ENDS_S = 15.0
 """Seconds after the gang's end within which a batch script ends its job."""
 
@@ -66,7 +44,7 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
     if phase is Phase.CANCELLED:
         gang_turn.turn.owe("cancel", gang.id, gang.slurm.job, f"muster: {reason}")
         return
-    if exit_code == EXIT_NO_REQUEUE and not gang.spec.own_nodes:  # a user's own script requeues as its author means
+    if exit_code == EXIT_FAILED_AGAIN and not gang.spec.own_nodes:  # a user's own script requeues as its author means
         gang_turn.turn.owe("requeue_off", gang.id, gang.slurm.job, f"muster: {reason}")
     if is_batch_host_dead(gang.roster, gang.slurm):
         code = _code_without_script(gang, exit_code)

@@ -19,6 +19,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.core.turn.communication import communicating_seats
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_NEVER_GATHERED, EXIT_STOPPED
 from muster.wording import counted, listed
 
 SPARE_WAIT_S = 30.0
@@ -78,7 +79,7 @@ def gather(gang_turn: GangTurn) -> None:
         completion.save_and_leave(gang_turn)
         return
     if words := circuit_breaker.reason_to_stop(gang_turn):
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_STOPPED, words)
         return
     here = len(gang_turn.index.in_service)
     if gang_turn.observed.job_pending and not here:
@@ -111,7 +112,7 @@ def _launch_failed(gang_turn: GangTurn) -> bool:
     if gang.slurm.runs_without_start < RUNS_WITHOUT_START:
         requeueing.requeue_or_end(gang_turn, words)
     else:
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, words)
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_NEVER_GATHERED, words)
     return True
 
 
@@ -148,7 +149,7 @@ def _give_up(gang_turn: GangTurn) -> None:
         gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
-            gang_end.EXIT_NEVER_GATHERED,
+            EXIT_NEVER_GATHERED,
             _missing_nodes_reason(gang, gang_turn.index.in_service),
         )
 

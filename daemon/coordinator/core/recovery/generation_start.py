@@ -35,6 +35,7 @@ from muster.daemon.coordinator.core.turn.communication import (
     wider_than_asked,
 )
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_NO_NODES
 from muster.fabric.placement.maps.refill import STEPS_UNTIL_NEXT_LOSS, MovePrice
 
 
@@ -98,7 +99,7 @@ def start(gang_turn: GangTurn, ranked: list[str]) -> None:
     close = closer_than_required(gang.spec, seats, spares, fabric, protection.groups)
     if close and not gang.roster.seats:
         words = f"[placement] requires other nodes than Slurm gave: {close}"
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, words)
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_NO_NODES, words)
         return
     wider, extra_s = wider_than_asked(gang.spec, ranked, fabric), 0.0
     if wider:

@@ -36,6 +36,7 @@ from muster.daemon.coordinator.core.state.gang import Gang
 from muster.daemon.coordinator.core.state.generations import RecoveryState
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_AGENT, EXIT_FAILED_AGAIN, EXIT_OBSERVED, EXIT_STOPPED
 from muster.wording import counted
 
 STORE_TIMEOUT_S = 45.0
@@ -62,7 +63,7 @@ def recover(gang_turn: GangTurn) -> None:
     if (growth := undone_growth.suspected(gang)) is not None:
         undone_growth.go_back(gang_turn, growth, shared_pool.has_room(gang, gang_turn.turn.limits.pool))
     if _software_fails(gang) and not only_observes:
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang.recovery))
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_FAILED_AGAIN, _failure_reason(gang.recovery))
         return
     if not undone_growth.is_undone(gang):
         attribution.swap_crashing_node(gang_turn)
@@ -72,14 +73,14 @@ def recover(gang_turn: GangTurn) -> None:
         gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
-            gang_end.EXIT_OBSERVED,
+            EXIT_OBSERVED,
             f"observe mode: {_describe_withheld(gang_turn)}; {gang.recovery.recoveries[-1].cause}",
         )
         return
     if words := circuit_breaker.reason_to_stop(gang_turn):
         saves = gang.phase is Phase.RECOVERING and flushing.start_final_flush(gang_turn, words, Phase.FAILED)
         if not saves:
-            gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
+            gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_STOPPED, words)
         return
     if node_checks.are_awaited(gang_turn) or shared_pool.await_nodes(gang_turn):
         return
@@ -118,7 +119,7 @@ def _describe_withheld(gang_turn: GangTurn) -> str:
     """What would follow without observe mode, in words."""
     gang = gang_turn.gang
     if _software_fails(gang):
-        return f"the job would fail with exit code {gang_end.EXIT_NO_REQUEUE}: {_failure_reason(gang.recovery)}"
+        return f"the job would fail with exit code {EXIT_FAILED_AGAIN}: {_failure_reason(gang.recovery)}"
     ranked = generation_start.next_seats(gang_turn)
     if ranked is None and gang_turn.turn.limits.pool.options and gang.spec.pool_nodes:
         return "nodes of the shared pool would be asked for"
@@ -172,7 +173,7 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
         gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
-            gang_end.EXIT_AGENT,
+            EXIT_AGENT,
             f"{words}; the last one asked is {gang.recovery.next_store_node}: see its agent's log",
         )
     else:  # the agent answers but opens no store: take the next node

@@ -22,6 +22,7 @@ from muster.daemon.coordinator.core.state.roster import Roster
 from muster.daemon.coordinator.core.state.slurm_jobs import SlurmJob
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn.turn import GangTurn, Turn
+from muster.exit_codes import EXIT_NO_NODES, EXIT_OBSERVED
 from muster.node_health import NodeHealth
 from muster.wording import counted, listed
 
@@ -40,12 +41,10 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
     lost = ", ".join(sorted(_nodes_to_exclude(gang_turn)))
     words = unlaunched_reason(gang_turn) or (f"no spare is left for {lost}" if lost else why)
     if gang_turn.turn.limits.observe:
-        gang_end.end_gang(
-            gang_turn, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued"
-        )
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued")
         return
     if not gang.spec.requeue:
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, f"{words}, and the job may not be requeued")
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_NO_NODES, f"{words}, and the job may not be requeued")
         return
     reason = f"{words}: requeue"
     if gang.phase is Phase.RECOVERING and flushing.start_final_flush(gang_turn, reason, Phase.REQUEUED):

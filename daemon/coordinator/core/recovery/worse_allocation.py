@@ -23,6 +23,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.turn import placement
 from muster.daemon.coordinator.core.turn.communication import communicating_seats, communication_times, wider_than_asked
 from muster.daemon.coordinator.core.turn.turn import GangTurn
+from muster.exit_codes import EXIT_NOT_PACKED
 
 
 def respond(gang_turn: GangTurn) -> bool:
@@ -47,7 +48,7 @@ def respond(gang_turn: GangTurn) -> bool:
         if not spec.requeue:
             tried = "the job may not be requeued for better nodes: set requeue, or prefer"
         words = f"{required}, which [placement] requires; {tried}"
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NOT_PACKED, words)
+        gang_end.end_gang(gang_turn, Phase.FAILED, EXIT_NOT_PACKED, words)
         return True
     return False
 
