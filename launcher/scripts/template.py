@@ -14,7 +14,7 @@ from muster.launcher.scripts.asked import NOTHING, Asked
 from muster.launcher.scripts.size import size_of
 from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.flags import with_options, with_texts
-from muster.launcher.spec.spec import Job, signal_number
+from muster.launcher.spec.spec import Job
 from muster.launcher.submission.job_message import job_message
 from muster.slurm.client import names
 
@@ -94,9 +94,6 @@ def _from_sbatch(asked: Asked) -> dict[str, Any]:
     found |= next(
         ({"ranks_per_node": int(count)} for count in per_node if count and count.isdecimal() and count > "1"), {}
     )
-    signal = (asked.value("signal") or "").partition("@")[0]
-    if "B" not in signal.partition(":")[0] or ":" not in signal:
-        signal = signal.rpartition(":")[2]
-        if signal_number(signal):
-            found["stop_signal"] = signal
+    if asked.value("signal"):
+        found["stop_before"] = 0  # the script has asked Slurm to tell it of the end, and does then what it likes
     return found

@@ -120,6 +120,18 @@ def test_the_users_own_file_is_queued_with_what_is_added(shell: Shell) -> None:
     } == {0o600}
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"), [((), 120), (("--signal=B:USR1@60",), 0), (("--signal=USR1@60", "--stop-before=30"), 30)]
+)
+def test_a_script_that_asks_for_a_signal_before_its_end_gets_it(
+    options: tuple[str, ...], seconds: int, shell: Shell
+) -> None:
+    """No stop of Muster's own comes before that signal, and ranks get it from Slurm alone."""
+    shell.submit("--force", *options, "train.sbatch")
+    settings = launch_settings.read(next(shell.folder.rglob("*.launch.json")).read_text())
+    assert (settings.spec.stop_before_s, settings.spec.stop_signal) == (seconds, 0)
+
+
 def test_a_record_of_the_run_is_kept(shell: Shell) -> None:
     shell.submit("--force", "--wrap", "srun torchrun train.py", "--comment", "two\nlines")
     [record] = (json.loads(path.read_text()) for path in (shell.folder / "home").rglob("*.json"))
