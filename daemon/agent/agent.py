@@ -22,6 +22,7 @@ from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, 
 from muster.daemon.agent.failure_detector.peer_prober import PeerProber
 from muster.daemon.agent.failure_detector.peers import PeerChannels, PeerService, make_agent_server
 from muster.daemon.agent.failure_detector.version_check import VersionCheck
+from muster.daemon.agent.launch.output_target import OutputTarget
 from muster.daemon.agent.launch.rank_output import RankOutput
 from muster.daemon.agent.link_meter import LinkMeter
 from muster.daemon.agent.memory_handover import MemoryHandover
@@ -97,19 +98,9 @@ class Agent:
             lambda: self._node_check.pids | settings.other_children,
             places=places,
         )
-        script_node = next(iter(spec.own_nodes), "")
         self._output = (
-            RankOutput(
-                job.run_dir,
-                job.gang,
-                job.node,
-                spec.script_output,
-                script_node,
-                spec.ranks_per_node,
-                settings.silent,
-                settings.marks,
-            )
-            if settings.copies_output
+            RankOutput(job.run_dir, job.gang, job.node, OutputTarget(spec, job.node, settings.shown))
+            if settings.shown is not None
             else None
         )
         self._ranks = OrderedRanks(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
+from muster.daemon.agent.launch.handover import Shown
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.host.port_range import PortRange
@@ -52,11 +53,7 @@ class AgentSettings:
     """The socket on which this node's musterd says what hardware the node has; empty: ask nobody."""
     other_children: frozenset[int] = frozenset()
     """Children of this process that are not the agent's to end."""
-    copies_output: bool = False
-    """What ranks write goes to the output of this process, too."""
-    silent: frozenset[int] = frozenset()
-    """The local ranks of which that does not hold."""
-    marks: tuple[str, ...] = ()
-    """What stands in front of each line of a local rank there, with ${rank} for its rank."""
+    shown: Shown | None = None
+    """How what ranks write goes to the output of this process, too. None: it does not."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

@@ -25,7 +25,7 @@ from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.launch import task_binding
-from muster.daemon.agent.launch.handover import MACRO, Handover, WrongHandover
+from muster.daemon.agent.launch.handover import MACRO, Handover, Shown, WrongHandover
 from muster.daemon.agent.launch.task import Task
 from muster.daemon.agent.launch.task_binding import TaskBinding
 from muster.daemon.agent.pool_jobs import PoolRequestDefaults, job_end_time
@@ -222,9 +222,7 @@ def _settings(
         memory_socket="" if pool_serial else options.memory,
         environ=given,
         other_children=frozenset(other_children),
-        copies_output=from_script,
-        silent=frozenset() if launch is None else launch.silent,
-        marks=() if launch is None else launch.marks,
+        shown=(Shown() if launch is None else launch.shown) if from_script else None,
         hardware_socket=options.memory,
         failure=node_problems.find_problems(spec, os.environ, environment.get("PATH", os.defpath)),
     )
@@ -285,7 +283,7 @@ async def _serve(options: argparse.Namespace, settings: AgentSettings) -> tuple[
     """The exit code, and whether the whole job is over."""
     own, job = settings.identity, os.environ.get("SLURM_JOB_ID", "")
     place = (settings.spec.run_dir, own.gang, own.node, job)
-    agent_log.start(options.log_level, options.log_format, *place, for_script=settings.copies_output)
+    agent_log.start(options.log_level, options.log_format, *place, for_script=settings.shown is not None)
     agent = Agent(settings)
     _on_end(agent.wind_down.on_sigterm)
     return await agent.run(), agent.job_is_over

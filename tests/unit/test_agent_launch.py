@@ -330,7 +330,7 @@ def test_ranks_lose_the_folder_and_nothing_else_of_pythonpath() -> None:
 def handed_over(**changed: object) -> handover.Handover:
     settings = {
         **{"argv": ("/venv/bin/python", "-u", "x.py"), "ranks_per_node": 4, "environment": {}, "folder": "/work"},
-        **{"min_nodes": 2, "max_nodes": 2, "max_restarts": 0, "silent": frozenset(), "marks": ()},
+        **{"min_nodes": 2, "max_nodes": 2, "max_restarts": 0, "shown": handover.Shown()},
         **{"processors": frozenset(), "limits": {}, "umask": 0o22, **changed},
     }
     return handover.Handover(**settings)  # type: ignore[arg-type]

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.agent.launch.handover import Shown
 from muster.daemon.agent.launch.output_file import OutputFile
+from muster.daemon.agent.launch.output_target import OutputTarget
 from muster.daemon.agent.launch.rank_output import RankOutput
 from muster.daemon.host import rank_log_files
-from muster.v1.common_pb2 import ScriptOutput
+from muster.v1.common_pb2 import JobSpec, ScriptOutput
 
+PLAIN = Shown()
 MARK = "muster: the script's node n0 is lost: n2 goes on with the output of ranks\n"
 
 
@@ -20,7 +23,16 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.path = folder / "output.txt"
-        self.output = OutputFile(str(folder), "g", "n2", str(self.path), "n0")
+        self.output = self.output_of("n2")
+
+    def target(self, node: str = "n2", shown: Shown = PLAIN, stdout: int = 1) -> OutputTarget:
+        """Where the output of ranks of `node` goes: two of each node."""
+        output = ScriptOutput(file=str(self.path))
+        return OutputTarget(JobSpec(script_output=output, own_nodes=["n0"], ranks_per_node=2), node, shown, stdout)
+
+    def output_of(self, node: str, shown: Shown = PLAIN) -> OutputFile:
+        """The output that the agent of `node` goes on with."""
+        return OutputFile(str(self._folder), "g", node, self.target(node, shown))
 
     def log(self, text: str, rank: int = 0, generation: int = 1, age_s: float = 0.0) -> None:
         """A rank writes; its newest line is so old."""
@@ -71,13 +83,24 @@ def test_labels_of_srun_do_not_count(story: Story, label: str) -> None:
     assert story.goes_on() == "step 2\n"
 
 
-def test_lines_with_the_mark_of_their_rank_are_known_again(story: Story, tmp_path: Path) -> None:
-    story.output = OutputFile(str(tmp_path), "g", "n2", str(story.path), "n0", lambda rank: b"[eval%d]:" % rank)
+def test_lines_with_the_mark_of_their_rank_are_known_again(story: Story) -> None:
+    story.output = story.output_of("n2", Shown(marks=("[eval${rank}]:", "[eval${rank}]:")))
     story.log("step 1\nstep 2\n")
     story.log("step 1\nstep 2\n", rank=1)
     story.path.write_text("[eval0]:step 1\n 0: [eval1]:step 1\n0: [eval1]:step 2\n")
     story.output.open()
     assert story.goes_on() == "[eval0]:step 2\n"
+
+
+def test_ranks_whose_launcher_keeps_their_output_in_logs_stay_there(story: Story) -> None:
+    story.output = story.output_of("n2", Shown(silent=frozenset({1})))
+    story.log("step 1\n")
+    story.log("of rank 3\n", rank=3)
+    story.path.write_text("step 1\n")
+    story.output.open()
+    story.log("step 2\n")
+    story.log("of rank 3\n", rank=3)
+    assert story.goes_on() == "step 2\n"
 
 
 def test_a_rank_that_has_long_been_quiet_was_copied_whole(story: Story) -> None:
@@ -108,14 +131,14 @@ def test_a_generation_that_starts_later_is_copied_from_its_first_line(story: Sto
     assert story.goes_on() == "step 1\nlast words\nstep 1\nthe end\n"
 
 
-def test_the_next_agent_goes_on_where_the_last_one_was_lost(story: Story, tmp_path: Path) -> None:
+def test_the_next_agent_goes_on_where_the_last_one_was_lost(story: Story) -> None:
     story.log("step 1\nstep 2\n")
     story.path.write_text("step 1\n")
     story.output.open()
     assert story.goes_on() == "step 2\n"
     story.output.stop()
     story.log("step 3\n")
-    other = OutputFile(str(tmp_path), "g", "n3", str(story.path), "n0")
+    other = story.output_of("n3")
     other.open()
     other.copy_rest()
     assert story.goes_on() == f"step 2\n{MARK.replace('n2', 'n3')}step 3\n"
@@ -138,14 +161,18 @@ def test_what_is_no_plain_file_is_left_alone(story: Story, what: str) -> None:
 def test_only_the_agent_of_the_order_goes_on_and_none_writes_to_the_srun_that_is_lost(
     tmp_path: Path, node: str, written: str
 ) -> None:
-    story, to_srun = Story(tmp_path), list[bytes]()
+    story, to_srun = Story(tmp_path), tmp_path / "stdout"
     story.path.write_text("")
-    target = ScriptOutput(file=str(story.path))
-    output = RankOutput(str(tmp_path), "g", node, target, "n0", write=to_srun.append)
+    with to_srun.open("wb", buffering=0) as stdout:
+        output = RankOutput(str(tmp_path), "g", node, story.target(node, stdout=stdout.fileno()))
+        _hand_over(output, story)
+    assert (story.path.read_text(), to_srun.read_text()) == (written, "")
+
+
+def _hand_over(output: RankOutput, story: Story) -> None:
     output.start()
     story.log("step 1\n")
     output.carried_by("n2")
     story.log("step 2\n")
     output.carried_by("n2")
     output.close()
-    assert (story.path.read_text(), to_srun) == (written, [])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from muster.daemon.agent.launch.file_patterns import expand
+from muster.daemon.agent.launch.handover import Shown
+from muster.daemon.agent.launch.output_target import OutputTarget
 from muster.daemon.agent.launch.rank_output import RankOutput
-from muster.daemon.agent.launch.srun_output import expand
 from muster.daemon.agent.ranks.rank_process import Outcome
 from muster.daemon.agent.user_script import output_options
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.host import rank_log_files
 from muster.slurm.client.srun_options import read_srun
-from muster.v1.common_pb2 import ScriptOutput
+from muster.v1.common_pb2 import JobSpec, ScriptOutput
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "a%t", "SLURM_JOB_USER": "alice"}
 RANKS, LAUNCHER = Decision(Kind.RANKS, 4), Decision(Kind.LAUNCHER, 1)
@@ -56,11 +59,18 @@ def test_patterns_are_replaced_as_srun_replaces_them(name: str, expanded: str) -
 class Ranks:
     """Rank 10 of a node with four, whose output is copied."""
 
-    def __init__(self, folder: Path, target: ScriptOutput) -> None:
-        self._folder, self.written, self.told = folder, list[bytes](), list[str]()
-        self.output = RankOutput(
-            str(folder), "g", "n2.site", target, "n0", 4, write=self.written.append, tell=self.told.append
-        )
+    def __init__(self, folder: Path, output: ScriptOutput) -> None:
+        self._folder, self._streams = folder, (folder / "stdout", folder / "stderr")
+        stdout, stderr = (os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC) for path in self._streams)
+        spec = JobSpec(script_output=output, own_nodes=["n0"], ranks_per_node=4)
+        target = OutputTarget(spec, "n2.site", Shown(), stdout, stderr)
+        self.output = RankOutput(str(folder), "g", "n2.site", target)
+
+    @property
+    def written(self) -> tuple[bytes, bytes]:
+        """What has been written to stdout, and to stderr."""
+        stdout, stderr = (path.read_bytes() for path in self._streams)
+        return stdout, stderr
 
     def write(self, text: str, generation: int = 1, *, failed: bool = False) -> None:
         """The rank writes and ends, and all is copied."""
@@ -75,7 +85,7 @@ class Ranks:
 def test_a_label_is_the_number_of_the_rank_as_wide_as_sruns(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, ScriptOutput(label_width=3))
     ranks.write("one\rtwo\nthree")
-    assert b"".join(ranks.written) == b" 10: one\rtwo\n 10: three\n"
+    assert ranks.written == (b" 10: one\rtwo\n 10: three\n", b"")
 
 
 @pytest.mark.parametrize(("append", "kept"), [(False, ""), (True, "before\n")])
@@ -89,12 +99,12 @@ def test_each_rank_has_a_file_of_its_own_that_a_restart_goes_on_with(tmp_path: P
     other.write("two\n", generation=2)
     assert (tmp_path / "n2_2_10").read_text() == f"{kept}one\ntwo\n"
     assert "exitcode  : 3" in (tmp_path / "e_010").read_text()
-    assert (ranks.written, ranks.told) == ([], [])
+    assert ranks.written == (b"", b"")
 
 
 def test_a_file_that_can_t_be_written_is_named_once(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, ScriptOutput(of_rank=f"{tmp_path}/no/%t"))
     ranks.write("one\n")
     ranks.write("two\n", generation=2)
-    (told,) = ranks.told
-    assert told.endswith(f"{tmp_path}/no/10: No such file or directory")
+    told = f"muster-agent: the output of ranks goes to their logs alone: {tmp_path}/no/10: No such file or directory\n"
+    assert ranks.written == (b"", told.encode())

@@ -23,7 +23,7 @@ ALLOWED = {
     "checkpoint/store/memory/cgroup_memory.py": KERNEL,
     "checkpoint/store/memory/sealed_memory.py": "a memory file of this process",
     "daemon/agent/launch/output_file.py": "the output of the user's own job, which exists and is no link",
-    "daemon/agent/launch/srun_output.py": "the files that --output of the user's own srun names",
+    "daemon/agent/launch/output_target.py": "the files that --output of the user's own srun names",
     "daemon/agent/launch/task_binding.py": "devices, and a private file that the launch has written",
     "daemon/agent/start_checks/node_problems.py": "makes durable_dir, which the user names",
     "daemon/agent/start_checks/shared_folder.py": "makes what the user names; believes only this user's file",

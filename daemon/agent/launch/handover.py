@@ -22,14 +22,24 @@ class WrongHandover(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """How a launcher would show the output of its ranks.
+
+    silent: local ranks whose output goes to their logs alone.
+    marks: what stands in front of each line of a local rank, with ${rank} for its rank; empty: nothing.
+    """
+
+    silent: frozenset[int] = frozenset()
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Handover:
     """What one launcher would have started on this node.
 
     argv, environment, folder: of each rank.
     min_nodes, max_nodes: for how many launchers it would have waited.
     max_restarts: how often it would have started the ranks again.
-    silent: local ranks whose output goes to their logs alone.
-    marks: what stands in front of each line of a local rank, with ${rank} for its rank; empty: nothing.
     processors: those that the launcher may use.
     limits: its limits (the name after RLIMIT_), soft and hard.
     """
@@ -41,8 +51,7 @@ class Handover:
     min_nodes: int
     max_nodes: int
     max_restarts: int
-    silent: frozenset[int]
-    marks: tuple[str, ...]
+    shown: Shown
     processors: frozenset[int]
     limits: Mapping[str, tuple[int, int]]
     umask: int
@@ -90,8 +99,7 @@ def read(line: bytes) -> Handover:
             min_nodes=int(found["min_nodes"]),
             max_nodes=int(found["max_nodes"]),
             max_restarts=int(found.get("max_restarts", 0)),
-            silent=frozenset(map(int, found.get("silent", ()))),
-            marks=tuple(map(str, found.get("marks", ()))),
+            shown=Shown(frozenset(map(int, found.get("silent", ()))), tuple(map(str, found.get("marks", ())))),
             processors=frozenset(map(int, found["processors"])),
             limits={str(name): _pair(limits) for name, limits in found["limits"].items()},
             umask=int(found["umask"]),

@@ -13,10 +13,9 @@ import re
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-from muster.daemon.agent.launch.srun_output import labelled
+from muster.daemon.agent.launch.output_target import OutputTarget, write_all
 from muster.daemon.host import rank_log_files
 
 _CHUNK_BYTES = 1 << 20
@@ -36,16 +35,13 @@ class OutputFile:
     """The output of all ranks of a gang, from the loss of srun on.
 
     Args:
-        path: the file; it exists.
-        lost: the node of the script.
-        label: what stands in front of each line of a rank.
+        target: where it went.
     """
 
-    def __init__(
-        self, run_dir: str, gang: str, node: str, path: str, lost: str, label: Callable[[int], bytes] = lambda _: b""
-    ) -> None:
-        self._run_dir, self._gang, self._path, self._label = run_dir, gang, path, label
-        self._mark = f"muster: the script's node {lost} is lost: {node} goes on with the output of ranks\n".encode()
+    def __init__(self, run_dir: str, gang: str, node: str, target: OutputTarget) -> None:
+        self._run_dir, self._gang, self._target = run_dir, gang, target
+        words = f"muster: the script's node {target.script_node} is lost: {node} goes on with the output of ranks\n"
+        self._mark = words.encode()
         self._offsets: dict[_Key, int] = {}
         self._ended: set[_Key] = set()
         self._output = -1
@@ -77,21 +73,22 @@ class OutputFile:
     def open(self) -> None:
         """Find out what the file holds already, and mark the place where it goes on."""
         try:
-            self._output = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._output = os.open(self._target.script_file, flags)
             status = os.fstat(self._output)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError("no plain file")
             known = os.pread(self._output, _KNOWN_BYTES, max(status.st_size - _KNOWN_BYTES, 0))
-            logs = rank_log_files.newest_logs(self._run_dir, self._gang, 0)
+            logs = self._logs(0)
             newest = max((generation for generation, _ in logs), default=1)
             self._first = newest - 1
             lines = set(_LABEL.sub(b"", known).split(b"\n"))
             for key, path in logs.items():
                 if key[0] >= self._first:
-                    front = _LABEL.sub(b"", self._label(key[1]))
+                    front = _LABEL.sub(b"", self._target.front(key[1]))
                     self._offsets[key] = _copied(path, lines, status.st_mtime, front)
-            self._put(b"" if known.endswith(b"\n") or not known else b"\n")
-            self._put(self._mark)
+            cut_off = known and not known.endswith(b"\n")
+            write_all(self._output, b"\n" + self._mark if cut_off else self._mark)
         except OSError:  # the logs of ranks have all of it
             self._output = -1
 
@@ -106,12 +103,17 @@ class OutputFile:
         if self._output < 0 or self._stopped:
             return False
         try:
-            logs = rank_log_files.newest_logs(self._run_dir, self._gang, self._first)
+            logs = self._logs(self._first)
             newest = max((generation for generation, _ in logs), default=0)
             return any([self._copy(key, path, key[0] < newest) for key, path in sorted(logs.items())])
         except OSError:
             self._output = -1
             return False
+
+    def _logs(self, first: int) -> dict[_Key, Path]:
+        """The logs of ranks whose output is shown."""
+        logs = rank_log_files.newest_logs(self._run_dir, self._gang, first)
+        return {key: path for key, path in logs.items() if self._target.shows(key[1])}
 
     def _copy(self, key: _Key, path: Path, has_ended: bool) -> bool:
         if key in self._ended:
@@ -125,12 +127,8 @@ class OutputFile:
         if has_ended and not whole:
             self._ended.add(key)
             whole = data and data + b"\n"
-        self._put(labelled(self._label(key[1]), whole))
+        write_all(self._output, self._target.labelled(key[1], whole))
         return bool(whole)
-
-    def _put(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._output, data) :]
 
 
 def _read(path: Path, offset: int, most: int) -> bytes:

@@ -8,19 +8,15 @@ files keep what is to come, and memory holds a part of it. When a rank has faile
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from string import Template
+from collections.abc import Sequence
 from typing import BinaryIO
 
-from muster.daemon.agent.launch import rank_failure, srun_output
+from muster.daemon.agent.launch import rank_failure
 from muster.daemon.agent.launch.output_file import OutputFile
-from muster.daemon.agent.launch.srun_output import RankFiles
+from muster.daemon.agent.launch.output_target import OutputTarget
 from muster.daemon.agent.ranks.rank_process import Outcome
 from muster.daemon.host import rank_log_files
-from muster.v1.common_pb2 import ScriptOutput
 
 CHUNK_BYTES = 1 << 20
 """Bytes in one read, and of the longest line that is copied as a whole."""
@@ -31,44 +27,16 @@ _Key = tuple[int, int]
 
 
 class RankOutput:
-    """The output of the ranks of one node.
+    """The output of the ranks of one node."""
 
-    Args:
-        output: what srun's options say.
-        script_node: the node on which srun runs.
-        ranks_per_node: as in RankFiles.
-        silent: local ranks whose output stays in their logs.
-        marks: what stands in front of each line of a local rank, with ${rank} for its rank.
-        write: writes to stdout; blocks until all is written.
-        tell: writes to stderr.
-    """
-
-    def __init__(
-        self,
-        run_dir: str,
-        gang: str,
-        node: str,
-        output: ScriptOutput | None = None,
-        script_node: str = "",
-        ranks_per_node: int = 1,
-        silent: Collection[int] = (),
-        marks: Sequence[str] = (),
-        write: Callable[[bytes], None] | None = None,
-        tell: Callable[[str], None] = lambda words: print(words, file=sys.stderr, flush=True),
-    ) -> None:
-        self._run_dir, self._gang, self._node = run_dir, gang, node
-        self._silent, self._write, self._tell = silent, write or _write_to_stdout, tell
-        self._marks, self._ranks_per_node = marks, max(ranks_per_node, 1)
+    def __init__(self, run_dir: str, gang: str, node: str, target: OutputTarget) -> None:
+        self._run_dir, self._gang, self._node, self._target = run_dir, gang, node, target
         self._outcomes: dict[_Key, Outcome] = {}
         self._files: dict[_Key, _Followed] = {}
         self._copied: set[_Key] = set()
         self._failed_first: dict[int, int] = {}
-        self._lost = False
-        self._target, self._script_node = output or ScriptOutput(), script_node
-        self._files_of_ranks = RankFiles(self._target, node, ranks_per_node, os.environ)
         self._carrier = ""
         self._file: OutputFile | None = None
-        self._on_terminal = write is None and os.isatty(1)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-output", daemon=True)
 
@@ -86,16 +54,16 @@ class RankOutput:
 
     def carried_by(self, node: str) -> None:
         """srun is lost, and the agent on `node` goes on with the output of all ranks; empty: srun has it."""
-        if node == self._carrier or self._target.apart or self._target.of_rank:
+        if node == self._carrier or not self._target.needs_srun:
             return
-        self._carrier, self._lost = node, True
+        self._carrier = node
+        self._target.close()
         self._ending.set()
         if self._file is not None:
             self._file.stop()
         self._file = None
-        if node == self._node and self._target.file:
-            path = srun_output.expand(self._target.file, srun_output.of_step(os.environ))
-            self._file = OutputFile(self._run_dir, self._gang, node, path, self._script_node, self._front)
+        if node == self._node and self._target.script_file:
+            self._file = OutputFile(self._run_dir, self._gang, node, self._target)
             self._file.start()
 
     def close(self) -> None:
@@ -127,7 +95,7 @@ class RankOutput:
             has_ended = not outcome.alive or key[0] < newest or self._ending.is_set()
             if key in self._copied:
                 continue
-            if outcome.local_rank not in self._silent and self._copy(outcome):
+            if self._target.shows(outcome.rank) and self._copy(outcome):
                 more = True
             elif has_ended:
                 self._end(key, outcome)
@@ -142,43 +110,16 @@ class RankOutput:
             except OSError:  # the rank has not opened it yet, or never could
                 return False
         lines, has_more = self._files[key].read()
-        self._put(key, lines)
+        self._target.write(*key, lines)
         return has_more
 
     def _end(self, key: _Key, outcome: Outcome) -> None:
         self._copied.add(key)
         if followed := self._files.pop(key, None):
-            self._put(key, followed.close())
+            self._target.write(*key, followed.close())
         if self._failed_first.get(outcome.generation) == outcome.rank:
             error = outcome.start_error or rank_failure.recorded_error(self._run_dir, self._gang, outcome)
-            self._tell_of(key, rank_failure.describe(outcome, self._node, error))
-
-    def _put(self, key: _Key, lines: bytes) -> None:
-        """Write to stdout, or to the file of the rank. Nothing is written any more once nobody reads."""
-        if lines and not self._lost:
-            lines = srun_output.labelled(self._front(key[1]), lines)
-            try:
-                if self._target.of_rank:
-                    self._files_of_ranks.write(self._target.of_rank, *key, lines)
-                else:
-                    self._write(lines)
-            except OSError as error:
-                self._lost = True
-                what = f"{error.filename or 'stdout'}: {error.strerror}"
-                self._tell(f"muster-agent: the output of ranks goes to their logs alone: {what}")
-
-    def _front(self, rank: int) -> bytes:
-        """What stands in front of each line of a rank."""
-        mark = "".join(self._marks[rank % self._ranks_per_node :][:1])
-        said = srun_output.label(self._target, rank) + os.fsencode(Template(mark).safe_substitute(rank=rank))
-        return said or (_coloured(rank) if self._on_terminal else b"")
-
-    def _tell_of(self, key: _Key, words: str) -> None:
-        if not (name := self._target.error_of_rank):
-            self._tell(words)
-            return
-        with suppress(OSError):  # the status of the job says it, too
-            self._files_of_ranks.write(name, *key, f"{words}\n".encode())
+            self._target.tell(*key, rank_failure.describe(outcome, self._node, error))
 
 
 class _Followed:
@@ -205,13 +146,3 @@ class _Followed:
         """The last line, if the rank has not ended it."""
         self._file.close()
         return self._partial + b"\n" if self._partial else b""
-
-
-def _coloured(rank: int) -> bytes:
-    """The number of a rank for a terminal, in one of six colours."""
-    return f"\x1b[3{1 + rank % 6}m[{rank}]\x1b[0m ".encode()
-
-
-def _write_to_stdout(lines: bytes) -> None:
-    while lines:
-        lines = lines[os.write(1, lines) :]

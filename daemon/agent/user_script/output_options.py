@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from muster.daemon.agent.launch.srun_output import OF_TASK, expand
+from muster.daemon.agent.launch.file_patterns import OF_TASK, expand
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.slurm.client.srun_options import SrunWords
 from muster.v1.common_pb2 import ScriptOutput
