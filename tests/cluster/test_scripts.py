@@ -9,7 +9,7 @@ import pytest
 
 from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
 from muster.slurm.testcluster.spec import LOGIN
-from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec, View
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -107,6 +107,22 @@ class ScriptTraining(Training):
         self._follow()
         return self.job
 
+    def train_through_faults(self, rank: int) -> None:
+        """The rank is killed, then node n1 is lost, and the gang ends with 0."""
+        self.wait_step(5)
+        self.kill_rank(rank)
+        self.wait_recovered(2)
+        self.cluster.crash("n1")
+        self.wait_left("n1")
+        self.finish_done()
+
+    def finish_done(self) -> View:
+        """The gang ends with 0, as this view of it says."""
+        self.finish()
+        view = self.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        return view
+
     @property
     def output(self) -> str:
         """What the job has printed."""
@@ -120,14 +136,7 @@ def test_srun_python_becomes_the_gang_and_its_helpers_run_where_the_ranks_are(he
     text = RANKS.format(arguments=" ".join(SLOW_STEPS))
     with ScriptTraining(healthy, spec, text) as training:
         job = training.submit()
-        training.wait_step(5)
-        training.kill_rank(1)
-        training.wait_recovered(2)
-        healthy.crash("n1")
-        training.wait_left("n1")
-        training.finish()
-        view = training.wait_final()
-        assert view["phase"] == "DONE", view.get("reason")
+        training.train_through_faults(rank=1)
         wait_until(lambda: state(healthy, job) == "FAILED", 60, "the script has ended with its own code, 3")
         assert "ExitCode=3:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         first, tasks, supervised, *_, code, one, another = training.output.splitlines()
@@ -144,14 +153,7 @@ def test_srun_of_a_launcher_becomes_the_gang(healthy: Cluster) -> None:
     spec = TrainingSpec("launcher", nodes=2, spares=1)
     with ScriptTraining(healthy, spec, LAUNCHER.format(arguments=" ".join(SLOW_STEPS))) as training:
         job = training.submit()
-        training.wait_step(5)
-        training.kill_rank(3)
-        training.wait_recovered(2)
-        healthy.crash("n1")
-        training.wait_left("n1")
-        training.finish()
-        view = training.wait_final()
-        assert view["phase"] == "DONE", view.get("reason")
+        training.train_through_faults(rank=3)
         wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
         *_, one, other, said, first, second, last = training.output.splitlines()
         assert ({one, other}, last) == ({"0: n0", "1: n2"}, "trap 0")
@@ -201,10 +203,7 @@ def test_a_trap_requeues_the_job_while_the_gang_recovers(healthy: Cluster) -> No
         healthy.sh(LOGIN, f"scancel --signal=USR1 --batch {job}", user="alice")
         wait_until(lambda: "run 1 of task 3" in training.output, 60, "the job runs again")
         training.wait(lambda view: view["phase"] == "RUNNING" and int(view["generation"]) > 1, 90, "the gang trains on")
-        training.finish()
-        view = training.wait_final()
-        assert view["phase"] == "DONE", view.get("reason")
-        assert view["gang_id"].endswith("_3")
+        assert training.finish_done()["gang_id"].endswith("_3")
         wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
         assert "Restarts=1" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         assert training.output.count("caught USR1") == 1
@@ -237,9 +236,7 @@ def test_a_job_whose_script_was_lost_with_its_node_goes_on_with_its_output_and_h
         training.wait_step(5)
         getattr(healthy, loss)("n0")
         training.wait_left("n0")
-        training.finish()
-        view = training.wait_final()
-        assert view["phase"] == "DONE", view.get("reason")
+        training.finish_done()
         wait_until(lambda: state(healthy, job) == "FAILED", 60, "the job has ended")
         assert "ExitCode=91:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         assert state(healthy, int(after)) == "PENDING"
@@ -264,13 +261,6 @@ def test_muster_run_in_a_job_of_sbatch_is_its_launch(healthy: Cluster, prefix: s
     text = OF_SBATCH.format(prefix=prefix, arguments=" ".join(SLOW_STEPS))
     with ScriptTraining(healthy, spec, text, "sbatch --parsable") as training:
         job = training.submit()
-        training.wait_step(5)
-        training.kill_rank(1)
-        training.wait_recovered(2)
-        healthy.crash("n1")
-        training.wait_left("n1")
-        training.finish()
-        view = training.wait_final()
-        assert view["phase"] == "DONE", view.get("reason")
+        training.train_through_faults(rank=1)
         wait_until(lambda: state(healthy, job) == "COMPLETED", 60, "the script has ended")
         assert training.output.splitlines()[-1] == f"code {code}"

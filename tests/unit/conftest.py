@@ -6,12 +6,15 @@ its server open. Later the garbage collector, in any other test, would wait for 
 
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
 import pytest
+import pytest_asyncio
 from hypothesis import settings
 
+from muster.daemon.testing.scripted_world import ScriptedWorld
 from muster.slurm.image import nvml_stand_in
 
 grpc.aio.init_grpc_aio()
@@ -47,3 +50,12 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if library is None:
         pytest.skip("the stand-in is compiled with gcc")
     return library
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    """A job of three nodes runs in Slurm; a coordinator has just started."""
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
+    yield made
+    await made.close()

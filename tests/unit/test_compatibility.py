@@ -85,14 +85,6 @@ def test_what_another_process_says_of_its_version_makes_one_short_line() -> None
 # --- with the coordinator ---
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    found = ScriptedWorld.create(tmp_path)
-    await found.start_coordinator()
-    yield found
-    await found.close()
-
-
 @pytest.mark.parametrize("theirs", [FAR, OTHER_TIMES])
 async def test_a_gang_of_agents_that_do_not_fit_ends_before_ranks_start_and_says_why(
     world: ScriptedWorld, theirs: Release

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import pytest_asyncio
 
 from muster.daemon.coordinator.core.state.account import Account
 from muster.daemon.coordinator.core.state.events import GangSpec
@@ -37,14 +34,6 @@ HARDWARE = Hardware(
     adapters=[Adapter(infiniband_device="mlx5_0", gbit_per_s=20)],
 )
 REPORT = NodeReport(2, (0, 1), (Nic("mlx5_0", (0, 1)),), "4a1c.7", 2.5e9)
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
 
 
 async def attached(channel: grpc.aio.Channel, node: str, hardware: Hardware | None) -> Any:

@@ -51,15 +51,6 @@ REF = api_pb2.GangRef(slurm_job_id=1)
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    """A job of three nodes runs in Slurm; a coordinator has just started."""
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
-
-
-@pytest_asyncio.fixture
 async def api(world: ScriptedWorld) -> AsyncIterator[Any]:
     """The public API, as a user calls it."""
     async with open_channel(world.address, world.credentials) as channel:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
-
-import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -20,15 +16,6 @@ from muster.daemon.transport.channel import open_channel
 from muster.v1 import api_pb2, api_pb2_grpc
 
 SECRET = "correct-horse-battery-staple"
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    """A job of three nodes runs in Slurm; a coordinator has just started."""
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
 
 
 def _rows(world: ScriptedWorld, columns: str, table: str = "facts") -> list[tuple[str, ...]]:

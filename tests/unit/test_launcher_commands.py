@@ -9,13 +9,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.host import clock, rank_log_files
@@ -58,15 +57,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    """A coordinator and three nodes, on which a job of this user runs."""
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
 
 
 def words(world: ScriptedWorld, *command: str) -> list[str]:

@@ -4,12 +4,11 @@ import json
 import os
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-import pytest_asyncio
 
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.folder_names import JOB_IS_DONE
@@ -406,14 +405,6 @@ def test_a_job_that_keeps_nothing_beyond_its_end_is_told_so() -> None:
     (note,) = notes(spec, None)
     assert "without durable_dir" in note
     assert list(notes(JobSpec(nodes=4), None)) == [], "its script keeps what it needs"
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
 
 
 async def queue(

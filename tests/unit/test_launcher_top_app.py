@@ -20,7 +20,6 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from tests.unit.test_launcher_commands import muster
 from tests.unit.test_launcher_top import CONTENTS, NOW, training
 from textual.pilot import Pilot
@@ -103,15 +102,6 @@ async def test_only_lines_that_differ_are_written() -> None:
         lines = widget.lines_now
         assert widget.put([*lines]) == []
         assert widget.put([*lines[:3], lines[4], *lines[4:]]) == [3]
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    """A coordinator and three nodes, on which a job of this user runs."""
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
 
 
 def client(world: ScriptedWorld) -> CoordinatorClient:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator
 from muster.daemon.agent.user_script import gang_launch
@@ -118,15 +115,6 @@ def test_the_account_goes_on_where_the_launch_is_known() -> None:
     ledger.note(facts.GangRegistered("g", 7, 1000, "train", LAUNCH, "{}"), 20.0)
     held = [one for one in ledger.unsettled(30.0, 0) if one.nodes]
     assert [(one.since, one.until, sorted(one.nodes)) for one in held] == [(10.0, 30.0, ["n0", "n1", "n2"])]
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    """Slurm runs job 1. A coordinator has just started."""
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
 
 
 async def test_agents_complete_what_submit_has_registered(world: ScriptedWorld) -> None:
