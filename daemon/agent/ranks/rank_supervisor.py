@@ -1,4 +1,4 @@
-"""Supervises the zygotes of a node, and the ranks and the rendezvous store that are forked from them.
+"""Supervises the ranks of a node and the rendezvous store, which are forked from its zygotes.
 
 Carries out the steps of `reconcile` and holds their state. Every change ends in a call of `changed`. Nothing here
 blocks the event loop.
@@ -6,35 +6,25 @@ blocks the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 from muster.daemon.agent.ranks import rank_environment
-from muster.daemon.agent.ranks.imports.job_imports import JobImports
+from muster.daemon.agent.ranks.local_zygotes import LocalZygote, LocalZygotes, ZygoteCallbacks
 from muster.daemon.agent.ranks.rank_places import RankPlaces
 from muster.daemon.agent.ranks.rank_process import Outcome, RankId, RankProcess
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
-from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
-from muster.daemon.host import packets, process_tree, rank_log_files
+from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec
+from muster.daemon.host import packets, rank_log_files
 from muster.v1.agent_pb2 import Order, RankStatus
-from muster.wording import counted
 
 log = logging.getLogger(__name__)
 
-_ORPHAN_POLL_S = 0.01
-# A zygote that dies so often during its imports is started without imports.
-_MAX_PRELOAD_DEATHS = 2
-_ZYGOTE_RESTART_S = 0.5
 # A store that has ended so often is left for rank 0 to open.
 _MAX_STORE_DEATHS = 3
-_ORPHAN_TIMEOUT_S = 10.0
 _ADDRESS = "tcp://"
 """In an argument: where the ranks are to meet (init_process_group's init_method)."""
 
@@ -68,23 +58,6 @@ class NodeJob:
         return self.of_srun or any(_ADDRESS in word for word in self.zygote_spec.argv)
 
 
-class _LocalZygote:
-    """The zygote of one local rank, and its children that may still exist."""
-
-    def __init__(self) -> None:
-        self.handle: ZygoteHandle | None = None
-        self.ready = asyncio.Event()
-        self.started = False
-        # Why no zygote can ever be started; empty: no error.
-        self.start_error = ""
-        self.children: dict[str, RankProcess | RendezvousProcess] = {}
-        self.deaths = 0
-        # Its interpreter can't run one, so that it runs in the agent's and starts ranks by exec.
-        self.is_too_old = False
-        # What its imports show to be broken, once it is ready.
-        self.broken = ""
-
-
 class RankSupervisor:
     """All processes of one gang on one node.
 
@@ -102,17 +75,20 @@ class RankSupervisor:
         places: RankPlaces | None = None,
     ) -> None:
         self._places = places or RankPlaces(job.node)
-        self._other_children = other_children
         self._job = job
         self._rank_socket = rank_socket
         self._changed = changed
-        self._zygotes = [_LocalZygote() for _ in range(job.ranks_per_node)]
+        self._zygotes = LocalZygotes(
+            job.zygote_spec,
+            job.ranks_per_node,
+            ZygoteCallbacks(self.any_alive, self._on_child_message, self._on_zygote_ready, self._fail),
+            other_children,
+            may_lack_muster=job.from_script,
+        )
+        self.imports = self._zygotes.imports
         self._ranks: dict[int, RankProcess] = {}
         self._ports: set[int] = set()
         self._store_deaths: dict[int, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
-        self.imports = JobImports(self._at_once)
         self.store: RendezvousProcess | None = None
         self.failure = ""
 
@@ -149,11 +125,11 @@ class RankSupervisor:
 
     def ready_zygotes(self) -> int:
         """The number of zygotes that are ready to fork."""
-        return sum(zygote.handle is not None and zygote.handle.ready for zygote in self._zygotes)
+        return sum(zygote.handle is not None and zygote.handle.ready for zygote in self._zygotes.all)
 
     async def broken_import(self) -> str:
         """The installed module that can't be imported here, and why; empty: none. Returns after the imports."""
-        zygote = self._zygotes[0]
+        zygote = self._zygotes.all[0]
         await zygote.ready.wait()
         return zygote.broken
 
@@ -164,16 +140,8 @@ class RankSupervisor:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def start_zygotes(self) -> None:
-        """Start missing zygotes: one at a time while ranks run, otherwise one per processor."""
-        at_once = self._at_once()
-        starting = sum(zygote.started and not zygote.ready.is_set() for zygote in self._zygotes)
-        for zygote in self._zygotes:
-            if not zygote.started and not zygote.start_error and starting < at_once and not self._stopping:
-                starting += self._start_zygote(zygote)
-
-    def _at_once(self) -> int:
-        """How many zygotes may import at the same time."""
-        return 1 if self.any_alive() else (os.cpu_count() or 1)
+        """Start those that are missing."""
+        self._zygotes.start()
 
     def start_ranks(self, step: StartRanks, order: Order) -> None:
         """Start ranks. They count as alive from now on."""
@@ -183,14 +151,14 @@ class RankSupervisor:
             rank, local_rank = identity.rank, identity.local_rank
             started = RankProcess(identity, self._changed)
             self._ranks[rank] = started
-            if local_rank >= len(self._zygotes):
-                started.fail_start(f"the order places local rank {local_rank} on a node of {len(self._zygotes)}")
+            if local_rank >= len(self._zygotes.all):
+                started.fail_start(f"the order places local rank {local_rank} on a node of {len(self._zygotes.all)}")
                 continue
-            zygote, place = self._zygotes[local_rank], positions[rank]
+            zygote, place = self._zygotes.all[local_rank], positions[rank]
             if zygote.ready.is_set():
                 self._fork_rank(zygote, started, place)
             else:
-                self._spawn(self._fork_when_ready(zygote, started, place))
+                self._zygotes.spawn(self._fork_when_ready(zygote, started, place))
 
     def kill_ranks(self, generation: int) -> None:
         """SIGKILL all ranks of generations up to `generation`."""
@@ -219,26 +187,21 @@ class RankSupervisor:
 
     async def stop(self) -> None:
         """End all processes; return when all zygotes have ended."""
-        self._stopping = True
         self.close_store()
         self.kill_ranks(2**63)
-        for task in list(self._tasks):
-            task.cancel()
-        handles = [zygote.handle for zygote in self._zygotes if zygote.handle is not None]
-        await asyncio.gather(*(handle.stop() for handle in handles))
-        await self._end_orphans()
+        await self._zygotes.stop()
         self._places.close()
 
     # --- ranks -------------------------------------------------------------------------------------------------------
 
     async def _fork_when_ready(
-        self, zygote: _LocalZygote, rank: RankProcess, place: rank_environment.RankPosition
+        self, zygote: LocalZygote, rank: RankProcess, place: rank_environment.RankPosition
     ) -> None:
         # The environment depends on the torch that the zygote finds.
         await zygote.ready.wait()
         self._fork_rank(zygote, rank, place)
 
-    def _fork_rank(self, zygote: _LocalZygote, rank: RankProcess, place: rank_environment.RankPosition) -> None:
+    def _fork_rank(self, zygote: LocalZygote, rank: RankProcess, place: rank_environment.RankPosition) -> None:
         if not rank.alive:
             return  # fenced during the imports
         if zygote.start_error:
@@ -272,13 +235,28 @@ class RankSupervisor:
         log.error("%s can't be started: %s", rank.id.key, words)
         rank.fail_start(words)
 
+    def _fail(self, words: str) -> None:
+        self.failure = words
+        self._changed()
+
+    def _on_child_message(self, message: packets.Message) -> None:
+        if message["say"] == "store":
+            self._ports.add(message["port"])
+        if message["say"] == "refused":
+            self.failure = message["words"]
+            log.error("%s can't be started: %s", message["key"], self.failure)
+
+    def _on_zygote_ready(self) -> None:
+        self._open_pending_store()
+        self._changed()
+
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open_pending_store(self, *, hosted: bool = True) -> None:
         store = self.store
-        if store is None or store.port or any(store.key in zygote.children for zygote in self._zygotes):
+        if store is None or store.port or any(store.key in zygote.children for zygote in self._zygotes.all):
             return
-        ready = [zygote for zygote in self._zygotes if zygote.ready.is_set() and zygote.handle is not None]
+        ready = [zygote for zygote in self._zygotes.all if zygote.ready.is_set() and zygote.handle is not None]
         host = next((zygote for zygote in ready if zygote.handle is not None and zygote.handle.has_torch), None)
         if hosted and not self._job.opens_store and host is not None and host.handle is not None:
             host.children[store.key] = store
@@ -286,116 +264,3 @@ class RankSupervisor:
         elif ready:
             store.reserve(self._ports)
             self._ports.add(store.port)
-
-    # --- zygotes -----------------------------------------------------------------------------------------------------
-
-    def _start_zygote(self, zygote: _LocalZygote) -> bool:
-        zygote_spec = self._job.zygote_spec.for_local_rank(self._zygotes.index(zygote))
-        if zygote.is_too_old:
-            zygote_spec = zygote_spec.started_anew()
-        elif zygote.deaths >= _MAX_PRELOAD_DEATHS:
-            zygote_spec = zygote_spec.without_preload()
-        handle = ZygoteHandle(partial(self._on_message, zygote), partial(self._on_zygote_exit, zygote))
-        try:
-            handle.start(zygote_spec)
-        except CannotStart as error:
-            self.failure = zygote.start_error = str(error)
-            zygote.ready.set()  # wakes every task that waits for the zygote
-            self._changed()
-            return False
-        zygote.handle, zygote.started = handle, True
-        return True
-
-    def _on_message(self, zygote: _LocalZygote, message: packets.Message) -> None:
-        if message["say"] == "ready":
-            self._on_zygote_ready(zygote, message)
-            return
-        if message["say"] in ("imported", "left", "learned"):
-            self._on_lesson(zygote, message)
-            return
-        child = zygote.children.get(message["key"])
-        if child is None:
-            return
-        if child.handle_message(message):
-            del zygote.children[message["key"]]
-            if zygote.handle is not None:
-                zygote.handle.reap(message["key"])
-        if message["say"] == "store":
-            self._ports.add(message["port"])
-        if message["say"] == "refused":
-            self.failure = message["words"]
-            log.error("%s can't be started: %s", message["key"], self.failure)
-
-    def _on_lesson(self, zygote: _LocalZygote, message: packets.Message) -> None:
-        """A zygote says what its rank imports, and what it has imported for the next one."""
-        if message["say"] == "imported":
-            self.imports.add(message["words"])
-        elif message["say"] == "left":
-            log.info("a warm process leaves %s to the script: %s", message["name"], message["why"])
-        elif zygote.handle is not None:
-            if message["modules"]:
-                log.info("a warm process has imported what the script imports: %s", ", ".join(message["modules"]))
-            self.imports.finish(zygote.handle)
-
-    def _on_zygote_ready(self, zygote: _LocalZygote, message: packets.Message) -> None:
-        log.info(describe(message))
-        for note in message["notes"]:
-            of_library = self._job.from_script and note.startswith("preload: muster.")
-            log.log(logging.INFO if of_library else logging.WARNING, note)
-        died = f"{counted(zygote.deaths, 'process has', 'processes have')} ended during the import of `preload`"
-        zygote.broken = message["broken"] or (died if zygote.deaths >= _MAX_PRELOAD_DEATHS else "")
-        zygote.ready.set()
-        if self._job.zygote_spec.learns and zygote.handle is not None:
-            self.imports.join(zygote.handle)
-        self._open_pending_store()
-        self.start_zygotes()
-        self._changed()
-
-    def _on_zygote_exit(self, zygote: _LocalZygote) -> None:
-        was_ready, is_too_old = zygote.ready.is_set(), zygote.handle is not None and zygote.handle.is_too_old
-        zygote.ready.clear()
-        handle, zygote.handle, zygote.started = zygote.handle, None, False
-        if is_too_old and not self._stopping:
-            zygote.is_too_old = True
-            self.start_zygotes()
-            return
-        zygote.deaths += not was_ready
-        children = list(zygote.children.values())
-        zygote.children.clear()
-        for child in children:
-            child.handle_zygote_exit()
-        if not self._stopping:
-            if handle is not None:
-                self.imports.leave(handle)
-            log.error("a zygote has ended unexpectedly; starting another")
-            self._spawn(self._replace(children))
-
-    async def _replace(self, children: list[RankProcess | RendezvousProcess]) -> None:
-        if await self._end_orphans():
-            for child in children:
-                child.mark_gone()
-        await asyncio.sleep(_ZYGOTE_RESTART_S)
-        self.start_zygotes()
-
-    async def _end_orphans(self) -> bool:
-        """Kill what a dead zygote left behind, which the kernel has given to this process. Return whether nothing is
-        left."""
-        for _ in range(round(_ORPHAN_TIMEOUT_S / _ORPHAN_POLL_S)):
-            zygote_pids = {zygote.handle.pid for zygote in self._zygotes if zygote.handle is not None}
-            if process_tree.kill_orphans(zygote_pids | self._other_children()) == 0:
-                return True
-            await asyncio.sleep(_ORPHAN_POLL_S)
-        log.error("processes that ranks left behind do not end after SIGKILL")
-        return False
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a step failed", exc_info=error)
-            self.failure = f"muster-agent: {type(error).__name__}: {error}"
-            self._changed()
