@@ -6,41 +6,47 @@ The rule, in this order:
 2. The first srun that names a launcher in its words, in the texts of its variables, in its `bash -c` or in its wrapper
    script: torchrun, torch.distributed.run or .launch, accelerate launch, muster run. In a script of one node, also such
    a launcher without srun; `muster run` without srun in any.
-3. The last srun that starts Python, itself or through a shell: each task is a rank.
+3. The last srun that starts Python, itself or through a shell: each task is a rank. If others start the same program,
+   the first of these that runs.
 4. The last srun that starts a shell or a script of which no more is known.
 
-An srun that asks for one node or one task of several is a helper. Where the script runs, `muster-agent srun` decides
-again, with the words as they are then.
+An srun that asks for one node or one task of several, or for nodes by their names, is a helper. Where the script runs,
+`muster-agent srun` decides again, with the words as they are then.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from muster.launcher.scripts.shell_commands import Script, ShellCommand, scan
+from muster.launcher.scripts.shell_commands import MOST_CHARS, Script, ShellCommand, scan
 from muster.slurm.client.known_programs import (
     BEGIN,
-    CONTAINERS,
     END,
     LAUNCHERS,
     PREFIXES,
     PYTHON,
     SHELLS,
+    before_program,
+    container,
+    python_program,
 )
-from muster.slurm.client.launch_settings import NAMED_BY_USER, LaunchLine
+from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 
 _SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|\S+\.sh{END}")
-# A program of the user's may have an --image or an --environment of its own.
-_CONTAINER = re.compile(rf"--container(-id|-image|-name)?(=|{END})|{BEGIN}({'|'.join(sorted(CONTAINERS))})\s+\S")
+_CONTAINER_OPTION = re.compile(r"--(?:environment|image)(?==|\s|$)")
+"""Of srun's plug-ins. A program of the user's may have an --image or an --environment of its own."""
 _OTHER_LAUNCHERS = re.compile(rf"{BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){END}")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)[^}]*\})")
 _ONE = re.compile(r"(?:^|\s)(?:-[Nn]\s*|--n(?:odes|tasks)[=\s])[\"']?1[\"']?(?=\s|$)")
+_TAKE_WORD = ("-N", "-c", "-n", "-w", "--cpus-per-task", "--nodelist", "--nodes", "--ntasks")
+"""Options of srun whose value is often the next word."""
+_NODES = re.compile(r"(?:^|\s)[\"']?(?:-w\s*|--nodelist[=\s])(?![\"']*\$\{?SLURM_)")
+_SIZE = re.compile(r"(?:^|\s)(?:-[Nn]|--n(?:odes|tasks)).*?(?=\s-|$)")
 _MOST_DEPTH = 4
 """Of variables that name variables."""
-_MOST_CHARS = 1 << 16
 
 
 class Form(IntEnum):
@@ -85,8 +91,10 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
     ]
     for form in (Form.LAUNCHER, Form.RANKS, Form.UNKNOWN):
         if of_form := [command for given, command in found if given is form]:
-            return _of_command(of_form[0] if form is Form.LAUNCHER else of_form[-1], form, script)
-    return next(_without(script), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
+            last = of_form[0] if form is Form.LAUNCHER else of_form[-1]
+            alike = (command for command in of_form if _is_alike(command, last))
+            return _of_command(next(alike, last), form, script)
+    return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
 
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
@@ -94,7 +102,7 @@ _ALONE = "a launcher starts the ranks of one node"
 _WHY = {
     Form.LAUNCHER: "srun starts a launcher of ranks",
     Form.RANKS: "srun starts the ranks",
-    Form.UNKNOWN: "srun starts a shell, of which more is known when it runs",
+    Form.UNKNOWN: KNOWN_WHEN_IT_RUNS,
     Form.NAMED: NAMED_BY_USER,
 }
 
@@ -111,9 +119,9 @@ def _named(script: Script, line: int) -> Choice:
 
 def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
     """The choice, unless what would become of it is no gang."""
-    whole = _resolved(command.text, script)
-    if found := _CONTAINER.search(command.text):
-        return _refuse(command, f"{found[0].strip()} starts a container, which is not supervised yet", "")
+    whole = _resolved(command.text, script.values)
+    if starts := _container(command, script):
+        return _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
     if command.in_loop and command.in_background:
         return _refuse(
             command,
@@ -124,7 +132,7 @@ def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
         return _refuse(
             command, f"{command.words[0]} is called by its path, where Muster does not see it", "write `srun`"
         )
-    if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(whole)):
+    if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
         return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
     alone = _alone(command, script)
     return Choice(LaunchLine(command.line, tuple(command.words), _ALONE if alone else _WHY[form]), form, alone=alone)
@@ -134,13 +142,21 @@ def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
     return Choice(line=command.line, problem=problem, instead=instead)
 
 
+def _container(command: ShellCommand, script: Script) -> str:
+    """What starts a container; empty: nothing does, as far as is known before the script runs."""
+    whole = _resolved(command.text, script.sure)
+    option = _CONTAINER_OPTION.search(_options_of(whole))
+    return container(whole) or (option[0] if option else "")
+
+
 def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Callable[[str], str]) -> Form | None:
     """What the command starts; None: it is no srun, or a helper."""
     if not _is_srun(command, script):
         is_launch = _starts_srun(command) or (nodes == 1 and _alone(command, script))
         return Form.LAUNCHER if is_launch else None
-    whole = _resolved(command.text, script)
-    if nodes != 1 and _ONE.search(_options_of(whole)):
+    whole = _resolved(command.text, script.values)
+    by_name = _NODES.search(_options_of(whole)) and not (command.in_loop and command.in_background)
+    if nodes != 1 and (by_name or _ONE.search(_options_of(whole))):
         return None
     beyond = "\n".join(filter(None, map(wrapper, whole.replace('"', " ").replace("'", " ").split()[1:])))
     for form, pattern in ((Form.LAUNCHER, LAUNCHERS), (Form.RANKS, PYTHON)):
@@ -149,9 +165,15 @@ def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Cal
     return Form.UNKNOWN if _SHELL.search(whole) or "$" in _program_of(whole) else None
 
 
+def _is_alike(command: ShellCommand, last: ShellCommand) -> bool:
+    """Whether two sruns start the same program as often, as in the branches of an `if`."""
+    one, other = ((python_program(each.text), _SIZE.findall(_options_of(each.text))) for each in (command, last))
+    return one == other and one[0] != ""
+
+
 def _alone(command: ShellCommand, script: Script) -> str:
     """The program that starts a launcher without srun, where a function of the shell can take its place."""
-    words = _resolved(command.text.removeprefix("time "), script).strip("\"'").split()
+    words = _resolved(command.text.removeprefix("time "), script.values).strip("\"'").split()
     program = words[0] if words else ""
     starts = program in ("torchrun", "accelerate-launch") or (program == "accelerate" and words[1:2] == ["launch"])
     is_module = PYTHON.fullmatch(program) and re.search(r"\s-m\s+(torch\.distributed|accelerate\.)", " ".join(words))
@@ -168,23 +190,32 @@ def _is_srun(command: ShellCommand, script: Script) -> bool:
 
 
 def _first_program(words: list[str], script: Script) -> str:
-    """The program that a command starts, behind `exec`, `time` and their kin, and in a variable's text."""
+    """The program that a command starts, behind `exec`, `time` and their kin, functions of the script
+    (`run srun ...`), and in a variable's text."""
     rest = [*words]
     while rest:
         word = rest.pop(0)
         if word.startswith(("$", '"$')):
-            resolved = _resolved(word, script).strip("\"'").split()
+            resolved = _resolved(word, script.values).strip("\"'").split()
             return resolved[0] if resolved else ""
-        if word.rpartition("/")[2] not in PREFIXES and not word.startswith("-") and "=" not in word:
+        is_prefix = word.rpartition("/")[2] in PREFIXES or word in script.functions
+        if not is_prefix and not word.startswith("-") and "=" not in word:
             return word
     return ""
 
 
+def _behind_srun(whole: str) -> list[str]:
+    """The words behind srun."""
+    words = whole.split()
+    place = next((at for at, word in enumerate(words) if word.strip("\"'(").rpartition("/")[2] == "srun"), 0)
+    return words[place + 1 :]
+
+
 def _options_of(whole: str) -> str:
     """The options of srun, as far as they stand before the first word that is none."""
-    words, taken = whole.split()[1:], []
-    for index, word in enumerate(words):
-        if not word.startswith("-") and not (index and words[index - 1] in ("-N", "-n", "--nodes", "--ntasks")):
+    taken = list[str]()
+    for word in _behind_srun(whole):
+        if not word.startswith(("-", '"-')) and (not taken or taken[-1] not in _TAKE_WORD):
             break
         taken.append(word)
     return " ".join(taken)
@@ -192,26 +223,29 @@ def _options_of(whole: str) -> str:
 
 def _program_of(whole: str) -> str:
     """What follows srun's options, roughly: the first word that is no option."""
-    return next((word for word in whole.split()[1:] if not word.startswith("-")), "")
+    return next((word for word in _behind_srun(whole) if not word.startswith("-")), "")
 
 
-def _resolved(text: str, script: Script) -> str:
-    """The text with the texts that variables were given last."""
+def _resolved(text: str, values: Mapping[str, str]) -> str:
+    """The text with the texts of variables."""
     for _ in range(_MOST_DEPTH):
-        with_values = _VARIABLE.sub(lambda found: script.values.get(found[1] or found[2], found[0]), text)
-        if with_values == text or len(with_values) > _MOST_CHARS:
+        with_values = _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), text)
+        if with_values == text or len(with_values) > MOST_CHARS:
             break
         text = with_values
     return text
 
 
-def _without(script: Script) -> Iterator[Choice]:
+def _without(script: Script, nodes: int | None) -> Iterator[Choice]:
     """Why no srun of the script launches: the first command that starts ranks in another way."""
     for command in script.commands:
-        whole = _resolved(command.text, script)
+        whole = _resolved(command.text, script.values)
         if found := _OTHER_LAUNCHERS.search(whole):
-            yield _refuse(command, f"{found[1]} starts ranks on other nodes by itself", _WRITE_SRUN)
-        elif found := _CONTAINER.search(command.text):
-            yield _refuse(command, f"{found[0].strip()} starts a container, which is not supervised yet", "")
+            yield _refuse(command, f"{found[1]} starts ranks by itself, where Muster does not see them", _WRITE_SRUN)
+        elif starts := _container(command, script):
+            yield _refuse(command, f"{starts} starts a container, which is not supervised yet", "")
+        elif LAUNCHERS.search(whole) and _is_srun(command, script):
+            yield _refuse(command, "a launcher on a part of the nodes is not supervised", _WRITE_SRUN)
         elif LAUNCHERS.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):
-            yield _refuse(command, "a launcher without srun is not supervised", "write `srun` before it")
+            one = "" if nodes else ", or #SBATCH --nodes=1 if it needs one node"
+            yield _refuse(command, "a launcher without srun is not supervised", f"write `srun` before it{one}")

@@ -18,6 +18,8 @@ _OPERATOR = re.compile(r"&&|\|\||;;&|;&|;;|\|&|&>>?|<<<|<<-?|[<>]&|>>|>\||<>|[;&
 _HERE_WORD = re.compile(r"[ \t]*((?:\\.|'[^'\n]*'|\"[^\"\n]*\"|[^\s;&|()<>'\"\\])+)", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])?\+?=")
 _CLOSING = {"(": ")", "{": "}"}
+MOST_CHARS = 1 << 16
+"""Of a variable's text that is put together."""
 _MOST_BRACKETS = 100
 """Within each other. Behind more of them the text is no bash, and is one word."""
 
@@ -43,10 +45,14 @@ class ShellCommand:
 
 @dataclass(slots=True)
 class Script:
-    """What was found. `values`: the last text that each variable is given, quotes included."""
+    """What was found."""
 
     commands: list[ShellCommand] = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)
+    """The last text that each variable is given, quotes included."""
+    sure: dict[str, str] = field(default_factory=dict)
+    """The same, without what is given under a condition only."""
+    functions: set[str] = field(default_factory=set)
 
 
 def scan(text: str) -> Script:
@@ -55,18 +61,24 @@ def scan(text: str) -> Script:
     scanner = _Scanner(text)
     pipeline: list[ShellCommand] = []
     words: list[tuple[str, int]] = []
-    loops = 0
+    loops = conditions = 0
+    before = ""
     for token, line in scanner.tokens():
         if not _is_end(token):
             words.append((token, line))
             continue
         for word, _ in words:  # `done` may stand behind `}` or `)`
             loops += (word == "do") - (word == "done")
-        if command := _command(words, line, found.values):
+        conditions += _conditions(words)
+        if token == ")" and before == "(" and not words and found.commands:
+            found.functions.add(found.commands[-1].words[-1])
+        elif words and words[0][0] == "function":
+            found.functions.add(words[-1 if len(words) < 2 else 1][0])
+        if command := _command(words, line, found, sure=not conditions and before not in ("&&", "||")):
             command.in_loop = loops > 0
             found.commands.append(command)
             pipeline.append(command)
-        words = []
+        words, before = [], token
         if token == "&":
             for command in pipeline:
                 command.in_background = True
@@ -79,26 +91,44 @@ def _is_end(token: str) -> bool:
     return token in ("\n", ";", ";;", ";&", ";;&", "&", "&&", "|", "||", "|&", "(", ")")
 
 
-def _command(words: list[tuple[str, int]], last_line: int, values: dict[str, str]) -> ShellCommand | None:
+def _conditions(words: list[tuple[str, int]]) -> int:
+    """How many conditions the command opens, less those that it closes."""
+    opened = 0
+    for word, _ in words:
+        if word not in _RESERVED and word != "case":
+            break
+        opened += (word in ("if", "case")) - (word in ("fi", "esac"))
+    return opened
+
+
+def _command(words: list[tuple[str, int]], last_line: int, found: Script, *, sure: bool) -> ShellCommand | None:
     """The command without reserved words and assignments, which are noted. None: nothing is left."""
     rest = [*words]
-    while rest and (rest[0][0] in _RESERVED or _note(rest[0][0], values)):
+    while rest and (rest[0][0] in _RESERVED or _note(rest[0][0], found, sure=sure)):
         rest.pop(0)
     if not rest:
         return None
     texts = [word for word, _ in rest]
     if texts[0] in ("export", "declare", "local", "readonly", "typeset"):
         for word in texts[1:]:
-            _note(word, values)
+            _note(word, found, sure=sure)
     return ShellCommand(rest[0][1], last_line, texts)
 
 
-def _note(word: str, values: dict[str, str]) -> bool:
+def _note(word: str, found: Script, *, sure: bool) -> bool:
     """Notes what an assignment says. False: the word is none."""
-    if not (found := _ASSIGNMENT.match(word)):
+    if not (assignment := _ASSIGNMENT.match(word)):
         return False
-    name, value = re.split(r"\W", found[0], maxsplit=1)[0], word[found.end() :]
-    values[name] = f"{values.get(name, '')} {value}" if found[0].endswith("+=") else value
+    name, value = re.split(r"\W", assignment[0], maxsplit=1)[0], word[assignment.end() :]
+    for values in (found.values, found.sure) if sure else (found.values,):
+        before = values.get(name, "")
+        if len(before) + len(value) > MOST_CHARS:
+            values[name] = value
+        elif assignment[0].endswith("+="):
+            values[name] = f"{before} {value}"
+        else:  # X="$X more"
+            own, *rest = re.split(rf"\$(?:{name}\b|\{{{name}\b[^}}]*\}})", value, maxsplit=1)
+            values[name] = before.join((own, *rest))
     return True
 
 

@@ -70,7 +70,7 @@ def _derived(asked: Asked) -> int | None:
         return None
     gpus, per_node = _gpus(asked.value("gpus")), _gpus(asked.value("gpus-per-node"))
     if gpus:
-        return gpus // per_node if per_node and gpus % per_node == 0 else None
+        return 1 if gpus == 1 else gpus // per_node if per_node and gpus % per_node == 0 else None
     tasks, on_each = _number(asked, "ntasks"), _number(asked, "ntasks-per-node")
     if tasks in (None, 1):
         return 1

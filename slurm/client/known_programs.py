@@ -11,9 +11,6 @@ import re
 BEGIN, END = r"(?:^|[\s/\"'=;&|({])", r"(?=[\s\"';&|)}]|$)"
 """Patterns: what stands before and after a program's name in a line of a shell."""
 SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
-CONTAINERS = frozenset(
-    ("apptainer", "singularity", "enroot", "docker", "podman", "podman-hpc", "shifter", "sarus", "ch-run")
-)
 PREFIXES = frozenset(
     ("builtin", "command", "env", "eval", "exec", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout")
 )
@@ -24,3 +21,26 @@ LAUNCHERS = re.compile(
 )
 """What they would start is handed over to the agent, where the gang takes over. `muster run` starts torchrun."""
 PYTHON = re.compile(rf"{BEGIN}python[\d.]*{END}")
+_CONTAINER = re.compile(
+    rf"--container(?:-id|-image|-name)?(?==|{END})|{BEGIN}(?:(?:apptainer|singularity|docker|enroot|podman|podman-hpc|sarus)"
+    rf"(?:_wrapper)?(?:[ \t]+-\S+)*[ \t]+(?:exec|run|shell|start)|shifter|ch-run){END}"
+)
+_PROGRAM = re.compile(r"[\w.-]+\.py(?!\w)|(?<=\s-m )[\w.]+")
+
+
+def python_program(text: str) -> str:
+    """The Python file or module that a command names first; empty: none."""
+    found = _PROGRAM.search(text)
+    return found[0] if found else ""
+
+
+def before_program(text: str) -> str:
+    """What stands before a launcher or Python. What stands behind it are arguments of the user's program."""
+    found = [one.start() for pattern in (LAUNCHERS, PYTHON) if (one := pattern.search(text))]
+    return text[: min(found, default=len(text))]
+
+
+def container(text: str) -> str:
+    """What starts a container before the user's program; empty: nothing does."""
+    found = _CONTAINER.search(before_program(text))
+    return found[0].strip(" /\"'=;&|({") if found else ""

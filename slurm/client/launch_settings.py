@@ -27,6 +27,8 @@ JOB = "MUSTER_SCRIPT_JOB"
 """Likewise: the job of the script. A job that the script queues with sbatch has its variables and functions, too."""
 NAMED_BY_USER = "#MUSTER --launch-line names it"
 """`LaunchLine.why` of a line that the user has named."""
+KNOWN_WHEN_IT_RUNS = "srun starts a shell, of which more is known when it runs"
+"""Likewise of a line of which submit sees too little."""
 
 
 class WrongSettings(ValueError):

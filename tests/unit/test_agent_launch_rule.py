@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind, Script, decide
-from muster.slurm.client.launch_settings import NAMED_BY_USER, LaunchLine
+from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 from muster.slurm.client.srun_options import UnknownOption, described, read_srun
 
 HELPER, LAUNCHER, RANKS = Kind.HELPER, Kind.LAUNCHER, Kind.RANKS
 TEXTS = {
     "run.sh": "#!/bin/bash\n# not: torchrun\nexec torchrun --nnodes 2 train.py\n",
     "./run.sh": "#!/bin/bash -l\nmodule load cuda\npython -m torch.distributed.run train.py\n",
+    "contained.sh": "#!/bin/bash\napptainer exec --nv x.sif \\\n  torchrun x\n",
     "stage.sh": "#!/bin/bash\n# before torchrun\ncp data /tmp\n",
     "./train.py": "#!/usr/bin/env python3\nimport torch  # torchrun starts me\n",
 }
@@ -62,6 +63,8 @@ def found(
         (("-w", "n0", "torchrun", "x"), HELPER),
         (("--container-image=x.sqsh", "torchrun", "x"), HELPER),
         (("apptainer", "exec", "x.sif", "torchrun", "x"), HELPER),
+        (("bash", "-c", "singularity exec x.sif torchrun x"), HELPER),
+        (("bash", "contained.sh"), HELPER),
     ],
 )  # fmt: skip
 def test_a_launcher_on_every_node_is_the_launch(words: tuple[str, ...], kind: Kind) -> None:
@@ -90,9 +93,27 @@ def test_another_line_starts_no_ranks() -> None:
     launch = "srun --label python -u train.py --seed $SLURM_ARRAY_TASK_ID"
     assert found("--label", "python", "-u", "train.py", "--seed", "7", launch=launch).kind is RANKS
     assert found("python", "prepare.py", launch=launch) == Decision(HELPER, 1, everywhere=True)
-    assert found("python", "train.py", launch="srun python train.py", lines=(8,)).kind is HELPER
+    assert found("python", "eval.py", launch="srun python train.py", lines=(8,)).kind is HELPER
     assert found("python", "train.py", launch="$CMD", lines=(31, 9)).kind is RANKS
     assert found("python", "train.py").kind is HELPER
+
+
+def test_a_line_that_starts_the_same_program_starts_the_ranks() -> None:
+    """As in the branches of an `if`."""
+    launch = 'srun bash -c "RANK=$SLURM_PROCID python $HERE/train.py"'
+    assert found("python", "x/train.py", "--resume", launch=launch, lines=(8,)).kind is RANKS
+    assert found("python", "-m", "x.train", launch="srun python -m x.train", lines=(8,)).kind is RANKS
+    assert found("python", "-m", "x.eval", launch="srun python -m x.train", lines=(8,)).kind is HELPER
+    assert found("cp", "train.py", "/tmp", launch="srun python train.py", lines=(8,)).kind is HELPER
+    for size in ("-n1", "--ntasks-per-node=1"):
+        stage = found(size, "python", "train.py", "--stage", tasks=4, launch="srun python train.py", lines=(8,))
+        assert (stage.kind, stage.warning) == (HELPER, "")
+
+
+def test_a_line_of_which_nothing_is_known_even_when_it_runs_says_so() -> None:
+    script = Script(2, launch=LaunchLine(9, ("srun", "bash", "$RUN"), KNOWN_WHEN_IT_RUNS))
+    assert decide(read_srun(["bash", "stage.sh"]), script, (9,), text_of).warning.startswith("no launcher")
+    assert not decide(read_srun(["bash", "stage.sh"]), script, (8,), text_of).warning
 
 
 def test_a_line_that_the_user_names_is_the_only_launch() -> None:

@@ -44,6 +44,16 @@ def test_scripts_as_people_run_them(name: str, line: int, form: Form, words: str
         ("srun python stage.py\nsrun /opt/muster/bin/muster run train.py", 3, Form.LAUNCHER),
         ("srun python stage.py\nsrun torchrun train.py\nsrun python eval.py", 3, Form.LAUNCHER),
         ("srun python stage.py\nsrun python train.py", 3, Form.RANKS),
+        ("if a; then\n  srun python x/train.py --new\nelse\n  srun python train.py\nfi", 3, Form.RANKS),
+        ("srun python -m titan.train a\nsrun python -m titan.train b", 2, Form.RANKS),
+        ("srun --ntasks-per-node=1 python train.py --stage\nsrun python train.py", 3, Form.RANKS),
+        ('run() { echo "$@"; "$@"; }\nrun srun -N4 torchrun train.py', 3, Form.LAUNCHER),
+        ('function run {\n  "$@"\n}\nrun srun python train.py', 5, Form.RANKS),
+        ('CMD=\'torchrun a.py\'\nCMD="$CMD --lr 1"\nsrun bash -c "$CMD"', 4, Form.LAUNCHER),
+        ('if [ $IMAGE ]; then ARGS=(--container-image $IMAGE); fi\nsrun "${ARGS[@]}" torchrun a.py', 3, Form.LAUNCHER),
+        ('[ $I ] && A=(--container-image $I)\nsrun "${A[@]}" torchrun a.py', 3, Form.LAUNCHER),
+        ("srun python train.py --strategy deepspeed --image x --run docker run", 2, Form.RANKS),
+        ("srun --nodelist=$SLURM_JOB_NODELIST -c 4 torchrun train.py", 2, Form.LAUNCHER),
         ("srun -N1 -n1 python stage.py\nsrun python train.py\nsrun -n 1 python eval.py", 3, Form.RANKS),
         ("srun python train.py\nsrun --ntasks=1 --nodes=1 python eval.py", 2, Form.RANKS),
         ("# srun torchrun old.py\nsrun torchrun train.py", 3, Form.LAUNCHER),
@@ -88,7 +98,13 @@ def test_the_line_that_launches(text: str, line: int, form: Form) -> None:
         ("srun hostname > hosts\ndeepspeed --hostfile hosts train.py", 3, "deepspeed"),
         ("for n in $NODES; do\n  srun -w $n torchrun train.py &\ndone\nwait", 3, "in the background of a loop"),
         ("srun --container-image=a.sqsh torchrun train.py", 2, "container"),
-        ("srun apptainer exec a.sif torchrun train.py", 2, "container"),
+        ("srun apptainer exec a.sif torchrun train.py", 2, "apptainer exec starts a container"),
+        ("srun singularity_wrapper exec torchrun train.py", 2, "container"),
+        ("srun shifter python train.py", 2, "container"),
+        ("srun -c $C --environment=pytorch bash -c 'torchrun train.py'", 2, "container"),
+        ('declare -a ARGS=(--container-image $IMAGE)\nsrun -l "${ARGS[@]}" torchrun train.py', 3, "container"),
+        ("RUN='singularity exec a.sif'\nsrun $RUN torchrun train.py", 3, "container"),
+        ('srun -N3 -n3 --nodelist="$TRAIN_NODES" torchrun train.py', 2, "on a part of the nodes"),
         ("/usr/bin/srun torchrun train.py", 2, "called by its path"),
         ("torchrun --standalone train.py", 2, "without srun"),
         ("srun deepspeed train.py", 2, "deepspeed"),
@@ -133,6 +149,17 @@ def test_a_launcher_that_no_function_can_replace_needs_srun(text: str) -> None:
     found = chosen(text, nodes=1)
     assert "without srun" in found.problem
     assert found.launch is None
+
+
+def test_where_the_number_of_nodes_is_not_known_one_node_may_be_written() -> None:
+    assert chosen("torchrun train.py", nodes=None).instead.endswith("#SBATCH --nodes=1 if it needs one node")
+    assert chosen("torchrun train.py", nodes=2).instead == "write `srun` before it"
+
+
+@pytest.mark.parametrize("line", ["A+=bbbbbbbb", "A=$A$A$A", "A=(${A[@]} ${A[*]:1} b)"])
+def test_a_text_that_grows_is_cut(line: str) -> None:
+    found = scan(f"A=x\n{line}\n" * 3000)
+    assert all(len(text) <= 1 << 16 for text in found.values.values())
 
 
 def test_a_wrapper_script_is_looked_into() -> None:

@@ -152,6 +152,7 @@ def test_an_exclusive_line_later_takes_back_a_shared_one() -> None:
         ("-N 2 --gpus-per-node=8 --ntasks-per-node=8 --gres=gpu:8 --mem=4G", 2, "--nodes=3"),
         ("-n 8 --ntasks-per-node=4", 2, "--nodes=3 --ntasks=12"),
         ("-G 16 --gpus-per-node=8", 2, "--nodes=3 --gpus=24"),
+        ("-G 1", 1, "--nodes=2 --gpus=2"),
         ("-w n[1-3]", 3, "--nodes=4"),
         ("-N 1k", 1024, "--nodes=1025"),
         ("-N 4-4", 4, "--nodes=5"),

@@ -462,7 +462,7 @@ def _answer(text: str, options: argparse.Namespace) -> str:
         (
             ["--parsable"],
             "#!/bin/bash\nmpirun a\n",
-            (1, 0, True, "line 2: mpirun starts ranks on other nodes by itself"),
+            (1, 0, True, "line 2: mpirun starts ranks by itself"),
         ),
     ],
 )

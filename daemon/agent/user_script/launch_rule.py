@@ -2,7 +2,8 @@
 
 A call is the launch if it has a task on every node of the script, and
 - starts one task a node whose words, or the text of a shell or of a script that it names, start one of LAUNCHERS; or
-- starts a Python program, directly or in a shell, and `muster submit` has found it to be the line that launches.
+- starts a Python program, directly or in a shell, and `muster submit` has found it to be the line that launches, or
+  starts the same program as this line.
 A line that the user has named is the launch, whatever it starts, and no other call is. Everything else is a helper, and
 runs as it is written. docs/SCRIPTS.md says the same to users.
 """
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from muster.slurm.client.known_programs import (
-    CONTAINERS,
     LAUNCHERS,
     PREFIXES,
     PYTHON,
     SHELLS,
+    container,
+    python_program,
 )
-from muster.slurm.client.launch_settings import NAMED_BY_USER, LaunchLine
+from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 from muster.slurm.client.parsing import hostlist
 from muster.slurm.client.srun_options import SrunWords
 
@@ -84,10 +86,14 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     by_user = script.launch is not None and script.launch.why == NAMED_BY_USER
     # The user's line may start another script, and what that calls has no line of this one.
     known = named or bool(lines)
-    if not (named if by_user and known else launcher or (python and (named or by_user))):
+    if not (
+        named if by_user and known else launcher or (python and (named or by_user or is_alike(words, text, script)))
+    ):
         chooses = words.has("nodelist", "exclude", "relative") or (script.nodes == 1 and words.has("nodes", "ntasks"))
-        return Decision(Kind.HELPER, each, everywhere=bool(each) and not chooses)
-    if words.has(*_CONTAINER_OPTIONS) or CONTAINERS & {_name(word) for word in words.command[:_MOST_PREFIX_WORDS]}:
+        hidden = named and lines and script.launch and script.launch.why == KNOWN_WHEN_IT_RUNS
+        warning = "no launcher and no Python can be seen in what it starts" if hidden else ""
+        return Decision(Kind.HELPER, each, everywhere=bool(each) and not chooses, warning=warning)
+    if words.has(*_CONTAINER_OPTIONS) or container(text):
         return Decision(Kind.HELPER, warning="it runs in a container")
     if not each:
         return Decision(Kind.HELPER, warning=f"it has not as many tasks on each of the {script.nodes} nodes")
@@ -106,6 +112,14 @@ def is_named(launch: LaunchLine, words: SrunWords, lines: Sequence[int]) -> bool
     given = iter([word for option in words.options for word in option.words] + list(words.command))
     literal = [word for word in launch.words if re.fullmatch(r"[\w./=:,+@%-]+", word)]
     return all(word in given for word in literal if word != "srun")
+
+
+def is_alike(words: SrunWords, text: str, script: Script) -> bool:
+    """Whether this call starts the program of the line that `muster submit` has found, as often as the job asks."""
+    if script.launch is None or not (program := python_program(text)):
+        return False
+    usual = _tasks_per_node(SrunWords((), words.command), script)
+    return program == python_program(" ".join(script.launch.words)) and _tasks_per_node(words, script) >= max(usual, 1)
 
 
 def _tasks_per_node(words: SrunWords, script: Script) -> int:
