@@ -57,6 +57,14 @@ async def test_a_killed_rank_has_told_what_it_imports(harness: Harness) -> None:
     assert "slow" in (await harness.until("imported"))["words"]
 
 
+async def test_a_rank_that_looks_in_each_step_for_a_module_that_is_not_there(harness: Harness) -> None:
+    """As accelerate's optimizer does."""
+    step = "\ntry:\n    import nowhere\nexcept ImportError:\n    time.sleep(0.1)\n".replace("\n", "\n    ")
+    start(harness, f"import slow, time\nwhile True:{step}", slow="")
+    harness.launch()
+    assert "slow" in (await harness.until("imported"))["words"]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -405,3 +405,29 @@ async def test_slurms_signals_do_a_store_no_harm(harness: Harness) -> None:
     assert await harness.run() == (0, "")  # the zygote has looked at its children meanwhile
     socket.create_connection(("127.0.0.1", port), timeout=20).close()
     assert alive(pid)
+
+
+WITHOUT_LIBUV = """
+    class DistError(RuntimeError):
+        pass
+
+    class DistNetworkError(DistError):
+        pass
+
+    class TCPStore:
+        def __init__(self, *_: object, use_libuv: bool, **__: object) -> None:
+            raise {error}("use_libuv was requested but PyTorch was built without libuv support")
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "libuv"), [("RuntimeError", False), ("DistError", False), ("DistNetworkError", True)]
+)
+async def test_whether_torch_has_libuv(error: str, libuv: bool, harness: Harness) -> None:
+    """torch 2.6 says it by a RuntimeError, and newer ones by a DistError. One with libuv finds nobody who listens."""
+    (harness.folder / "torch").mkdir()
+    harness.script("", "torch/__init__.py")
+    harness.script(WITHOUT_LIBUV.format(error=error), "torch/distributed.py")
+    harness.start(PYTHON, harness.script(""), preload=("torch.distributed",))
+    ready = await harness.until("ready")
+    assert (ready["torch"], ready["libuv"]) == (True, libuv)

@@ -33,12 +33,12 @@ def has_libuv() -> bool:
     distributed = importlib.import_module("torch.distributed")
     with _discard_stderr():
         try:
-            # A torch without libuv raises that error first. A torch with libuv fails at once to connect, with a long
-            # message.
+            # A torch without libuv says so first: torch 2.6 by a RuntimeError, a newer one by a DistError. A torch
+            # with libuv fails at once to connect, with a long message.
             distributed.TCPStore("127.0.0.1", 1, None, False, timedelta(0), use_libuv=True)
         except distributed.DistNetworkError:
             return True
-        except distributed.DistError:
+        except RuntimeError:
             return False
     return True
 

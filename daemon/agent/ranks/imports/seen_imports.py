@@ -31,7 +31,8 @@ class SeenImports:
         self._memory = mmap.mmap(-1, _HEAD.size + MOST_BYTES)
 
     def count(self) -> int:
-        """How many modules the rank has looked for. It grows while an import runs."""
+        """How many modules the rank has looked for. It grows while an import runs, and not if the rank looks in each
+        step for an optional module that is not there."""
         return int(_HEAD.unpack_from(self._memory)[0])
 
     def words(self) -> list[str]:
@@ -50,19 +51,20 @@ class _Recorder:
     def __init__(self, memory: mmap.mmap, environment: Mapping[str, str]) -> None:
         self._memory, self._environment = memory, dict(environment)
         self._told: set[str] = set()
+        self._sought: set[str] = set()
         self._pid = os.getpid()
-        self._count = self._length = 0
+        self._length = 0
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Write `name` down if the script imports it, and no installed module does for its own sake."""
         if os.getpid() != self._pid:
             return  # a worker of the rank
-        self._count += 1
+        self._sought.add(name)
         if not _is_nested():
             for changed in self._changed_variables():
                 self._tell(f"{changed}=")
             self._tell(name)
-        _HEAD.pack_into(self._memory, 0, self._count, self._length)
+        _HEAD.pack_into(self._memory, 0, len(self._sought), self._length)
 
     def _changed_variables(self) -> list[str]:
         now, before = dict(os.environ), self._environment
