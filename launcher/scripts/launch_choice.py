@@ -110,7 +110,7 @@ _WHY = {
 def _named(script: Script, line: int) -> Choice:
     for command in script.commands:
         if command.line <= line <= command.last_line and (_is_srun(command, script) or command.line == line):
-            launch = LaunchLine(command.line, tuple(command.words), _WHY[Form.NAMED])
+            launch = _line(command, _WHY[Form.NAMED])
             return Choice(launch, Form.NAMED, alone=_alone(command, script))
     return Choice(
         line=line, problem=f"--launch-line={line}: no command begins there", instead="name the line of an srun"
@@ -135,7 +135,11 @@ def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
     if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
         return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
     alone = _alone(command, script)
-    return Choice(LaunchLine(command.line, tuple(command.words), _ALONE if alone else _WHY[form]), form, alone=alone)
+    return Choice(_line(command, _ALONE if alone else _WHY[form]), form, alone=alone)
+
+
+def _line(command: ShellCommand, why: str) -> LaunchLine:
+    return LaunchLine(command.line, tuple(command.words), why, command.last_line)
 
 
 def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
@@ -173,7 +177,7 @@ def _is_alike(command: ShellCommand, last: ShellCommand) -> bool:
 
 def _alone(command: ShellCommand, script: Script) -> str:
     """The program that starts a launcher without srun, where a function of the shell can take its place."""
-    words = _resolved(command.text.removeprefix("time "), script.values).strip("\"'").split()
+    words = _resolved(command.text.removeprefix("time "), script.values).strip("\"'(").split()
     program = words[0] if words else ""
     starts = program in ("torchrun", "accelerate-launch") or (program == "accelerate" and words[1:2] == ["launch"])
     is_module = PYTHON.fullmatch(program) and re.search(r"\s-m\s+(torch\.distributed|accelerate\.)", " ".join(words))
@@ -196,7 +200,7 @@ def _first_program(words: list[str], script: Script) -> str:
     while rest:
         word = rest.pop(0)
         if word.startswith(("$", '"$')):
-            resolved = _resolved(word, script.values).strip("\"'").split()
+            resolved = _resolved(word, script.values).strip("\"'(").split()
             return resolved[0] if resolved else ""
         is_prefix = word.rpartition("/")[2] in PREFIXES or word in script.functions
         if not is_prefix and not word.startswith("-") and "=" not in word:

@@ -30,7 +30,7 @@ class ShellCommand:
     assignments before them."""
 
     line: int
-    """Of its first word, counted from 1."""
+    """Of its first word or of the assignments before it, counted from 1."""
     last_line: int
     words: list[str] = field(default_factory=list)
     in_loop: bool = False
@@ -112,7 +112,7 @@ def _command(words: list[tuple[str, int]], last_line: int, found: Script, *, sur
     if texts[0] in ("export", "declare", "local", "readonly", "typeset"):
         for word in texts[1:]:
             _note(word, found, sure=sure)
-    return ShellCommand(rest[0][1], last_line, texts)
+    return ShellCommand(words[0][1], last_line, texts)
 
 
 def _note(word: str, found: Script, *, sure: bool) -> bool:

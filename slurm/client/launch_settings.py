@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from google.protobuf import json_format
@@ -45,6 +45,8 @@ class LaunchLine:
     """The first words of the command as the script has them, in which variables are not replaced yet."""
     why: str
     """Why this one, in words."""
+    last_line: int = 0
+    """The last line of the command. bash names one of its lines, by no simple rule. 0: `line`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class LaunchSettings:
 
     def to_json(self) -> str:
         """The text of the file."""
-        launch = self.launch and {"line": self.launch.line, "words": [*self.launch.words], "why": self.launch.why}
+        launch = self.launch and {**asdict(self.launch), "words": [*self.launch.words]}
         return json.dumps(
             {
                 "version": VERSION,
@@ -111,7 +113,9 @@ def read(text: str) -> LaunchSettings:
 
 
 def _launch(given: Mapping[str, Any] | None) -> LaunchLine | None:
-    return None if given is None else LaunchLine(given["line"], tuple(given["words"]), given["why"])
+    if given is None:
+        return None
+    return LaunchLine(given["line"], tuple(given["words"]), given["why"], given.get("last_line", 0))
 
 
 def settings_file(run_dir: str, gang: str) -> str:

@@ -14,7 +14,7 @@ from muster.slurm.client.srun_options import read_srun
 
 SCRIPTS = Path(__file__).parent / "batch_scripts"
 SITE = """
-srun() { printf '%s\\0' "${BASH_LINENO[0]}" "$@" $'\\n' >> calls; }
+srun() { printf '%s\\0' "${BASH_LINENO[*]}" "$@" END >> calls; }
 scontrol() { [ "$1" = show ] && printf 'n0\\nn1\\n'; }
 module() { :; }
 """
@@ -22,7 +22,7 @@ module() { :; }
 
 
 def calls(script: Path, folder: Path, nodes: int, each: int) -> list[list[str]]:
-    """The line and the words of each call of srun."""
+    """The lines, those of functions and a 0 included, and the words of each call of srun."""
     (folder / "site.sh").write_text(SITE)
     (folder / "activate").write_text("")
     environ = {
@@ -39,7 +39,7 @@ def calls(script: Path, folder: Path, nodes: int, each: int) -> list[list[str]]:
         "SLURM_ARRAY_TASK_ID": "3",
     }
     subprocess.run(["bash", script, "--lr", "1"], env=environ, cwd=folder, capture_output=True, timeout=60)
-    return [call.split("\0")[:-1] for call in (folder / "calls").read_text().split("\n\0")[:-1]]
+    return [call.split("\0")[:-1] for call in (folder / "calls").read_text().split("END\0")[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,30 @@ def test_the_line_that_submit_expects_is_the_one_that_launches(
     launch = choose(script.read_text(), nodes).launch
     assert launch is not None
     found = {}
-    for line, *words in calls(script, tmp_path, nodes, each):
+    for lines, *words in calls(script, tmp_path, nodes, each):
+        line = lines.split()[0]
         decision = decide(read_srun(words), Script(nodes, nodes * each, 0, launch), (int(line),), lambda _: "")
         found[int(line)] = decision.kind
         if decision.kind is not Kind.HELPER:
             assert decision.tasks_per_node == each
     assert list(found.values()) == kinds
     assert [line for line, kind in found.items() if kind is not Kind.HELPER] == [launch.line]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'srun \\\n  --label \\\n  bash -c "$RUN"',
+        'A=1 \\\nB=2 \\\nsrun bash -c "$RUN"',
+        'if ! srun \\\n  bash -c "$RUN"; then exit 1; fi',
+        'run() { "$@"; }\nrun \\\n  srun bash -c "$RUN"',
+        'time srun bash -c "\ncd .\n$RUN\n" \\\n  again',
+    ],
+)
+def test_a_command_of_several_lines_is_the_line_that_submit_expects(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text(f"#!/bin/bash\nRUN='python train.py'\n{command}\n")
+    launch = choose(script.read_text(), 2).launch
+    [(lines, *words)] = calls(script, tmp_path, 2, 2)
+    at = tuple(map(int, lines.split()[:-1]))
+    assert decide(read_srun(words), Script(2, 4, 2, launch), at, lambda _: "").kind is Kind.RANKS

@@ -108,7 +108,7 @@ def is_named(launch: LaunchLine, words: SrunWords, lines: Sequence[int]) -> bool
     Words with variables are not compared: the script has their names, and the call has their values.
     """
     if lines:
-        return launch.line in lines
+        return any(launch.line <= line <= (launch.last_line or launch.line) for line in lines)
     given = iter([word for option in words.options for word in option.words] + list(words.command))
     literal = [word for word in launch.words if re.fullmatch(r"[\w./=:,+@%-]+", word)]
     return all(word in given for word in literal if word != "srun")
