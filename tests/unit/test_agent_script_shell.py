@@ -196,6 +196,17 @@ def test_a_launcher_on_one_of_two_nodes_runs_as_written_and_is_said(shell: Shell
     assert done == "srun -N1 --exclude=n2 torchrun --standalone x on 2 of n[0-1]"
 
 
+@pytest.mark.parametrize("command", ["a", "torchrun x", "-N2 --ntasks-per-node=1 torchrun x"])
+def test_a_call_in_another_job_is_not_this_ones(shell: Shell, command: str) -> None:
+    words = f"--jobid=8 {command}"
+    assert shell.run(f"srun {words}") == [f"srun {words} on 2 of n[0-1]"]
+
+
+def test_a_task_of_an_array_may_name_itself(shell: Shell) -> None:
+    said = shell.run("export SLURM_ARRAY_JOB_ID=6 SLURM_ARRAY_TASK_ID=1; srun -N1 --jobid=6_1 hostname")
+    assert said == ["srun -N1 --jobid=6_1 --exclude=n2 hostname on 2 of n[0-1]"]
+
+
 def test_a_call_in_a_function_is_named_by_the_line_that_calls_the_function(shell: Shell) -> None:
     script = "train() {\n  srun -N1 torchrun a\n}\n\ntrain\n"
     assert shell.run(script)[0].startswith("muster: not supervised: line 5, srun torchrun a")

@@ -40,6 +40,8 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
         read, of_plugins = _read(words, program)
     except UnknownOption:
         helper_call.become(program, words, given)  # srun says it, with the option's name
+    if read.value("jobid") not in (None, str(job.job_id), script_job.array_task(environ)):
+        helper_call.become(program, words, given)
     script = launch_rule.script_of(environ, len(job.nodes.own), job.settings.launch)
     decision = launch_rule.decide(read, script, job.lines, _text_of)
     warning = decision.warning
@@ -52,11 +54,9 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if warning:
         from muster.daemon.agent.user_script import gang_launch
 
-        words = f"{script_job.describe(job, read)}: {warning}. It runs as it is written"
-        print(f"muster: not supervised: {words}", file=sys.stderr, flush=True)
-        gang_launch.tell(job, words)
-    if read.value("jobid") not in (None, str(job.job_id)):
-        helper_call.become(program, words, given)
+        said = f"{script_job.describe(job, read)}: {warning}. It runs as it is written"
+        print(f"muster: not supervised: {said}", file=sys.stderr, flush=True)
+        gang_launch.tell(job, said)
     helper_call.become(program, *_of_helper(job, decision, read, given))
 
 
