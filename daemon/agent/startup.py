@@ -24,7 +24,7 @@ from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
-from muster.daemon.agent.launch import task_binding
+from muster.daemon.agent.launch import fixed_address, task_binding
 from muster.daemon.agent.launch.handover import MACRO, Handover, Shown, WrongHandover
 from muster.daemon.agent.launch.task import Task
 from muster.daemon.agent.launch.task_binding import TaskBinding
@@ -144,6 +144,7 @@ async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int
         spec = found.of_job(spec)
     except WrongHandover as error:
         return await task.refuse(str(error))
+    fixed_address.tell(spec, own.node)
     settings = _settings(options, spec, site, own, found.environment, found, {task.pid})
     code, job_is_over = await _serve(options, settings)
     _on_end(task.terminate)
