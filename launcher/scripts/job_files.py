@@ -131,5 +131,6 @@ def unsupervised_job(found: Unsupervised, script: UserScript) -> tuple[str, JobS
     """The gang and the spec of a script that is not supervised: what `muster status` shows of it."""
     name = job_name(found.asked.value("job-name") or script.name)
     spec = JobSpec(name=name, nodes=likely_nodes(found.asked) or 1, ranks_per_node=1, awaits_launch=True)
-    spec.unsupervised = found.reason
+    of_array = "; of the array, the last task is shown" if found.asked.last("array") else ""  # it has the array's id
+    spec.unsupervised = f"{found.reason}{of_array}"
     return gang_ids.new_gang_id(name, os.geteuid()), spec

@@ -160,15 +160,17 @@ async def _queue(looked: Looked, call: ScriptCall, options: argparse.Namespace) 
 
 
 class _Registering:
-    """The registration of a script's job, while sbatch may go on (--wait). Tasks of an array register themselves."""
+    """The registration of a script's job, while sbatch may go on (--wait). Tasks of an array that is supervised
+    register themselves."""
 
     def __init__(self, registration: Registration, gang: str, spec: JobSpec, asked: Asked) -> None:
         self._register = partial(registration.register, gang, spec=spec)
-        self._is_array, self._begun = asked.last("array") is not None, list[asyncio.Future[bool]]()
+        self._by_task = asked.last("array") is not None and not spec.unsupervised
+        self._begun = list[asyncio.Future[bool]]()
 
     def begin(self, job: int) -> None:
         """sbatch has said the job's id."""
-        if not self._is_array:
+        if not self._by_task:
             self._begun.append(asyncio.ensure_future(self._register(job=job)))
 
     async def finish(self) -> None:

@@ -460,6 +460,11 @@ def _answer(text: str, options: argparse.Namespace) -> str:
         ([], "#!/bin/sh\n#SBATCH -N 2\n", (2, 0, True, "line 1: /bin/sh runs the script, and Muster supervises")),
         (["--array=1-2"], TRAIN, None),
         (
+            ["--array=1-2"],
+            "#!/bin/bash\nmpirun a\n",
+            (1, 0, True, "line 2: mpirun starts ranks on other nodes by itself; of"),
+        ),
+        (
             ["--parsable"],
             "#!/bin/bash\nmpirun a\n",
             (1, 0, True, "line 2: mpirun starts ranks by itself"),
