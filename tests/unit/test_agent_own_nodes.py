@@ -44,7 +44,7 @@ def test_a_helper_runs_on_the_seats_and_one_that_stages_on_spares_too() -> None:
 
 
 def test_a_launch_is_the_job_and_its_options_end_no_gang() -> None:
-    words = read_srun(("--wait=60", "-K1", "--label", "-D", "sub", "--site=1", "python", "train.py"), {"site": True})
+    words = read_srun(("--wait=60", "-K1", "-lu", "-D", "sub", "--site=1", "python", "train.py"), {"site": True})
     decision = Decision(Kind.RANKS, 2)
     spec = launch.launch_spec(JobSpec(name="a", min_nodes=1), decision, words, NODES, "/jobs", 1)
     assert (spec.nodes, spec.spares, spec.min_nodes, spec.ranks_per_node, spec.work_dir) == (2, 1, 1, 2, "/jobs/sub")
@@ -53,7 +53,8 @@ def test_a_launch_is_the_job_and_its_options_end_no_gang() -> None:
     argv = launch.agents_srun("/usr/bin/srun", "/opt/muster-agent", decision, words, 3, ["site"])
     assert argv[-3:] == ["--site=1", "/opt/muster-agent", "run"]
     assert {"--overlap", "--nodes=3", "--kill-on-bad-exit=0", "--wait=0"} < {*argv}
-    assert not {"--wait=60", "-K1", "--label"} & {*argv}, "agents label what ranks print"
+    assert not {"--wait=60", "-K1", "-l"} & {*argv}, "agents label what ranks print"
+    assert "-u" not in argv, "on a terminal agents would colour what ranks print"
 
 
 def test_a_launcher_is_started_by_the_agents() -> None:

@@ -21,8 +21,8 @@ _STILL_FOR_AGENTS = REACH_SLURM | {
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME",
     "SLURM_SUBMIT_DIR", "MUSTER_CONFIG",
 }  # fmt: skip
-_KEPT = ("unbuffered", "quiet", "verbose", "comment", "acctg-freq", "profile")
-"""Options of the launch that the srun of the agents gets, too."""
+_KEPT = ("quiet", "verbose", "comment", "acctg-freq", "profile")
+"""Options of the launch that the srun of the agents gets, too. --unbuffered would give them terminals."""
 _ALL = "ALL"
 
 
