@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["srun"]:  # its words are srun's
         return _of_script(lambda: _srun(words[1:]))
+    if words[:1] == ["unseen"]:  # its words are those of a step
+        return _of_script(lambda: _unseen(words[1:]))
     options = _parser().parse_args(words)
     if options.what == "run":
         # The guard forks. Import nothing that starts threads (gRPC) before that.
@@ -42,6 +44,13 @@ def _srun(words: Sequence[str]) -> int:
     from muster.daemon.agent.user_script import script_job, srun_call
 
     return srun_call.run(words, script_job.environment_at_start())
+
+
+def _unseen(words: Sequence[str]) -> int:
+    from muster.daemon.agent.user_script import script_job, srun_call
+
+    srun_call.say_unseen(words, script_job.environment_at_start())
+    return 0
 
 
 def _shell(options: argparse.Namespace) -> int:

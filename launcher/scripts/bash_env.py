@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.slurm.client.launch_settings import ALLOCATION, JOB, SETTINGS, program_folder
+from muster.slurm.client.launch_settings import ALLOCATION, JOB, PROLOG, SETTINGS, program_folder, prolog_program
 from muster.slurm.client.sbatch_options import SbatchOption
 
 _OF_A_LAUNCH = frozenset(
@@ -61,6 +61,8 @@ def environment(environ: Mapping[str, str], at_start: Mapping[str, str]) -> dict
     kept |= {name: at_start[name] for name in _OF_GRPC if name in at_start}
     if settings := environ.get(SETTINGS):
         kept = {name: value for name, value in kept.items() if name not in _OF_A_SHELL}
+        if kept.get(PROLOG) == prolog_program(settings):
+            del kept[PROLOG]
         folders = kept.get("PATH", os.defpath).split(os.pathsep)
         kept["PATH"] = os.pathsep.join(folder for folder in folders if folder != program_folder(settings))
     return kept

@@ -25,6 +25,8 @@ ALLOCATION = "MUSTER_ALLOCATION"
 """Likewise: the nodes of the job when the script started, spares included."""
 JOB = "MUSTER_SCRIPT_JOB"
 """Likewise: the job of the script. A job that the script queues with sbatch has its variables and functions, too."""
+PROLOG = "SLURM_PROLOG"
+"""Likewise: what Slurm's srun starts before a step. Calls that come past Muster are noticed there."""
 NAMED_BY_USER = "#MUSTER --launch-line names it"
 """`LaunchLine.why` of a line that the user has named."""
 KNOWN_WHEN_IT_RUNS = "srun starts a shell, of which more is known when it runs"
@@ -141,3 +143,8 @@ def binding_file(run_dir: str, gang: str) -> str:
 def program_folder(settings: str) -> str:
     """The folder that is first on the script's PATH, with an srun in it. `settings`: the path of the settings."""
     return f"{settings.removesuffix('.launch.json')}.bin"
+
+
+def prolog_program(settings: str) -> str:
+    """The path of the program that PROLOG names. `settings`: as for program_folder."""
+    return f"{program_folder(settings)}/prolog"

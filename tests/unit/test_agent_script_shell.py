@@ -137,6 +137,42 @@ def test_libraries_that_the_script_has_chosen_reach_srun_alone(shell: Shell) -> 
     assert shell.run(script) == [f"srun with {shell.folder}"]
 
 
+def test_a_step_that_comes_past_muster_is_said_if_it_starts_ranks(shell: Shell) -> None:
+    """Slurm's srun starts what SLURM_PROLOG names before its step, with the words of the step."""
+    for name, text in {
+        "past/srun": '"$SLURM_PROLOG" "$@"\n' + f"{shell.srun} with $SLURM_PROLOG",
+        "bin/scontrol": f"echo 'SrunPortRange = 0-0'\necho 'SrunProlog              = {shell.folder}/site'",
+        "site": 'echo "the site sees $*"',
+    }.items():
+        (shell.folder / name).parent.mkdir(exist_ok=True)
+        (shell.folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (shell.folder / name).chmod(0o755)
+    script = f"""
+    PAST={shell.folder}/past/srun
+    $PAST python3 train.py
+    $PAST hostname
+    SLURM_NTASKS=1 $PAST python3 one
+    srun -N1 hostname
+    SLURM_JOB_ID=8 $PAST torchrun a
+    """
+    why = "its srun was called by a path, or without the PATH and function of Muster: write srun"
+    goes_on = f"srun with {shell.folder}/g.bin/prolog on 2 of n[0-1]"
+    assert shell.run(script) == [
+        f"muster: not supervised: srun python3 train.py: {why}. It runs as it is written",
+        *("the site sees python3 train.py", goes_on),
+        *("the site sees hostname", goes_on),
+        *("the site sees python3 one", goes_on),
+        "srun -N1 --exclude=n2 hostname on 2 of n[0-1]",
+        *("the site sees torchrun a", goes_on),
+    ]
+
+
+def test_no_srun_of_a_helper_starts_what_looks_for_steps_past_muster(shell: Shell) -> None:
+    shell.srun.write_text('#!/bin/bash\necho "prolog: $SLURM_PROLOG"\n')
+    assert shell.run("srun -N1 a") == ["prolog: "]
+    assert shell.run("export SLURM_PROLOG=mine\nsrun -N1 a") == ["prolog: mine"]
+
+
 def test_srun_is_found_after_another_folder_was_put_first(shell: Shell) -> None:
     script = f"""
     export PATH={shell.srun.parent}:$PATH

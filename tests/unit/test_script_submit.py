@@ -462,7 +462,12 @@ def _answer(text: str, options: argparse.Namespace) -> str:
         (
             ["--array=1-2"],
             "#!/bin/bash\nmpirun a\n",
-            (1, 0, True, "line 2: mpirun starts ranks on other nodes by itself; of"),
+            (
+                1,
+                0,
+                True,
+                "line 2: mpirun starts ranks by itself, where Muster does not see them; of the array, the last",
+            ),
         ),
         (
             ["--parsable"],

@@ -102,6 +102,12 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     return Decision(Kind.LAUNCHER if launcher else Kind.RANKS, each)
 
 
+def starts_ranks(command: Sequence[str], text_of: Callable[[str], str]) -> bool:
+    """Whether the command of a step starts a launcher or Python."""
+    text = _text(command, text_of)
+    return bool(LAUNCHERS.search(text) or PYTHON.search(text))
+
+
 def is_named(launch: LaunchLine, words: SrunWords, lines: Sequence[int]) -> bool:
     """Whether this call is the line that `muster submit` has found: its number, or its words in their order.
 

@@ -16,10 +16,12 @@ from muster.daemon.host.plain_text import plain
 from muster.slurm.client.launch_settings import (
     ALLOCATION,
     JOB,
+    PROLOG,
     SETTINGS,
     LaunchSettings,
     WrongSettings,
     program_folder,
+    prolog_program,
     read,
 )
 from muster.slurm.client.srun_options import SrunWords
@@ -127,6 +129,8 @@ def as_sbatch_gives(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment as the script would have it without Muster."""
     kept = {name.removeprefix(KEPT): value for name, value in environ.items() if name not in _OWN}
     if SETTINGS in environ and "PATH" in kept:
+        if kept.get(PROLOG) == prolog_program(environ[SETTINGS]):
+            del kept[PROLOG]
         own = program_folder(environ[SETTINGS])
         kept["PATH"] = os.pathsep.join(folder for folder in kept["PATH"].split(os.pathsep) if folder != own)
     return kept

@@ -2,7 +2,8 @@
 
 Slurm's variables then describe the script's own nodes, and `srun` is `muster-agent srun`: as a program, in a folder
 that is first on PATH, and as an exported function, because `module load` and conda put other folders first. The
-function goes on to programs that the script starts.
+function goes on to programs that the script starts. An srun of Slurm that is called past both starts a program of
+Muster's before its step, which says so.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ if [ -z "${{MUSTER_LAUNCH+x}}" ]; then export MUSTER_LAUNCH={settings}; fi
 if [ "${{LD_LIBRARY_PATH+x}}" ]; then export {kept}LD_LIBRARY_PATH="$LD_LIBRARY_PATH"; unset LD_LIBRARY_PATH; fi
 if [ "${{LD_PRELOAD+x}}" ]; then export {kept}LD_PRELOAD="$LD_PRELOAD"; unset LD_PRELOAD; fi
 exec {python} -I -m muster.daemon.agent srun "$@"
+"""
+# It takes the place of the site's own program, which therefore follows.
+_PROLOG = """#!/bin/sh
+(unset LD_LIBRARY_PATH LD_PRELOAD; exec {python} -I -m muster.daemon.agent unseen "$@")
+site=$(scontrol show config 2>/dev/null | sed -n 's/^SrunProlog *= *//p')
+if [ -x "$site" ]; then exec "$site" "$@"; fi
 """
 # In the script's own shell the program runs in the foreground, as srun does. In a subshell, `kill $!` means srun, but
 # reaches the subshell: a function is not replaced by its last command. So the subshell passes signals on.
@@ -65,23 +72,25 @@ def prepare(path: str, environ: Mapping[str, str], shell: int) -> str:
     """
     settings = script_job.load(path)
     try:
-        program = _write_program(Path(program_folder(path)), path)
+        program = _write_programs(Path(program_folder(path)), path)
     except OSError as error:
         raise script_job.NoScriptJob(f"{error.filename} can't be written: {error.strerror}") from None
     return shell_lines(path, settings, environ, program, script_job.describe_shell(shell))
 
 
-def _write_program(folder: Path, settings: str) -> Path:
-    """Writes the program `srun` into `folder`, and returns its path.
+def _write_programs(folder: Path, settings: str) -> Path:
+    """Writes the programs into `folder`, and returns the path of `srun`.
 
     Raises:
         OSError: it can't be written.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    program, new = folder / "srun", folder / f".srun.{os.uname().nodename}.{os.getpid()}"
-    private_file.replace(new, _program(settings))
-    new.chmod(0o700)
-    new.replace(program)  # another task of an array may start it at this moment
+    new = folder / f".new.{os.uname().nodename}.{os.getpid()}"
+    program, prolog = folder / "srun", Path(launch_settings.prolog_program(settings))
+    for path, text in ((program, _program(settings)), (prolog, _PROLOG.format(python=shlex.quote(sys.executable)))):
+        private_file.replace(new, text)
+        new.chmod(0o700)
+        new.replace(path)  # another task of an array may start it at this moment
     return program
 
 
@@ -107,6 +116,9 @@ def shell_lines(path: str, settings: LaunchSettings, environ: Mapping[str, str],
         script_job.SHELL: shell,
         launch_settings.JOB: environ.get("SLURM_JOB_ID", ""),
     }
+    values |= (
+        {} if launch_settings.PROLOG in environ else {launch_settings.PROLOG: launch_settings.prolog_program(path)}
+    )
     exports = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     function = _FUNCTION.format(
         program=shlex.quote(str(program)), job=launch_settings.JOB, lines=script_job.LINES, lines_value=_LINES

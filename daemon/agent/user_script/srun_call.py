@@ -14,11 +14,13 @@ from pathlib import Path
 from muster.daemon.agent.user_script import helper_call, launch_rule, own_nodes, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
-from muster.slurm.client import srun_options
+from muster.slurm.client import launch_settings, srun_options
 from muster.slurm.client.srun_options import SrunWords, UnknownOption, read_srun
 
 _MOST_TEXT = 1 << 20
 """Bytes of a program that are searched for a launcher."""
+
+_PAST_MUSTER = "its srun was called by a path, or without the PATH and function of Muster: write srun"
 
 
 def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -52,12 +54,34 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return gang_launch.run(job, decision, read, of_plugins, program, given)
     if warning:
-        from muster.daemon.agent.user_script import gang_launch
-
-        said = f"{script_job.describe(job, read)}: {warning}. It runs as it is written"
-        print(f"muster: not supervised: {said}", file=sys.stderr, flush=True)
-        gang_launch.tell(job, said)
+        _say_unsupervised(job, read, warning)
     helper_call.become(program, *_of_helper(job, decision, read, given))
+
+
+def say_unseen(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Says of a step that comes past Muster that it is not supervised, if it starts ranks. Its srun waits meanwhile.
+
+    Args:
+        command: of the step.
+        environ: of the step's srun, which says there how many tasks the step has.
+
+    Raises:
+        NoScriptJob, SiteError, IdentityError: as `run`.
+    """
+    if launch_settings.SETTINGS not in environ or script_job.is_of_another(environ):
+        return
+    job, tasks = script_job.script_job(environ), environ.get("SLURM_NTASKS", "")
+    is_small = tasks.isdecimal() and int(tasks) < len(job.nodes.own)
+    if not is_small and launch_rule.starts_ranks(command, _text_of):
+        _say_unsupervised(job, SrunWords((), tuple(command)), _PAST_MUSTER)
+
+
+def _say_unsupervised(job: ScriptJob, words: SrunWords, why: str) -> None:
+    from muster.daemon.agent.user_script import gang_launch
+
+    text = f"{script_job.describe(job, words)}: {why}. It runs as it is written"
+    print(f"muster: not supervised: {text}", file=sys.stderr, flush=True)
+    gang_launch.tell(job, text)
 
 
 def _of_helper(
