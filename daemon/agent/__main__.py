@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from muster.daemon.host import process_tree
 from muster.daemon.host.kept_memory_client import SOCKET
 from muster.daemon.host.process import orphan_guard, process_memory
 from muster.daemon.transport.identity import IdentityError
@@ -41,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _srun(words: Sequence[str]) -> int:
-    from muster.daemon.agent.user_script import script_job, srun_call
+    from muster.daemon.agent.user_script import srun_call
 
-    return srun_call.run(words, script_job.environment_at_start())
+    return srun_call.run(words, process_tree.environment_at_start())
 
 
 def _unseen(words: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.agent.ranks.zygote_handle import StartedAs, ZygoteSpec, modules_to_import
 from muster.daemon.agent.start_checks import node_problems
-from muster.daemon.host import private_file
+from muster.daemon.host import private_file, process_tree
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.slurm.client import names
 from muster.slurm.client.batch_script import RANK_ENVIRONMENT, PoolJob
@@ -241,7 +241,7 @@ def _given_environment() -> dict[str, str]:
     if not path:
         return dict(os.environ)
     try:
-        launch = rank_environment.read_environment(Path(path).read_bytes())
+        launch = process_tree.read_environment(Path(path).read_bytes())
     except OSError as error:
         raise BadOption(f"{RANK_ENVIRONMENT} = {path!r} can't be read: {error.strerror}") from None
     return rank_environment.launched_environment(os.environ, launch)

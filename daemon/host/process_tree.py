@@ -120,6 +120,17 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
 
 
+def read_environment(text: bytes) -> dict[str, str]:
+    """The variables in `text`: NAME=VALUE each, separated by NUL, as in /proc/PID/environ."""
+    pairs = (os.fsdecode(entry).partition("=") for entry in text.split(b"\0") if b"=" in entry)
+    return {name: value for name, _, value in pairs if name}
+
+
+def environment_at_start() -> dict[str, str]:
+    """The environment in which this process was started. Since then it may have set variables, as for gRPC."""
+    return read_environment(Path("/proc/self/environ").read_bytes())
+
+
 def any_with_environment(*entries: str) -> bool:
     """Whether a process of this user was started with all of these variables: NAME=VALUE, or the beginning of one."""
     wanted = [b"\0" + entry.encode() for entry in entries]

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from muster import exit_codes
 from muster.daemon.agent.start_checks.job_paths import find_missing
+from muster.daemon.host import process_tree
 from muster.launcher.command import Command, print_note
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
@@ -131,7 +132,7 @@ async def _run_here(call: TorchrunCall, options: argparse.Namespace) -> int:
     """In a job of Slurm."""
     if options.fault or options.nodes is not None:
         raise WrongInput("--fault and --nodes are for a workstation, and this is a job of Slurm")
-    environ = in_allocation.given_environment()
+    environ = process_tree.environment_at_start()
     if in_allocation.is_known(environ):
         if any((options.spares, options.run_dir, options.durable_dir, options.resume, options.hang_after)):
             raise WrongInput("muster submit has queued this job", "give the options of Muster to muster submit")

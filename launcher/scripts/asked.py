@@ -34,7 +34,8 @@ _VARIABLES = {
 }
 """The variables of sbatch that say something Muster has to know."""
 _OF_SEVERAL_JOBS = ("hetjob", "packjob")
-_SHARED = ("user", "mcs")
+SHARED = ("user", "mcs")
+"""Values of --exclusive that share nodes."""
 NOTHING = "Nothing was queued"
 
 
@@ -110,7 +111,7 @@ def _problems(asked: Asked) -> Iterator[str]:
         if (
             one
             and one.place != "SBATCH_EXCLUSIVE of this shell"
-            and (name != "exclusive" or one.option.value in _SHARED)
+            and (name != "exclusive" or one.option.value in SHARED)
         ):
             yield (
                 f"{one} shares nodes with other jobs, and Muster sets a node DOWN that has failed, which ends every "

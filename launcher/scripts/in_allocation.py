@@ -36,12 +36,6 @@ _SQUEUE_S = 30.0
 _ALONE = ("--nodes={0}", "--ntasks={0}", "--ntasks-per-node=1")
 
 
-def given_environment() -> dict[str, str]:
-    """What the user has given to this process, which sets variables for gRPC."""
-    words = Path("/proc/self/environ").read_bytes().decode(errors="surrogateescape").split("\0")
-    return dict(word.partition("=")[::2] for word in words if "=" in word)
-
-
 def is_here(environ: Mapping[str, str]) -> bool:
     """Whether this process runs in a job of Slurm."""
     return "SLURM_JOB_ID" in environ

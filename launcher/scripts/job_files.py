@@ -83,8 +83,6 @@ def _settings(found: Supervised, gang: str, site: Site) -> LaunchSettings:
         spares=found.job.spares,
         spec=found.spec,
         launch=found.looked.launch,
-        bash_env=found.exported.bash_env,
-        export="NONE" if found.exported.shown.upper() == "NONE" else "",
     )
 
 

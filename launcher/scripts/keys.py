@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from muster.launcher.errors import WrongInput
+from muster.launcher.scripts.asked import NOTHING
 from muster.launcher.scripts.call import Kind
 from muster.launcher.spec.flags import Flag, flags
 from muster.slurm.client.script_lines import LineWord
@@ -26,7 +27,6 @@ _INSTEAD = {
     "--command": "the line of the script that launches",
     "--work-dir": "--chdir",
 }
-_NOTHING = "Nothing was queued"
 
 
 @cache
@@ -64,13 +64,13 @@ def read_lines(words: Iterable[LineWord]) -> dict[str, str]:
         if kind is None:
             raise WrongInput(
                 f"line {word.line}: there is no key {word.text!r} of Muster",
-                f"docs/SCRIPTS.md lists what an {MARK} line may hold. {_NOTHING}",
+                f"docs/SCRIPTS.md lists what an {MARK} line may hold. {NOTHING}",
             )
         if not equals:
             value = _next_value(rest, kind, word)
         found[name if name == LAUNCH_LINE else full_name(name)] = value
         if why := why_not(name):
-            raise WrongInput(f"line {word.line}: {why}", _NOTHING)
+            raise WrongInput(f"line {word.line}: {why}", NOTHING)
     return found
 
 
@@ -78,7 +78,7 @@ def _next_value(rest: list[LineWord], kind: Kind, word: LineWord) -> str:
     if kind.is_truth and not (rest and rest[0].text in ("true", "false")):
         return "true"
     if not rest:
-        raise WrongInput(f"line {word.line}: {word.text} needs a value, as in {word.text}=1", _NOTHING)
+        raise WrongInput(f"line {word.line}: {word.text} needs a value, as in {word.text}=1", NOTHING)
     return rest.pop(0).text
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.launcher.errors import WrongInput
 from muster.launcher.scripts import keys, size
-from muster.launcher.scripts.asked import NOTHING, Asked, ask, refuse
+from muster.launcher.scripts.asked import NOTHING, SHARED, Asked, ask, refuse
 from muster.launcher.scripts.bash_env import Exported, exported
 from muster.launcher.scripts.call import ScriptCall
 from muster.launcher.scripts.launch_choice import Choice, choose
@@ -143,7 +143,7 @@ def _why_unsupervised(script: UserScript, asked: Asked, choice: Choice) -> Unsup
 def _always(script: UserScript, asked: Asked) -> list[SbatchOption]:
     """What each supervised job needs: it outlives a lost node, and shares none."""
     exclusive = asked.last("exclusive")
-    own = bool(exclusive and exclusive.option.value not in ("user", "mcs"))
+    own = bool(exclusive and exclusive.option.value not in SHARED)
     name = script.is_wrapped and not asked.last("job-name")
     return [
         *([SbatchOption("job-name", script.name)] if name else []),
@@ -154,6 +154,4 @@ def _always(script: UserScript, asked: Asked) -> list[SbatchOption]:
 
 def _override(asked: Asked) -> str:
     one = asked.last("exclusive")
-    return (
-        f"{one} is overridden: no other job may share the nodes" if one and one.option.value in ("user", "mcs") else ""
-    )
+    return f"{one} is overridden: no other job may share the nodes" if one and one.option.value in SHARED else ""

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.daemon.host import process_tree
 from muster.launcher.command import load_site, print_note
 from muster.launcher.errors import LauncherError, SiteFault, WrongInput
 from muster.launcher.scripts import bash_env, user_script
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from muster.launcher.submission.registration import Registration
     from muster.v1.common_pb2 import JobSpec
 
-_AT_START = Path("/proc/self/environ")
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)")
 """How sbatch says the job's id."""
 _STANDARD_INPUT = "/dev/stdin"
@@ -265,8 +265,7 @@ async def _run(
     on_line: Callable[[str], None] | None = None,
 ) -> int:
     try:
-        words = _AT_START.read_bytes().decode(errors="surrogateescape").split("\0")
-        own = bash_env.environment(environ, dict(word.partition("=")[::2] for word in words))
+        own = bash_env.environment(environ, process_tree.environment_at_start())
         return await run_command.run_for_caller(argv, env=own, given=given, on_line=on_line)
     except SlurmUnavailable as error:
         raise SiteFault(str(error), "submit on a login node of the cluster. Nothing was queued") from None

@@ -17,7 +17,7 @@ from muster.slurm.client.sbatch_options import value_of
 MOST_BYTES = 4 << 20
 """Slurm's own limit (max_script_size), unless a site has raised it."""
 _SHEBANG = re.compile(r"#![ \t]*(\S+)[ \t]*(.*)")
-_WRAPPED = "#!{shell}\n# This script was created by sbatch --wrap.\n\n{command}\n\n"
+_WRAPPED = "#!/bin/bash\n# This script was created by sbatch --wrap.\n\n{command}\n\n"
 _MOST_WRAPPER_BYTES = 1 << 16
 
 
@@ -40,7 +40,7 @@ def read(call: ScriptCall) -> UserScript | None:
         OSError: standard input can't be read.
     """
     if (command := value_of(call.options, "wrap")) is not None:
-        text = _WRAPPED.format(shell="/bin/bash", command=command)
+        text = _WRAPPED.format(command=command)
         return UserScript(text, "wrap", text.encode(errors="surrogateescape"), is_wrapped=True)
     if not call.script:
         data = sys.stdin.buffer.read()

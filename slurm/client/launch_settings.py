@@ -66,10 +66,6 @@ class LaunchSettings:
     spec: JobSpec
     launch: LaunchLine | None = None
     """None: the script names no line that is known before it runs."""
-    bash_env: str = ""
-    """The user's own BASH_ENV, which the file that Muster names there brings back."""
-    export: str = ""
-    """NONE if the job was submitted with --export=NONE."""
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -83,8 +79,6 @@ class LaunchSettings:
                 "spares": self.spares,
                 "spec": json_format.MessageToDict(self.spec, preserving_proto_field_name=True),
                 "launch": launch,
-                "bash_env": self.bash_env,
-                "export": self.export,
             },
             indent=1,
         )
@@ -107,8 +101,6 @@ def read(text: str) -> LaunchSettings:
             spares=given["spares"],
             spec=json_format.ParseDict(given["spec"], JobSpec()),
             launch=_launch(given["launch"]),
-            bash_env=given["bash_env"],
-            export=given["export"],
         )
     except (KeyError, TypeError, json.JSONDecodeError, json_format.ParseError) as error:
         raise WrongSettings(f"the launch settings are damaged: {error}") from None

@@ -8,7 +8,7 @@ names that are cut off. The first word that is no option begins the command. A p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _SHORT = {
@@ -78,6 +78,11 @@ class SrunWords:
     def value(self, name: str) -> str | None:
         """The value of the last option of this name, which overrides the others. None: it is not there."""
         return next((option.value or "" for option in reversed(self.options) if option.name == name), None)
+
+    def value_or(self, name: str, variables: Iterable[str], environ: Mapping[str, str]) -> str:
+        """The value, or that of the first of `variables` that is set, from which srun takes it, too; empty: neither."""
+        given = self.value(name)
+        return given if given is not None else next((environ[one] for one in variables if environ.get(one)), "")
 
     def has(self, *names: str) -> bool:
         """Whether one of these options is there."""

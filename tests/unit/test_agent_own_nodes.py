@@ -46,7 +46,7 @@ def test_a_helper_runs_on_the_seats_and_one_that_stages_on_spares_too() -> None:
 def test_a_launch_is_the_job_and_its_options_end_no_gang() -> None:
     words = read_srun(("--wait=60", "-K1", "-lu", "-D", "sub", "--site=1", "python", "train.py"), {"site": True})
     decision = Decision(Kind.RANKS, 2)
-    spec = launch.launch_spec(JobSpec(name="a", min_nodes=1), decision, words, NODES, "/jobs", 1)
+    spec = launch.launch_spec(JobSpec(name="a", min_nodes=1), decision, words, NODES, "/jobs")
     assert (spec.nodes, spec.spares, spec.min_nodes, spec.ranks_per_node, spec.work_dir) == (2, 1, 1, 2, "/jobs/sub")
     assert (list(spec.own_nodes), list(spec.command)) == (["n0", "n1"], ["python", "train.py"])
     assert spec.ranks_of_srun
@@ -59,7 +59,7 @@ def test_a_launch_is_the_job_and_its_options_end_no_gang() -> None:
 
 def test_a_launcher_is_started_by_the_agents() -> None:
     words, decision = read_srun(("torchrun", "train.py")), Decision(Kind.LAUNCHER, 1)
-    spec = launch.launch_spec(JobSpec(name="a"), decision, words, NODES, "/jobs", 1)
+    spec = launch.launch_spec(JobSpec(name="a"), decision, words, NODES, "/jobs")
     assert (spec.min_nodes, spec.ranks_per_node, list(spec.command), spec.ranks_of_srun) == (2, 0, [], False)
     assert launch.agents_srun("srun", "agent", decision, words, 3, [])[-5:] == [
         *("agent", "run", "--", "torchrun", "train.py"),

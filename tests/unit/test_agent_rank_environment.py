@@ -7,9 +7,9 @@ from muster.daemon.agent.ranks.rank_environment import (
     StoreAccess,
     environment_of_rank,
     launched_environment,
-    read_environment,
     shared_environment,
 )
+from muster.daemon.host.process_tree import read_environment
 
 PLACE = RankPosition(
     rank=5,

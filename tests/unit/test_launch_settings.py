@@ -14,8 +14,6 @@ SETTINGS = LaunchSettings(
     spares=1,
     spec=JobSpec(name="tiny", spares=1, run_dir="/shared/runs", requeue=True, hang_after_s=60.0, env={"A": "b c"}),
     launch=LaunchLine(27, ("srun", "torchrun", '"${ARGS[@]}"'), "it starts torchrun"),
-    bash_env="/home/lab/env.sh",
-    export="NONE",
 )
 
 

@@ -11,7 +11,6 @@ SLURM_PROCID.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -120,14 +119,8 @@ def task_environment(base: Mapping[str, str], own_nodes: Sequence[str], node: st
 
 
 def environment_text(environment: Mapping[str, str]) -> str:
-    """What `read_environment` reads."""
+    """What `process_tree.read_environment` reads."""
     return "".join(f"{name}={value}\0" for name, value in environment.items())
-
-
-def read_environment(text: bytes) -> dict[str, str]:
-    """The variables in `text`: NAME=VALUE each, separated by NUL, as in /proc/PID/environ."""
-    pairs = (os.fsdecode(entry).partition("=") for entry in text.split(b"\0") if b"=" in entry)
-    return {name: value for name, _, value in pairs if name}
 
 
 def environment_of_rank(

@@ -48,7 +48,7 @@ def run(
     """
     nodes, spares = job.nodes, len(job.nodes.spares)
     try:
-        spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd(), spares)
+        spec = launch.launch_spec(job.settings.spec, decision, words, nodes, os.getcwd())
         tasks, stdout = spec.nodes * spec.ranks_per_node, script_job.output_file(job.shell)
         output = output_options.script_output(words, environ, decision, tasks, os.getcwd(), stdout)
         spec.script_output.CopyFrom(output)

@@ -18,7 +18,7 @@ from muster.daemon.agent.user_script.own_nodes import Nodes
 from muster.slurm.client.srun_options import SrunWords
 
 _CHOOSES_NODES = ("nodelist", "relative", "nodefile")
-EXIT_NOT_FOUND = 127
+EXIT_NOT_FOUND, _EXIT_CANNOT_START = 127, 126
 _HELP_TIMEOUT_S = 10.0
 
 
@@ -41,11 +41,11 @@ def _with(words: SrunWords, added: Sequence[str]) -> list[str]:
     return [*given, *added, *words.command]
 
 
-def real_srun(search_path: str, own_folder: str) -> str:
-    """The first srun on PATH that is not Muster's; empty: there is none."""
+def real_srun(search_path: str) -> str:
+    """The first srun on PATH; empty: there is none."""
     for folder in search_path.split(os.pathsep):
         program = Path(folder or ".") / "srun"
-        if folder != own_folder and os.access(program, os.X_OK) and program.is_file():
+        if os.access(program, os.X_OK) and program.is_file():
             return str(program)
     return ""
 
@@ -77,4 +77,4 @@ def become(program: str, words: Sequence[str], environ: Mapping[str, str]) -> No
         os.execve(program, ["srun", *words], dict(environ))
     except OSError as error:
         print(f"muster: srun can't be started: {error.strerror}", file=sys.stderr)
-        sys.exit(EXIT_NOT_FOUND if not program else EXIT_NOT_FOUND - 1)
+        sys.exit(_EXIT_CANNOT_START)

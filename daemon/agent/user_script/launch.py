@@ -26,13 +26,11 @@ _KEPT = ("quiet", "verbose", "comment", "acctg-freq", "profile")
 _ALL = "ALL"
 
 
-def launch_spec(
-    template: JobSpec, decision: Decision, words: SrunWords, nodes: Nodes, folder: str, spares: int
-) -> JobSpec:
+def launch_spec(template: JobSpec, decision: Decision, words: SrunWords, nodes: Nodes, folder: str) -> JobSpec:
     """The JobSpec of the gang."""
     spec = JobSpec()
     spec.CopyFrom(template)
-    spec.nodes, spec.spares = len(nodes.own), spares
+    spec.nodes, spec.spares = len(nodes.own), len(nodes.spares)
     spec.min_nodes = min(spec.min_nodes or spec.nodes, spec.nodes)
     spec.work_dir = os.path.join(folder, words.value("chdir") or "")
     spec.own_nodes[:] = nodes.own

@@ -60,8 +60,7 @@ def srun_words(words: SrunWords, environ: Mapping[str, str], output: ScriptOutpu
 
 def _value(words: SrunWords, environ: Mapping[str, str], name: str) -> str:
     """The value of an option; empty: it is not given."""
-    given = words.value(name)
-    return given or next((environ[one] for one in _VARIABLES[name] if environ.get(one)), "")
+    return words.value_or(name, _VARIABLES[name], environ)
 
 
 def _has_label(words: SrunWords, environ: Mapping[str, str]) -> bool:

@@ -59,13 +59,8 @@ def keep(path: str, words: SrunWords, environ: Mapping[str, str], decision: Deci
 
 def asked(words: SrunWords, environ: Mapping[str, str]) -> list[str]:
     """The options that bind tasks."""
-    found = {name: _value(words, environ, name) for name in _VARIABLES}
+    found = {name: words.value_or(name, variables, environ) for name, variables in _VARIABLES.items()}
     return [name for name, value in found.items() if value not in _NO_BINDING]
-
-
-def _value(words: SrunWords, environ: Mapping[str, str], name: str) -> str:
-    given = words.value(name)
-    return given if given is not None else next((environ[one] for one in _VARIABLES[name] if environ.get(one)), "")
 
 
 def probe_words(words: SrunWords, nodes: Nodes, tasks_per_node: int) -> list[str]:

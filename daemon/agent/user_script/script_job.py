@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.user_script import own_nodes
 from muster.daemon.agent.user_script.own_nodes import Nodes
 from muster.daemon.host.plain_text import plain
@@ -31,8 +30,6 @@ SHELL = "MUSTER_SHELL"
 LINES = "MUSTER_LINES"
 """The line of the script that calls srun, and those that call the functions around it; empty: not known."""
 _OWN = (SETTINGS, ALLOCATION, SHELL, JOB, LINES, "BASH_FUNC_srun%%")
-
-
 _SHOWN_CHARS = 60
 KEPT = "MUSTER_KEPT_"
 """In front of a variable that the program srun has taken away from this process, and gives back to what it starts."""
@@ -62,11 +59,6 @@ class ScriptJob:
     def line(self) -> int:
         """The line in the text of the script, outside of functions; 0: not known."""
         return self.lines[-1] if self.lines else 0
-
-
-def environment_at_start() -> dict[str, str]:
-    """The environment in which this process was started, without what Muster has set for its own gRPC."""
-    return rank_environment.read_environment(Path("/proc/self/environ").read_bytes())
 
 
 def gang_of(settings: LaunchSettings, environ: Mapping[str, str]) -> str:
@@ -151,10 +143,10 @@ def describe_shell(pid: int) -> str:
     return f"{pid} {output.st_dev} {output.st_ino}"
 
 
-def output_is_read(environ: Mapping[str, str], descriptor: int = 1) -> bool:
+def output_is_read(environ: Mapping[str, str]) -> bool:
     """Whether the script uses what this call prints: a pipe or a file of its own, in place of the script's output."""
     try:
-        own = os.fstat(descriptor)
+        own = os.fstat(1)
     except OSError:
         return False
     if not (stat.S_ISFIFO(own.st_mode) or stat.S_ISREG(own.st_mode)):

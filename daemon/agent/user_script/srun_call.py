@@ -31,7 +31,7 @@ def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
         SiteError, IdentityError: the message says what would be right.
     """
     given = script_job.as_sbatch_gives(environ)
-    program = helper_call.real_srun(given.get("PATH", os.defpath), "")
+    program = helper_call.real_srun(given.get("PATH", os.defpath))
     if not program:
         print("muster: srun is not on PATH", file=sys.stderr)
         return helper_call.EXIT_NOT_FOUND
