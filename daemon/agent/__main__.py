@@ -48,9 +48,9 @@ def _srun(words: Sequence[str]) -> int:
 
 
 def _unseen(words: Sequence[str]) -> int:
-    from muster.daemon.agent.user_script import script_job, srun_call
+    from muster.daemon.agent.user_script import srun_call
 
-    srun_call.say_unseen(words, script_job.environment_at_start())
+    srun_call.say_unseen(words, process_tree.environment_at_start())
     return 0
 
 
