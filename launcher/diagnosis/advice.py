@@ -97,7 +97,7 @@ def _library(found: Diagnosis) -> Iterator[str]:
         return
     newest = over[-1]
     since = newest.suspected_s or newest.detected_s
-    trained_s = since - (over[-2].running_s if over[1:] else gang.run_started_s)
+    trained_s = since - (over[-2].running_s if over[1:] else gang.run_started_s or gang.goodput.since_s)
     stood = f"the last recovery took {duration(newest.running_s - since)} until its ranks ran again"
     words = [f"keep its state: {stood} ({recovery_phases(newest)})"]
     if trained_s > 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.host import rank_log_files
 from muster.launcher.output.checkpoint_lines import checkpoint_lines, what_is_left
-from muster.launcher.output.job_lines import measured_lines
+from muster.launcher.output.job_lines import measured_lines, says_no_step
 from muster.launcher.output.node_tables import COLOURS, attached, heard, lemon_words
 from muster.launcher.output.screen import Screen
 from muster.launcher.output.table import Cell, Coloured, Row, labelled, table
@@ -71,7 +71,7 @@ def _summary(view: GangView, said: Said, last_words: Iterable[str]) -> Iterator[
     if view.waiting_for and not view.final:
         yield "waits for", said.once(view.waiting_for, "what it waits for")
     yield "generation", str(view.generation)
-    yield "step", f"{view.step}, committed {committed(view)}"
+    yield "step", f"{'none is known' if says_no_step(view) else view.step}, committed {committed(view)}"
     if not view.final:
         yield from checkpoint_lines(view.checkpoint)
     elif left := what_is_left(view):

@@ -53,7 +53,7 @@ def split(
     Raises:
         WrongOption: a word before the script is no option.
     """
-    rest = [*words]
+    rest, word = [*words], ""
     head = _Head()
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -64,6 +64,8 @@ def split(
         head.take(word, rest, own, is_of_plugin)
     script = rest.pop(0) if rest else ""
     is_wrapped = any(option.name == "wrap" for option in head.options)
+    if not (script or is_wrapped or is_piped) and words and words[-1] != word:
+        raise WrongOption(f"no script is named: {word} takes {words[-1]} as its value")
     if _is_job_file(script, head, rest) or not (script or is_wrapped or is_piped):
         return [*words], None
     return [*head.muster, script or "-"], ScriptCall(tuple(head.sbatch), tuple(head.options), script, tuple(rest))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from muster.launcher.scripts.shell_commands import MOST_CHARS, Script, ShellCommand, scan
@@ -69,6 +69,8 @@ class Choice:
     instead: str = ""
     alone: str = ""
     """The program of the line, if it is a launcher without srun: the shell has to call srun in its place."""
+    beside: int = 0
+    """The line of another srun that starts as many tasks of Python, and stays a helper; 0: there is none."""
 
 
 NO_WRAPPER: Callable[[str], str] = lambda _: ""  # noqa: E731
@@ -85,20 +87,23 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
     """
     script = scan(text)
     if named:
-        return _named(script, named)
+        return _named(script, named, nodes)
     found = [
         (form, command) for command in script.commands if (form := _form(command, script, nodes, wrapper)) is not None
     ]
     for form in (Form.LAUNCHER, Form.RANKS, Form.UNKNOWN):
         if of_form := [command for given, command in found if given is form]:
             last = of_form[0] if form is Form.LAUNCHER else of_form[-1]
-            alike = (command for command in of_form if _is_alike(command, last))
-            return _of_command(next(alike, last), form, script)
+            alike = [command for command in of_form if _is_alike(command, last)] or [last]
+            others = (command for command in of_form if command not in alike and _size(command) == _size(last))
+            beside = next(others, None) if form is Form.RANKS else None
+            return replace(_of_command(alike[0], form, script), beside=beside.line if beside else 0)
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
 
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
 _ALONE = "a launcher starts the ranks of one node"
+_NEEDS_SRUN = "a launcher without srun starts on the first node alone"
 _WHY = {
     Form.LAUNCHER: "srun starts a launcher of ranks",
     Form.RANKS: "srun starts the ranks",
@@ -107,11 +112,13 @@ _WHY = {
 }
 
 
-def _named(script: Script, line: int) -> Choice:
+def _named(script: Script, line: int, nodes: int | None) -> Choice:
     for command in script.commands:
         if command.line <= line <= command.last_line and (_is_srun(command, script) or command.line == line):
-            launch = _line(command, _WHY[Form.NAMED])
-            return Choice(launch, Form.NAMED, alone=_alone(command, script))
+            alone = _alone(command, script)
+            if alone and (nodes or 1) > 1:
+                return _refuse(command, f"--launch-line={line}: {_NEEDS_SRUN}", "write `srun` before it")
+            return Choice(_line(command, _WHY[Form.NAMED]), Form.NAMED, alone=alone)
     return Choice(
         line=line, problem=f"--launch-line={line}: no command begins there", instead="name the line of an srun"
     )
@@ -171,8 +178,12 @@ def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Cal
 
 def _is_alike(command: ShellCommand, last: ShellCommand) -> bool:
     """Whether two sruns start the same program as often, as in the branches of an `if`."""
-    one, other = ((python_program(each.text), _SIZE.findall(_options_of(each.text))) for each in (command, last))
+    one, other = ((python_program(each.text), _size(each)) for each in (command, last))
     return one == other and one[0] != ""
+
+
+def _size(command: ShellCommand) -> list[str]:
+    return _SIZE.findall(_options_of(command.text))
 
 
 def _alone(command: ShellCommand, script: Script) -> str:
@@ -252,4 +263,4 @@ def _without(script: Script, nodes: int | None) -> Iterator[Choice]:
             yield _refuse(command, "a launcher on a part of the nodes is not supervised", _WRITE_SRUN)
         elif LAUNCHERS.search(whole) and command.words[0] not in ("echo", "printf", "export", "declare", "local"):
             one = "" if nodes else ", or #SBATCH --nodes=1 if it needs one node"
-            yield _refuse(command, "a launcher without srun is not supervised", f"write `srun` before it{one}")
+            yield _refuse(command, _NEEDS_SRUN, f"write `srun` before it{one}")

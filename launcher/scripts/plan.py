@@ -17,7 +17,7 @@ from muster.launcher.scripts.launch_choice import Choice, choose
 from muster.launcher.scripts.user_script import UserScript, why_not_bash
 from muster.slurm.client.launch_settings import LaunchLine
 from muster.slurm.client.sbatch_options import SbatchOption
-from muster.slurm.client.script_lines import SBATCH, WrongLine, words_of_lines
+from muster.slurm.client.script_lines import SBATCH, LineWord, WrongLine, words_of_lines
 
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
@@ -41,10 +41,12 @@ class Looked:
 
     script: UserScript
     asked: Asked
-    texts: Mapping[str, str]
+    texts: Mapping[str, LineWord]
     """The keys of `#MUSTER` lines."""
     launch: LaunchLine
     alone: str
+    """As of `Choice`."""
+    beside: int = 0
     """As of `Choice`."""
 
 
@@ -83,14 +85,15 @@ def look_over(
     except WrongLine as error:
         raise WrongInput(str(error), NOTHING) from None
     asked, texts = ask(lines, environ, call.options), keys.read_lines(own)
-    named = _line_number(texts.pop(keys.LAUNCH_LINE, "0")) if launch_line is None else launch_line
+    of_script = texts.pop(keys.LAUNCH_LINE, None)
+    named = launch_line if launch_line is not None else _line_number(of_script) if of_script else 0
     choice = choose(script.text, size.likely_nodes(asked), named, wrapper)
     if named and choice.launch is None:
         raise WrongInput(choice.problem, f"{choice.instead}. {NOTHING}")
     if why := _why_unsupervised(script, asked, choice):
         return why
     assert choice.launch
-    return Looked(script, asked, texts, choice.launch, choice.alone)
+    return Looked(script, asked, texts, choice.launch, choice.alone, choice.beside)
 
 
 def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, str], here: str) -> Supervised:
@@ -119,10 +122,10 @@ def settle(looked: Looked, options: argparse.Namespace, environ: Mapping[str, st
     )
 
 
-def _line_number(text: str) -> int:
-    if not text.isdecimal():
-        raise WrongInput(f"{keys.LAUNCH_LINE}={text} must be the number of a line", NOTHING)
-    return int(text)
+def _line_number(word: LineWord) -> int:
+    if not word.text.isdecimal():
+        raise WrongInput(f"line {word.line}: {keys.LAUNCH_LINE}={word.text} must be the number of a line", NOTHING)
+    return int(word.text)
 
 
 def _why_unsupervised(script: UserScript, asked: Asked, choice: Choice) -> Unsupervised | None:

@@ -40,6 +40,12 @@ _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)")
 """How sbatch says the job's id."""
 _STANDARD_INPUT = "/dev/stdin"
 """A script by this name may have arguments."""
+_BEFORE_SCRIPT = ("--dry-run", "--spares")
+"""Options that some type where the arguments of the script stand."""
+_WHY_ADDED = {
+    "no-kill": "the job outlives a lost node",
+    "exclusive": "a node that fails is set DOWN, which ends every job on it",
+}
 _MOST_SHOWN = 100
 """Characters of the launch line in a note."""
 
@@ -64,10 +70,11 @@ async def submit_script(options: argparse.Namespace, call: ScriptCall) -> int:
     looked = await look(call.script or "the script", partial(_look_over, script, call, options))
     if isinstance(looked, Unsupervised):
         return await _queue_as_it_is(looked, script, call, options)
+    for word in call.arguments:
+        if word.partition("=")[0] in _BEFORE_SCRIPT:
+            print_note(f"muster: {word} stands behind {call.script}, so the script gets it: options stand before it")
     if options.dry_run or looked.asked.last("test-only"):
-        found = _settled(looked, options)
-        await _say_missing_folders(found)
-        return await _try(found, call, options)
+        return await _try(_settled(looked, options), call, options)
     return await _queue(looked, call, options)
 
 
@@ -114,18 +121,29 @@ def _settled(looked: Looked, options: argparse.Namespace) -> Supervised:
     words = " ".join(looked.launch.words)
     shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}..."
     print_note(f"muster: line {looked.launch.line} becomes the gang: {shown}")
+    if looked.beside:
+        print_note(
+            f"muster: line {looked.beside} starts as many tasks of Python, and is not supervised: "
+            f"--launch-line={looked.beside} makes it the gang"
+        )
     for note in found.notes:
         print_note(f"muster: {note}")
     return found
 
 
 async def _try(found: Supervised, call: ScriptCall, options: argparse.Namespace) -> int:
-    """Queues nothing: shows what would be added, or lets sbatch say when it could start."""
+    """Queues nothing: shows what would be added, or lets sbatch say when it could start. This may be another host than
+    the one on which the job is submitted, so that a path which it can't see refuses nothing."""
+    try:
+        await _check_paths(found)
+    except WrongInput as error:
+        print_note(f"muster: on this host the job would be refused: {error.message}")
     if not options.dry_run:
         return await _run(_argv(call, found), found.looked.script.given)
     for option in found.added:
         before = found.looked.asked.last(option.name)
-        print(f"+ {option}" + (f"  (in place of {before})" if before else ""))
+        why = f"in place of {before}" if before else _WHY_ADDED.get(option.name)
+        print(f"+ {option}" + (f"  ({why})" if why else ""))
     print("+ BASH_ENV in the environment: it names what bash reads before the script")
     print(shlex.join(_argv(call, found)))
     return 0
@@ -243,8 +261,10 @@ class _Answer:
         words = [counted(nodes, "node")] if nodes else []
         words += [counted(spares, "spare")] if spares else []
         size = f" ({' and '.join(words)})" if words else ""
-        once = ", once it runs" if self._found.looked.asked.last("array") else ""
-        print_note(f"muster: job {self.job}{size}. Watch it{once}: muster status -f {self.job}")
+        # A task of an array is shown once it launches.
+        first = re.match(r"\d+", self._found.looked.asked.value("array") or "")
+        it, name = (f"task {first[0]}, once it runs", f"{self.job}_{first[0]}") if first else ("it", str(self.job))
+        print_note(f"muster: job {self.job}{size}. Watch {it}: muster status -f {name}")
 
 
 def _argv(call: ScriptCall, found: Supervised | None = None) -> list[str]:

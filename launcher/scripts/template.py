@@ -13,10 +13,11 @@ from muster.launcher.errors import WrongInput
 from muster.launcher.scripts.asked import NOTHING, Asked
 from muster.launcher.scripts.size import size_of
 from muster.launcher.spec.explain import explain_errors
-from muster.launcher.spec.flags import with_options, with_texts
+from muster.launcher.spec.flags import chosen, with_texts
 from muster.launcher.spec.spec import Job
 from muster.launcher.submission.job_message import job_message
 from muster.slurm.client import names
+from muster.slurm.client.script_lines import LineWord
 
 if TYPE_CHECKING:
     from muster.v1.common_pb2 import JobSpec
@@ -27,7 +28,7 @@ _NO_COMMAND = "-"
 _LETTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, str], options: argparse.Namespace) -> Job:
+def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, LineWord], options: argparse.Namespace) -> Job:
     """The job, as job.toml would describe it.
 
     Args:
@@ -48,10 +49,12 @@ def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, str], optio
         "work_dir": folder,
         **_from_sbatch(asked),
     }
+    typed = chosen(options)
     try:
-        job = Job.model_validate(with_options(with_texts(tables, lines), options))
+        job = Job.model_validate(with_texts(tables, {name: word.text for name, word in lines.items()} | typed))
     except ValidationError as error:
-        problems = "\n".join(f"  {line}" for line in explain_errors(error, Job))
+        of_lines = {name: word.line for name, word in lines.items() if name not in typed}
+        problems = "\n".join(f"  {_place(line, of_lines)}{line}" for line in explain_errors(error, Job))
         raise WrongInput(
             f"what is asked of Muster is not valid:\n{problems}", f"docs/JOBTOML.md lists every key. {NOTHING}"
         ) from None
@@ -59,6 +62,12 @@ def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, str], optio
     if job.elastic and job.min_nodes is None and size.fewest != size.most:  # --nodes=2-8
         return job.model_copy(update={"min_nodes": size.fewest})
     return job
+
+
+def _place(problem: str, of_lines: Mapping[str, int]) -> str:
+    """Where the key stands that an error begins with; empty: in no line of the script."""
+    line = of_lines.get(f"--{problem.partition(' = ')[0].replace('_', '-')}")
+    return f"line {line}: " if line else ""
 
 
 def message_of(job: Job, asked: Asked) -> JobSpec:

@@ -82,10 +82,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def with_options(given: Tables, options: argparse.Namespace) -> Tables:
     """The tables of job.toml, with the values of the command line's options."""
-    chosen = vars(options)
-    return with_texts(
-        given, {name.removeprefix(_PREFIX): text for name, text in chosen.items() if name.startswith(_PREFIX)}
-    )
+    return with_texts(given, chosen(options))
+
+
+def chosen(options: argparse.Namespace) -> dict[str, str]:
+    """The texts of the command line's options, by the options' names."""
+    return {name.removeprefix(_PREFIX): text for name, text in vars(options).items() if name.startswith(_PREFIX)}
 
 
 def with_texts(given: Tables, texts: Mapping[str, str]) -> Tables:

@@ -339,7 +339,13 @@ async def test_status_of_a_running_gang(world: ScriptedWorld, capsys: pytest.Cap
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     assert await muster(world, "status", "1") == 0
     text, _ = outputs(capsys)
-    for seen in ("train (Slurm job 1, gang ", "generation\t1", "2 with ranks, 1 spare", "n3", "committed none"):
+    for seen in (
+        "train (Slurm job 1, gang ",
+        "generation\t1",
+        "2 with ranks, 1 spare",
+        "n3",
+        "step\tnone is known, committed none",
+    ):
         assert seen in text
     assert await muster(world, "status", "--json", "1") == 0
     view = json.loads(outputs(capsys)[0])

@@ -407,5 +407,9 @@ def test_a_job_without_the_library_is_told_what_it_would_have_saved_in_its_own_l
     (line,) = [line for line in advice(silent) if "library" in line]
     assert line.startswith("keep its state: the last recovery took 2.1 s until its ranks ran again (")
     assert "Of the 6 min that they had run before, what the script had not saved is trained again" in line
+    del silent.measured.gang.recoveries[0]
+    silent.measured.gang.run_started_s = 0  # it has ended
+    silent.measured.gang.goodput.since_s = 842.0
+    assert "Of the 2 min that they had run before" in next(line for line in advice(silent) if "library" in line)
     silent.measured.gang.step = 7
     assert not [line for line in advice(silent) if "library" in line]

@@ -176,6 +176,20 @@ def test_a_named_line_overrules() -> None:
     assert "no command begins there" in chosen(text, named=9).problem
 
 
+def test_another_training_of_python_that_stays_a_helper_is_known() -> None:
+    trains = (
+        "srun -N1 python stage.py\nsrun --ntasks-per-node=1 python cache.py\nsrun python train.py\nsrun python eval.py"
+    )
+    assert (chosen(trains).launch.line, chosen(trains).beside) == (5, 4)  # type: ignore[union-attr]
+    assert chosen("if a; then srun python a.py; else srun python a.py b; fi").beside == 0
+    assert chosen("srun torchrun a.py\nsrun torchrun b.py").beside == 0
+
+
+def test_a_named_launcher_without_srun_is_for_one_node() -> None:
+    assert "starts on the first node alone" in chosen("torchrun a.py", nodes=2, named=2).problem
+    assert chosen("torchrun a.py", nodes=1, named=2).alone == "torchrun"
+
+
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2028", "\u3000", "\x1f", "\x85"])
 def test_blanks_of_unicode_are_letters_as_for_bash(blank: str) -> None:
     text = f"echo{blank}\ncat <<E{blank}\nsrun a\nE{blank}\nsrun torchrun{blank}x a.py"

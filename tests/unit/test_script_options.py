@@ -58,11 +58,18 @@ def test_the_words_of_a_command_line_are_divided(
         "--requeue yes job.toml",
         "--help",
         "-N 2 -h a.sbatch",
-        "-N 2",
+        "--dry-run",
     ],
 )
 def test_a_job_file_or_a_call_for_help_is_left_alone(line: str) -> None:
     assert split(line) == (line.split(), None)
+
+
+@pytest.mark.parametrize("line", ["--dry-run --spares a.sbatch", "-p a.sbatch"])
+def test_an_option_that_takes_the_script_as_its_value_is_named(line: str) -> None:
+    with pytest.raises(WrongOption, match=r"no script is named: (--spares|-p) takes a.sbatch as its value"):
+        split(line)
+    assert split(line, is_piped=True)[1] is not None
 
 
 @pytest.mark.parametrize("line", ["--spare=1 a.sbatch", "--spare 1 a.sbatch", "--spars 1 a.sbatch"])
@@ -213,15 +220,20 @@ def test_a_short_list_of_nodes_is_said() -> None:
     ],
 )
 def test_keys_beside_the_options_of_sbatch(line: str, found: dict[str, str]) -> None:
-    assert keys.read_lines(words_of_lines(f"#MUSTER {line} # spare nodes", keys.MARK)) == found
+    read = keys.read_lines(words_of_lines(f"#MUSTER {line} # spare nodes", keys.MARK))
+    assert {name: word.text for name, word in read.items()} == found
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--spars=1", "line 1: there is no key '--spars=1'"),
-        ("spares=1", "line 1: there is no key 'spares=1'"),
+        ("--spars=1", "line 1: there is no key '--spars=1' of Muster: did you mean --spares?"),
+        ("spares=1", "line 1: there is no key 'spares=1' of Muster: did you mean --spares?"),
+        ("--partition=big", "line 1: there is no key '--partition=big' of Muster: it is an option of sbatch"),
+        ("-p big", "line 1: there is no key '-p' of Muster: it is an option of sbatch"),
+        ("--command=x", "line 1: --command is for job.toml: with a script, write the line of the script"),
         ("--spares", "line 1: --spares needs a value"),
+        ("--spares --elastic", "line 1: --spares needs a value"),
         ("--nodes=4", "line 1: --nodes is for job.toml: with a script, write --nodes on an #SBATCH line"),
         ("--slurm.time=1", "line 1: --slurm.time is for job.toml: with a script, write the option of sbatch"),
         ("--name=x", "line 1: --name is for job.toml: with a script, write --job-name"),

@@ -177,6 +177,7 @@ def test_a_trial_queues_nothing(shell: Shell) -> None:
     status, out, _ = shell.submit("--dry-run", "--spares=1", "train.sbatch")
     assert (status, shell.noted("argv"), shell.left()) == (0, [], [])
     assert "+ --nodes=5  (in place of line 2: --nodes=4)\n" in out
+    assert "+ --no-kill  (the job outlives a lost node)\n" in out
     shell.submit("--test-only", "--spares=1", "train.sbatch")
     assert shell.noted("argv")[:3] == ["--test-only", "--nodes=5", "--ntasks=5"]
     assert (shell.left(), shell.variable("BASH_ENV")) == ([], None)
@@ -260,7 +261,8 @@ def test_the_count_of_restarts_of_another_job_does_not_reach_this_one(
         ("#MUSTER --spars=1", "line 2: there is no key '--spars=1'"),
         ("#MUSTER --launch-line=9", "--launch-line=9: no command begins there"),
         ("#MUSTER --launch-line=x", "--launch-line=x must be the number of a line"),
-        ("#MUSTER --spares=-1", "spares = -1: must be 0 or more"),
+        ("#MUSTER --spares=-1", "line 2: spares = -1: must be 0 or more"),
+        ("\n#MUSTER --checkpoint.copies=x", "line 3: checkpoint.copies = 'x': must be a whole number"),
         ("#SBATCH -n 8\n#MUSTER --spares=1", "line 2: --ntasks=8 without --nodes"),
     ],
 )
@@ -326,6 +328,32 @@ def test_variables_send_no_job_to_another_cluster(shell: Shell, monkeypatch: pyt
     status, _, err = shell.submit("--force", "train.sbatch")
     assert (status, shell.noted("argv")) == (64, [])
     assert "SLURM_CLUSTERS of this shell" in err
+
+
+def test_a_trial_says_what_would_be_refused(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path_checks, "MOUNTS", shell.folder / "none")
+    (shell.folder / "none").touch()
+    words = f"run_dir = '{shell.folder}/muster-runs' is local to each host"
+    status, out, err = shell.submit("--dry-run", "train.sbatch")
+    assert (status, f"muster: on this host the job would be refused: {words}" in err) == (0, True)
+    status, out, err = shell.submit("--force", "train.sbatch")
+    assert (status, out, words in err) == (64, "", True)
+
+
+def test_a_training_before_the_launch_is_said(shell: Shell) -> None:
+    text = TRAIN.replace("srun torchrun train.py", "srun python train.py\nsrun python eval.py")
+    (shell.folder / "train.sbatch").write_text(text)
+    err = shell.submit("--force", "--array=3-5", "train.sbatch")[2]
+    assert (
+        "muster: line 4 starts as many tasks of Python, and is not supervised: --launch-line=4 makes it the gang" in err
+    )
+    assert "Watch task 3, once it runs: muster status -f 42_3" in err
+
+
+def test_options_behind_the_script_are_said_to_be_its_arguments(shell: Shell) -> None:
+    _, out, err = shell.submit("--force", "train.sbatch", "--spares=1", "--lr", "1")
+    assert err.count("stands behind train.sbatch, so the script gets it") == 1
+    assert (shell.noted("argv")[-3:], out) == (["--spares=1", "--lr", "1"], "Submitted batch job 42\n")
 
 
 @pytest.mark.parametrize("option", ["--force", "--dry-run", "--test-only"])

@@ -247,8 +247,8 @@ async def _poll_after_srun(
                 log.warning("srun ended with status %d %s: starting srun again", code, when)
                 return None
             log.error(
-                "srun failed with status %d %s: see srun's message above; "
-                "is muster-agent installed on every node of the job?",
+                "srun failed with status %d %s. The messages of srun and of the agents above say why: a command of the "
+                "job that fails before it launches anything, or a node without muster-agent",
                 code,
                 when,
             )
