@@ -6,7 +6,6 @@ sbatch. An option that both have (--nodes, --gpus, --gpus-per-node, --requeue) i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,7 +15,6 @@ from muster.slurm.client.sbatch_options import SbatchOption, WrongOption, is_kno
 _JOB_FILES = (".toml", ".yaml", ".yml")
 _TRUTH = ("true", "false")
 _OF_BOTH = frozenset({"--nodes", "--gpus", "--gpus-per-node", "--requeue"})
-_PLUGIN_OPTION = re.compile(r"^ +--([\w-]+)(\[?=)?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,3 @@ def _own_words(word: str, rest: list[str], kind: Kind) -> list[str]:
     if kind.is_truth:
         return [f"{word}={rest.pop(0) if rest and rest[0] in _TRUTH else 'true'}"]
     return [f"{word}={rest.pop(0)}"] if rest else [word]
-
-
-def options_of_plugins(help_text: str) -> dict[str, bool]:
-    """Options that `sbatch --help` names, with whether they take a value in the next word."""
-    return {name: mark == "=" for name, mark in _PLUGIN_OPTION.findall(help_text)}

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from muster.launcher.scripts import call, keys
+from muster.slurm.client.srun_options import described
 
 _HELP_TIMEOUT_S = 10.0
 
@@ -59,4 +60,4 @@ def _plugins() -> dict[str, bool]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return call.options_of_plugins(told.stdout)
+    return described(told.stdout)

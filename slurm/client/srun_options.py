@@ -52,7 +52,7 @@ NAMES = _FLAGS | _MAY_HAVE_VALUE | _WITH_VALUE
 """The long names of srun's own options."""
 _SAME = {"tasks-per-node": "ntasks-per-node"}
 """Two names of one option."""
-_HELP_LINE = re.compile(r"^\s+(?:-\w,?\s+)?--([a-z0-9][a-z0-9_-]*)(\[?=)?", re.MULTILINE)
+_HELP_LINE = re.compile(r"^\s+(?:-\w,?\s+)?--(\w[\w-]*)(\[?=)?", re.MULTILINE)
 
 
 class UnknownOption(ValueError):
@@ -90,7 +90,7 @@ class SrunWords:
 
 
 def described(text: str) -> dict[str, bool]:
-    """The long options in the answer of `srun --help`, and whether each takes a value as the next word."""
+    """The long options that `srun --help` or `sbatch --help` names, and whether each has the next word as its value."""
     return {name: mark == "=" for name, mark in _HELP_LINE.findall(text)}
 
 

@@ -13,12 +13,13 @@ from muster.launcher.scripts.call import Kind, ScriptCall
 from muster.launcher.scripts.size import Size, grown, note_of_nodelist, size_of
 from muster.slurm.client.sbatch_options import WrongOption, read_words
 from muster.slurm.client.script_lines import WrongLine, words_of_lines
+from muster.slurm.client.srun_options import described
 
 OWN = {"--spares": Kind(True), "--dry-run": Kind(False), "--elastic": Kind(True, is_truth=True)} | {
     name: Kind(True) for name in ("--nodes", "--gpus", "--name")
 }
 OWN["--requeue"] = Kind(True, is_truth=True)
-PLUGINS = call.options_of_plugins("Options provided by plugins:\n      --image=<path>   a\n      --writable   b\n")
+PLUGINS = described("Options provided by plugins:\n      --image=<path>   a\n      --writable   b\n")
 
 
 def split(line: str, *, is_piped: bool = False) -> tuple[list[str], ScriptCall | None]:
