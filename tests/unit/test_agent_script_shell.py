@@ -91,6 +91,11 @@ def test_a_helper_has_its_exit_code_and_runs_on_spares_only_if_nobody_reads_what
     ]
 
 
+def test_functions_that_the_script_exports_reach_the_tasks_of_srun(shell: Shell) -> None:
+    shell.srun.write_text("#!/bin/bash\nexec ${@:$#-2}\n")
+    assert shell.run("prepare() { echo prepared; }; export -f prepare\nsrun -N1 bash -c prepare") == ["prepared"]
+
+
 def test_in_a_job_that_the_script_queues_srun_is_slurms_own(shell: Shell) -> None:
     script = """
     export SLURM_JOB_ID=8 SLURM_NNODES=1 SLURM_JOB_NODELIST=n9

@@ -21,7 +21,8 @@ from muster.slurm.client.launch_settings import LaunchSettings, program_folder
 from muster.slurm.client.parsing import hostlist
 
 # Libraries that the script has chosen for its own programs could keep Muster's interpreter from starting.
-_PROGRAM = """#!/bin/sh
+# dash would drop the functions that the script has exported. With -p bash reads neither these nor BASH_ENV.
+_PROGRAM = """#!/bin/bash -p
 if [ -z "${{MUSTER_LAUNCH+x}}" ]; then export MUSTER_LAUNCH={settings}; fi
 if [ "${{LD_LIBRARY_PATH+x}}" ]; then export {kept}LD_LIBRARY_PATH="$LD_LIBRARY_PATH"; unset LD_LIBRARY_PATH; fi
 if [ "${{LD_PRELOAD+x}}" ]; then export {kept}LD_PRELOAD="$LD_PRELOAD"; unset LD_PRELOAD; fi
