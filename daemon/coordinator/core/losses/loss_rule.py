@@ -1,6 +1,6 @@
 """What counts as a spike or a plateau of the loss, and what follows: the site's rule, and the job's own choice."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 
@@ -51,4 +51,5 @@ class LossChoice:
 
     def over(self, site: LossRule) -> LossRule:
         """The rule of the job on a site with the rule `site`."""
-        return replace(site, **{name: value for name, value in asdict(self).items() if value is not None})
+        chosen = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
+        return replace(site, **chosen) if chosen else site  # asked at each report of each gang
