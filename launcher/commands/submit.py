@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.checkpoint.durable import trusted_folder
 from muster.daemon.host import private_file
 from muster.daemon.host.plain_text import plain
 from muster.daemon.transport import gang_ids
@@ -332,7 +331,11 @@ def _check_durable(durable_dir: str) -> None:
             f"durable_dir = {durable_dir!r}: {wrong}",
             "it must be a writable folder on storage that all nodes share. Nothing was queued",
         )
-    if folder.exists() and (unsafe := trusted_folder.why_not_restored(folder)):
+    if not folder.exists():
+        return
+    from muster.checkpoint.durable import trusted_folder  # few jobs need it
+
+    if unsafe := trusted_folder.why_not_restored(folder):
         raise WrongInput(f"durable_dir = {durable_dir!r}: {unsafe}", "Nothing was queued")
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_validator
 
-from muster.checkpoint.redundancy.scheme import Redundancy
-from muster.checkpoint.redundancy.schemes import redundancy_of
 from muster.daemon.transport import job_limits
 from muster.launcher.spec.table import Table
+
+if TYPE_CHECKING:
+    from muster.checkpoint.redundancy.scheme import Redundancy
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 _EVERY = re.compile(r"(\d+) (step|minute)s?")
@@ -72,6 +73,8 @@ class CheckpointTable(Table):
     @property
     def redundancy(self) -> Redundancy:
         """How the states in memory outlive the loss of nodes."""
+        from muster.checkpoint.redundancy.schemes import redundancy_of  # a submission seldom needs it
+
         return redundancy_of(self.copies - 2, self.parity)
 
     def _every(self, unit: str) -> int:

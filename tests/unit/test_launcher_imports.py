@@ -46,6 +46,8 @@ def test_submit_imports_nothing_that_a_job_of_one_node_does_not_need(tmp_path: P
     found = imported(f"from muster.launcher.main import main\nassert main({words}) == 0")
     assert LARGE & found == {"grpc", "google", "asyncio", "pydantic"}
     needless = {
+        "muster.checkpoint.durable.trusted_folder",
+        "muster.checkpoint.redundancy.scheme",
         "muster.daemon.transport.authorization",
         "muster.daemon.transport.credential_check",
         "muster.fabric.model.fabric",
