@@ -39,8 +39,14 @@ def here(job: JobSpec, path: str = PATH) -> str:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["no-such-program"], "command: no program 'no-such-program' is in PATH: name its path, or set PATH in [env]"),
-        (["KEY=s3cret", "x"], "command: no program 'KEY=...' is in PATH: name its path, or set PATH in [env]"),
+        (
+            ["no-such-program"],
+            "command: no program 'no-such-program' is in PATH: name its path, or set PATH (in job.toml: [env])",
+        ),
+        (
+            ["KEY=s3cret", "x"],
+            "command: no program 'KEY=...' is in PATH: name its path, or set PATH (in job.toml: [env])",
+        ),
         (["./go.sh"], "command: the program {}/go.sh does not exist"),
         (["./plain"], "command: the program {}/plain can't be run by you"),
         (["sh", "go.sh"], "command: the script {}/go.sh does not exist"),

@@ -52,7 +52,11 @@ def find_missing(work_dir: str, command: Sequence[str], search_path: str) -> Ite
     program = command[0]
     if "/" not in program and find_program(program, search_path, work_dir) is None:
         is_here = has_folder and (folder / program).is_file()
-        right = f"write ./{program} for the file in {folder}" if is_here else "name its path, or set PATH in [env]"
+        right = (
+            f"write ./{program} for the file in {folder}"
+            if is_here
+            else "name its path, or set PATH (in job.toml: [env])"
+        )
         shown = re.sub("=.*", "=...", program)  # of a shell's assignment: the value may be secret
         yield Missing(Path(program), f"command: no program {shown!r} is in PATH", right)
     for what, word, access, verb in _files(command):
