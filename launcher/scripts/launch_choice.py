@@ -68,7 +68,7 @@ class Choice:
     problem: str = ""
     instead: str = ""
     alone: str = ""
-    """The program of the line, if it is a launcher without srun: the shell has to call srun in its place."""
+    """The launcher that the script of one node starts without srun: the shell has to call srun in its place."""
     beside: int = 0
     """The line of another srun that starts as many tasks of Python, and stays a helper; 0: there is none."""
 
@@ -97,7 +97,10 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
             alike = [command for command in of_form if _is_alike(command, last)] or [last]
             others = (command for command in of_form if command not in alike and _size(command) == _size(last))
             beside = next(others, None) if form is Form.RANKS else None
-            return replace(_of_command(alike[0], form, script), beside=beside.line if beside else 0)
+            choice = _of_command(alike[0], form, script)
+            # In a script of one node: it may stand in another branch than the srun of several nodes.
+            alone = next((program for _, command in found if (program := _alone(command, script))), "")
+            return replace(choice, beside=beside.line if beside else 0, alone=choice.alone or alone)
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
 

@@ -92,6 +92,12 @@ def test_the_line_that_launches(text: str, line: int, form: Form) -> None:
     assert (found.launch and found.launch.line, found.form) == (line, form), found
 
 
+def test_a_launcher_without_srun_in_another_branch_of_one_node_is_replaced_too() -> None:
+    text = "if [ $N -gt 1 ]; then srun torchrun a.py; else torchrun a.py; fi"
+    assert choose(f"#!/bin/bash\n{text}", 1).alone == "torchrun"
+    assert choose(f"#!/bin/bash\n{text}", 2).alone == ""
+
+
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
