@@ -58,10 +58,12 @@ def job_of(asked: Asked, name: str, folder: str, lines: Mapping[str, LineWord], 
         raise WrongInput(
             f"what is asked of Muster is not valid:\n{problems}", f"docs/JOBTOML.md lists every key. {NOTHING}"
         ) from None
-
+    more: dict[str, Any] = {}
     if job.elastic and job.min_nodes is None and size.fewest != size.most:  # --nodes=2-8
-        return job.model_copy(update={"min_nodes": size.fewest})
-    return job
+        more["min_nodes"] = size.fewest
+    if _trains_to_the_limit(asked, job):
+        more["stop_before"] = 0.0
+    return job.model_copy(update=more)
 
 
 def _place(problem: str, of_lines: Mapping[str, int]) -> str:
@@ -103,6 +105,11 @@ def _from_sbatch(asked: Asked) -> dict[str, Any]:
     found |= next(
         ({"ranks_per_node": int(count)} for count in per_node if count and count.isdecimal() and count > "1"), {}
     )
-    if asked.value("signal"):
-        found["stop_before"] = 0  # the script has asked Slurm to tell it of the end, and does then what it likes
     return found
+
+
+def _trains_to_the_limit(asked: Asked, job: Job) -> bool:
+    """Whether an early stop would only cost time: it saves nothing, or the script has asked Slurm for a signal before
+    its end."""
+    is_of_use = job.durable_dir or job.stop_signal or job.requeue_at_limit
+    return "stop_before" not in job.model_fields_set and bool(asked.value("signal") or not is_of_use)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -121,15 +122,23 @@ def test_the_users_own_file_is_queued_with_what_is_added(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "seconds"), [((), 120), (("--signal=B:USR1@60",), 0), (("--signal=USR1@60", "--stop-before=30"), 30)]
+    ("options", "seconds", "number"),
+    [
+        ((), 0, 0),
+        (("--durable-dir=/shared/checkpoints",), 120, 0),
+        (("--durable-dir=/shared/checkpoints", "--signal=B:USR1@60"), 0, 0),
+        (("--signal=USR1@60", "--stop-before=30"), 30, 0),
+        (("--stop-signal=USR1",), 120, signal.SIGUSR1),
+        (("--requeue-at-limit",), 120, 0),
+    ],
 )
-def test_a_script_that_asks_for_a_signal_before_its_end_gets_it(
-    options: tuple[str, ...], seconds: int, shell: Shell
+def test_a_script_trains_to_its_time_limit_unless_an_earlier_stop_saves_something(
+    options: tuple[str, ...], seconds: int, number: int, shell: Shell
 ) -> None:
-    """No stop of Muster's own comes before that signal, and ranks get it from Slurm alone."""
+    """If it asks Slurm for a signal before its end, no stop of Muster's own comes first, and ranks get one signal."""
     shell.submit("--force", *options, "train.sbatch")
     settings = launch_settings.read(next(shell.folder.rglob("*.launch.json")).read_text())
-    assert (settings.spec.stop_before_s, settings.spec.stop_signal) == (seconds, 0)
+    assert (settings.spec.stop_before_s, settings.spec.stop_signal) == (seconds, number)
 
 
 def test_a_record_of_the_run_is_kept(shell: Shell) -> None:
