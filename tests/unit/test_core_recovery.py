@@ -141,6 +141,7 @@ def test_a_job_that_has_lost_the_rest_of_its_script_has_a_code_of_its_own() -> N
     world.finish()
     world.run_until(lambda: world.gang.phase is Phase.DONE)
     assert (world.gang.exit_code, world.slurm[-1].verb, world.slurm[-1].exit_code) == (0, "complete", 91)
+    assert world.gang.reason.endswith("is lost with a node: the job ends with 91")
 
 
 def test_a_batch_host_that_dies_unseen_does_not_keep_its_job_for_ever() -> None:

@@ -36,6 +36,9 @@ def _ended_before_the_requeue(gang: Gang, seen: ObservedGang, state: str) -> boo
 def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
     """End the gang, and its job if the job's batch script can't."""
     gang, job_ended = gang_turn.gang, gang_turn.job_ended
+    of_job = _code_of_job(gang, exit_code)
+    if of_job != exit_code and not job_ended:
+        reason += f". What its script does behind the launch is lost with a node: the job ends with {of_job}"
     gang_turn.turn.record(facts.GangEnded(gang.id, phase, exit_code, reason))
     shared_pool.close_all(gang_turn, reason, joined=phase is Phase.CANCELLED)
     if job_ended:
@@ -47,13 +50,13 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
     if exit_code == EXIT_FAILED_AGAIN and not gang.spec.own_nodes:  # a user's own script requeues as its author means
         gang_turn.turn.owe("requeue_off", gang.id, gang.slurm.job, f"muster: {reason}")
     if is_batch_host_dead(gang.roster, gang.slurm):
-        code = _code_without_script(gang, exit_code)
-        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, f"muster: {reason}", exit_code=code)
+        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, f"muster: {reason}", exit_code=of_job)
 
 
-def _code_without_script(gang: Gang, exit_code: int) -> int:
-    """The exit code of a job whose script is lost."""
-    return EXIT_SCRIPT_LOST if exit_code == 0 and gang.spec.script_goes_on else exit_code
+def _code_of_job(gang: Gang, exit_code: int) -> int:
+    """The exit code of the job. Its script may be lost with the batch host."""
+    lost = exit_code == 0 and gang.spec.script_goes_on and is_batch_host_dead(gang.roster, gang.slurm)
+    return EXIT_SCRIPT_LOST if lost else exit_code
 
 
 def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
@@ -103,6 +106,4 @@ def complete_job(gang_turn: GangTurn) -> None:
     shared_pool.close_all(gang_turn, gang.reason, joined=True)
     if not over:
         words = f"muster: {gang.reason}"
-        gang_turn.turn.owe(
-            "complete", gang.id, gang.slurm.job, words, exit_code=_code_without_script(gang, gang.exit_code)
-        )
+        gang_turn.turn.owe("complete", gang.id, gang.slurm.job, words, exit_code=_code_of_job(gang, gang.exit_code))
