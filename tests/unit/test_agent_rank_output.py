@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import tty
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,22 @@ def test_each_line_has_the_mark_that_its_launcher_asks_for(copy: Copy, tmp_path:
     marked.note([ENDED, replace(ENDED, rank=2, local_rank=0)])
     marked.copy_rest()
     assert copy.written == b"plain\n[eval1/3]: one\n[eval1/3]: two\n"
+
+
+def test_on_a_terminal_each_line_has_the_number_of_its_rank_in_a_colour_of_its_own(copy: Copy) -> None:
+    screen, terminal = os.openpty()
+    tty.setraw(terminal)
+    shown, marked = copy.output_to(terminal), copy.output_to(terminal, ("[a]:", "[b]:"))
+    copy.log(b"one\ntwo\n")
+    copy.log(b"other\n", rank=2)
+    for output in (shown, marked):
+        output.note([ENDED, replace(ENDED, rank=2, local_rank=0)])
+        output.copy_rest()
+    two, three = b"\x1b[33m[2]\x1b[0m ", b"\x1b[34m[3]\x1b[0m "
+    coloured = two + b"other\n" + three + b"one\n" + three + b"two\n"
+    assert os.read(screen, 4096) == coloured + b"[a]:other\n[b]:one\n[b]:two\n"
+    for descriptor in (screen, terminal):
+        os.close(descriptor)
 
 
 def test_what_is_more_than_memory_shall_hold_comes_in_parts(copy: Copy) -> None:
