@@ -347,6 +347,24 @@ async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path
     assert told.exists()
 
 
+@pytest.mark.parametrize(("number", "code", "view"), [(signal.SIGINT, 130, UNKNOWN), (signal.SIGTERM, 143, GONE)])
+async def test_a_launch_that_a_signal_has_ended_says_so_and_is_not_repeated(
+    tmp_path: Path, number: signal.Signals, code: int, view: GangView | ViewFailure
+) -> None:
+    """srun ends its tasks with SIGTERM after either, and tells of that."""
+    mark = tmp_path / "ready"
+    script = f"trap 'exit 143' INT TERM; echo >> {mark}; while :; do sleep 0.01; done"
+    forwarded = (signal.SIGINT, signal.SIGTERM)
+    launch = run_batch(["sh", "-c", script], Answers(view), Allocation(7, 2, 1), timing=FAST, forwarded=forwarded)
+    running = asyncio.ensure_future(launch)
+    async with asyncio.timeout(120):
+        while not mark.exists():  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), number)
+        assert await running == code
+    assert mark.read_text() == "\n"
+
+
 async def test_a_script_that_was_queued_once_more_holds_no_nodes(caplog: pytest.LogCaptureFixture) -> None:
     """Its agents have been dismissed. The gang runs on in the job that muster has submitted."""
     other = GangView(phase="RUNNING", slurm_job_ids=[7, 9])

@@ -144,12 +144,14 @@ async def run_batch(
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        _forward_signals(srun.process, forwarded)
+        _forward_signals(srun, forwarded)
         view = await _poll_beside_srun(srun, coordinator, timing, lost_nodes)
         if view is not None:
             await _wait_or_kill(srun, timing)
             return _log_result(view)
         code = await srun.wait()
+        if code and signal.SIGINT in srun.asked_to_end:
+            code = exit_codes.EXIT_CANCELLED
         found = srun.failed_nodes - lost_nodes
         lost_nodes |= found
         if code and found:
@@ -157,8 +159,9 @@ async def run_batch(
                 continue
             await _requeue_job(allocation, lost_nodes, coordinator, timing)
         started_nothing = _was_killed(code) or srun.controller_unreachable
-        may_relaunch = bool(allocation.min_nodes) and not found and started_nothing and launches < MAX_LAUNCHES
-        ended = await _poll_after_srun(code, coordinator, timing, allocation.job_id, may_relaunch=may_relaunch)
+        may_relaunch = bool(allocation.min_nodes) and started_nothing and not (found or srun.asked_to_end)
+        again = may_relaunch and launches < MAX_LAUNCHES
+        ended = await _poll_after_srun(code, coordinator, timing, allocation.job_id, may_relaunch=again)
         if ended is not None:
             return ended
 
@@ -289,13 +292,14 @@ def _log_result(view: GangView) -> int:
     return exit_codes.of_shell(view.exit_code)
 
 
-def _forward_signals(srun: asyncio.subprocess.Process, forwarded: Sequence[signal.Signals]) -> None:
+def _forward_signals(srun: Srun, forwarded: Sequence[signal.Signals]) -> None:
     """Forward these signals to srun. Ignore the others that Slurm may send to a batch shell."""
     loop = asyncio.get_running_loop()
 
     def tell(signum: int) -> None:
-        if srun.returncode is None:
-            srun.send_signal(signum)
+        if srun.process.returncode is None:
+            srun.asked_to_end |= {signum} & {signal.SIGTERM, signal.SIGINT}
+            srun.process.send_signal(signum)
 
     step_signals.ignore()
     for number in forwarded:

@@ -93,6 +93,8 @@ class Srun:
     """Nodes on which a task has failed by itself, and its exit code."""
     controller_unreachable: bool = False
     """srun has reported that it can't reach slurmctld."""
+    asked_to_end: set[int] = field(default_factory=set)
+    """Those of SIGTERM and SIGINT that were passed on to it. What it has started ends with SIGTERM after both."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod
