@@ -173,8 +173,11 @@ def test_the_first_failure_of_a_generation_is_told_as_torchrun_tells_it(copy: Co
     copy.output.note([failed, replace(failed, rank=4)])
     assert copy.all() == b"before\n"
     assert copy.told.count("Root Cause") == 1
-    assert "  host      : n0\n  rank      : 3 (local_rank: 1)\n  exitcode  : 7 (pid: 77)\n" in copy.told
-    assert "  traceback : Traceback:\n      line 1\n" in copy.told
+    file = rank_log_files.error_path(str(tmp_path), "g", 2, 3)
+    where = f"  host      : n0\n  rank      : 3 (local_rank: 1)\n  exitcode  : 7 (pid: 77) \n  error_file: {file}\n"
+    assert "\nRoot Cause (first observed failure):\n[0]:\n" in copy.told
+    assert where in copy.told
+    assert "  traceback : Traceback:\n    line 1\n" in copy.told
 
 
 @pytest.mark.parametrize(

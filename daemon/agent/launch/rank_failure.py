@@ -24,11 +24,11 @@ def recorded_error(run_dir: str, gang: str, outcome: Outcome) -> str:
         return ""
 
 
-def describe(outcome: Outcome, node: str, error: str) -> str:
-    """The rank's failure in several lines. `error`: what it has recorded; empty: nothing."""
+def describe(outcome: Outcome, node: str, error: str, file: str = "") -> str:
+    """The rank's failure in several lines. `error`: what it has recorded, in `file`; empty: nothing."""
     killed = outcome.exit_code < 0
     name = f" ({signal_name(-outcome.exit_code)})" if killed else ""
-    recorded = error.strip().replace("\n", "\n    ") or (
+    recorded = error.strip().replace("\n", "\n  ") or (
         f"Signal {-outcome.exit_code}{name} received by PID {outcome.pid}" if killed else _HOW
     )
     return "\n".join(
@@ -36,12 +36,13 @@ def describe(outcome: Outcome, node: str, error: str) -> str:
             _BORDER,
             f"Rank {outcome.rank} FAILED in generation {outcome.generation}",
             _SECTION,
-            f"Root Cause (first observed failure on {node}):",
+            "Root Cause (first observed failure):",
             "[0]:",
             f"  time      : {time.strftime('%Y-%m-%d_%H:%M:%S', time.localtime(clock.wall()))}",
             f"  host      : {node}",
             f"  rank      : {outcome.rank} (local_rank: {outcome.local_rank})",
-            f"  exitcode  : {outcome.exit_code} (pid: {outcome.pid}){name}",
+            f"  exitcode  : {outcome.exit_code} (pid: {outcome.pid}) {name}",
+            f"  error_file: {file or '<N/A>'}",
             f"  traceback : {recorded}",
             _BORDER,
         )

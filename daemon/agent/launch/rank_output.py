@@ -118,8 +118,10 @@ class RankOutput:
         if followed := self._files.pop(key, None):
             self._target.write(*key, followed.close())
         if self._failed_first.get(outcome.generation) == outcome.rank:
-            error = outcome.start_error or rank_failure.recorded_error(self._run_dir, self._gang, outcome)
-            self._target.tell(*key, rank_failure.describe(outcome, self._node, error))
+            recorded = rank_failure.recorded_error(self._run_dir, self._gang, outcome)
+            file = str(rank_log_files.error_path(self._run_dir, self._gang, *key)) if recorded else ""
+            error = outcome.start_error or recorded
+            self._target.tell(*key, rank_failure.describe(outcome, self._node, error, file))
 
 
 class _Followed:
