@@ -35,7 +35,7 @@ from muster.slurm.client.known_programs import (
 )
 from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 
-_SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|\S+\.sh{END}")
+_SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|(?<!\S)\S+\.sh{END}")
 _CONTAINER_OPTION = re.compile(r"--(?:environment|image)(?==|\s|$)")
 """Of srun's plug-ins. A program of the user's may have an --image or an --environment of its own."""
 _OTHER_LAUNCHERS = re.compile(rf"{BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){END}")
@@ -93,14 +93,17 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
     ]
     for form in (Form.LAUNCHER, Form.RANKS, Form.UNKNOWN):
         if of_form := [command for given, command in found if given is form]:
-            last = of_form[0] if form is Form.LAUNCHER else of_form[-1]
-            alike = [command for command in of_form if _is_alike(command, last)] or [last]
-            others = (command for command in of_form if command not in alike and _size(command) == _size(last))
-            beside = next(others, None) if form is Form.RANKS else None
-            choice = _of_command(alike[0], form, script)
+            kinds = [(python_program(command.text), _size(command)) for command in of_form]
+            own = kinds[0 if form is Form.LAUNCHER else -1]
+            last = of_form[0 if form is Form.LAUNCHER else -1]
+            first = of_form[kinds.index(own)] if own[0] else last  # as in the branches of an `if`
+            differ = zip(of_form, (own[1] == kind[1] and (kind != own or not own[0]) for kind in kinds), strict=True)
+            others = (command.line for command, differs in differ if differs and command is not last)
+            beside = next(others, 0) if form is Form.RANKS else 0
             # In a script of one node: it may stand in another branch than the srun of several nodes.
             alone = next((program for _, command in found if (program := _alone(command, script))), "")
-            return replace(choice, beside=beside.line if beside else 0, alone=choice.alone or alone)
+            choice = _of_command(first, form, script)
+            return replace(choice, beside=beside, alone=choice.alone or alone)
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
 
@@ -177,12 +180,6 @@ def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Cal
         if pattern.search(whole) or pattern.search(beyond):
             return form
     return Form.UNKNOWN if _SHELL.search(whole) or "$" in _program_of(whole) else None
-
-
-def _is_alike(command: ShellCommand, last: ShellCommand) -> bool:
-    """Whether two sruns start the same program as often, as in the branches of an `if`."""
-    one, other = ((python_program(each.text), _size(each)) for each in (command, last))
-    return one == other and one[0] != ""
 
 
 def _size(command: ShellCommand) -> list[str]:

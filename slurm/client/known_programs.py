@@ -25,7 +25,7 @@ _CONTAINER = re.compile(
     rf"--container(?:-id|-image|-name)?(?==|{END})|{BEGIN}(?:(?:apptainer|singularity|docker|enroot|podman|podman-hpc|sarus)"
     rf"(?:_wrapper)?(?:[ \t]+-\S+)*[ \t]+(?:exec|run|shell|start)|shifter|ch-run){END}"
 )
-_PROGRAM = re.compile(r"[\w.-]+\.py(?!\w)|(?<=\s-m )[\w.]+")
+_PROGRAM = re.compile(r"(?<![\w.-])[\w.-]+\.py(?!\w)|(?<=\s-m )[\w.]+")
 
 
 def python_program(text: str) -> str:
