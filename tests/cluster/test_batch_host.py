@@ -43,7 +43,7 @@ def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
 
 
 def test_a_fatal_xid_on_node_0_then_its_death_then_a_link_that_stays_down_on_node_2(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("batch-host", nodes=3, spares=2, arguments=SMALL_MODEL)) as training:
+    with Training(healthy, TrainingSpec("batch-host", nodes=3, spares=2, arguments=SLOW_STEPS)) as training:
         job = training.submit()
         following = afterok(healthy, job)
         training.wait_step(15)

@@ -37,7 +37,7 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         f"hooks.own = {hook}",
         'record.live = "tensorboard"',
     )
-    spec = TrainingSpec("requeued", nodes=3, spares=0, arguments=SMALL_MODEL, settings=settings)
+    spec = TrainingSpec("requeued", nodes=3, spares=0, arguments=SLOW_STEPS, settings=settings)
     with Training(healthy, spec) as training:
         job = training.submit()
         training.wait_step(20)

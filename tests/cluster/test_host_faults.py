@@ -8,7 +8,7 @@ import pytest
 
 from muster.slurm.testcluster.cluster import COORDINATOR, Cluster
 from muster.slurm.testcluster.spec import CONTROLLER
-from muster.slurm.testcluster.training import SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -29,7 +29,7 @@ def wait_attached_and_fit(training: Training) -> None:
 
 def test_training_outlives_munged(healthy: Cluster) -> None:
     """On a compute node, on the coordinator's node, and during a restart of the coordinator."""
-    with Training(healthy, TrainingSpec("munge", nodes=3, spares=1, arguments=SMALL_MODEL)) as training:
+    with Training(healthy, TrainingSpec("munge", nodes=3, spares=1, arguments=SLOW_STEPS)) as training:
         training.submit()
         training.wait_step(20)
         node = training.node_of(1)
@@ -51,7 +51,7 @@ def test_training_outlives_munged(healthy: Cluster) -> None:
         training.wait(lambda view: view.get("phase") == "RUNNING", 60, "the coordinator is back")
         missing = f"node {node} answers others"
         made = len(training.steps(generation))
-        wait_until(lambda: len(training.steps(generation)) >= made + 200, 240, "steps with an agent that can't attach")
+        wait_until(lambda: len(training.steps(generation)) >= made + 40, 240, "steps with an agent that can't attach")
         healthy.start_service(node, "munged")
         wait_attached_and_fit(training)
         assert missing not in str(training.view)
@@ -62,7 +62,7 @@ def test_training_outlives_munged(healthy: Cluster) -> None:
 
 def test_recovery_works_without_slurmctld(healthy: Cluster) -> None:
     """A rank crashes and a node dies while slurmctld is down. Slurm is told as soon as it is back."""
-    with Training(healthy, TrainingSpec("ctld", nodes=3, spares=1, arguments=SMALL_MODEL)) as training:
+    with Training(healthy, TrainingSpec("ctld", nodes=3, spares=1, arguments=SLOW_STEPS)) as training:
         training.submit()
         training.wait_step(20)
         healthy.stop_service(CONTROLLER, "slurmctld")

@@ -9,7 +9,7 @@ import pytest
 
 from muster.daemon.transport.call_binding import name_of_agent
 from muster.slurm.testcluster.cluster import LOGIN, Cluster
-from muster.slurm.testcluster.training import SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -25,7 +25,7 @@ def address_of_agent(training: Training, node: str) -> str:
 
 
 def test_a_gang_recovers_and_nobody_is_blamed_while_a_user_holds_all_that_one_can(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("attacked", nodes=3, spares=1, arguments=SMALL_MODEL)) as training:
+    with Training(healthy, TrainingSpec("attacked", nodes=3, spares=1, arguments=SLOW_STEPS)) as training:
         training.submit()
         training.wait_step(20)
         attacked, dead = training.node_of(0), training.node_of(2)

@@ -14,7 +14,7 @@ import pytest
 
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import CONTROLLER, LOGIN, POLICY
-from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -99,7 +99,7 @@ def test_a_slow_link_of_one_node_is_found(healthy: Cluster) -> None:
 def test_spares_take_the_seats_of_nodes_that_fail_their_check_before_the_first_step(healthy: Cluster) -> None:
     """One computes wrongly. PyTorch is broken on the other one, whose check without GPUs does not use it."""
     settings = ("preflight = true", "[slurm]", 'options = ["--nodelist=n[0-4]"]')
-    spec = TrainingSpec("preflight", nodes=3, spares=2, arguments=SMALL_MODEL, settings=settings)
+    spec = TrainingSpec("preflight", nodes=3, spares=2, arguments=SLOW_STEPS, settings=settings)
     wrong, no_torch = broken_library(healthy, "n1", COMPUTES_WRONGLY), broken_library(healthy, "n2", NO_TORCH)
     with wrong, no_torch, Training(healthy, spec) as training:
         job = training.submit()

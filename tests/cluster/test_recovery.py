@@ -10,12 +10,12 @@ from tests.cluster.prometheus import metrics_tell_of_a_throttle, prometheus
 
 from muster.daemon.host.metric_series import read_job
 from muster.slurm.testcluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.testcluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-BUCKETS = (*SMALL_MODEL, "--bucket-cap-mb", "0.05")
+BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 
 
 def slurm_node(cluster: Cluster, node: str) -> str:
