@@ -198,7 +198,7 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
         *(f"--add-host={other}:{cluster.address(other)}" for other in spec.hosts if other != host),
         *(part for source, target in mounts.items() for part in ("--volume", f"{source}:{target}")),
         # The rights of root on a real node: debuggers, device files (fake GPUs), all system calls.
-        *("--cap-add=SYS_PTRACE", "--cap-add=MKNOD", "--security-opt=seccomp=unconfined"),
+        *("--cap-add=SYS_PTRACE", "--cap-add=MKNOD", "--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined"),
         *("--shm-size=1g", "--pids-limit=-1", "--stop-signal=KILL", *engine.ulimits),
         *(image, "bash", "/cluster/init.sh", role, str(int(spec.daemons)), str(int(spec.standby))),
     ).checked()

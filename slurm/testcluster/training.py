@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from muster.slurm.testcluster.cluster import Cluster
 from muster.slurm.testcluster.spec import LOGIN
@@ -269,7 +269,7 @@ class Training:
         ended = f"squeue -h -t PENDING,RUNNING,SUSPENDED -j {self.job} 2>/dev/null"
         wait_until(lambda: not self.cluster.sh(LOGIN, f"{ended} || true"), timeout, f"the end of job {self.job}")
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
+from tests.cluster.script_training import ScriptTraining, state
 
 from muster.slurm.testcluster.cluster import CONTROLLER, Cluster
 from muster.slurm.testcluster.spec import LOGIN
-from muster.slurm.testcluster.training import SLOW_STEPS, Training, TrainingSpec, View
+from muster.slurm.testcluster.training import SLOW_STEPS, TrainingSpec
 from muster.slurm.testcluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -89,47 +89,6 @@ print("hello")
 """
 
 
-class ScriptTraining(Training):
-    """A job of a user's own script."""
-
-    def __init__(self, cluster: Cluster, spec: TrainingSpec, text: str, command: str = "") -> None:
-        """`command`: what queues the script; empty: muster submit, with the spares of `spec`."""
-        super().__init__(cluster, spec)
-        self._text, self._command = text, command or f"muster submit --parsable --spares={spec.spares}"
-
-    def submit(self, *options: str) -> int:
-        """See Training.submit."""
-        inside = self._lay_out()
-        (self.folder / "train.sbatch").write_text(self._text)
-        command = f"cd {inside} && {self._command} {shlex.join((*options, 'train.sbatch'))}"
-        done = self.cluster.exec(LOGIN, "bash", "-c", command, user=self.spec.user)
-        self.job, self.notes = int(done.stdout), done.stderr
-        self._follow()
-        return self.job
-
-    def train_through_faults(self, rank: int) -> None:
-        """The rank is killed, then node n1 is lost, and the gang ends with 0."""
-        self.wait_step(5)
-        self.kill_rank(rank)
-        self.wait_recovered(2)
-        self.cluster.crash("n1")
-        self.wait_left("n1")
-        self.finish_done()
-
-    def finish_done(self) -> View:
-        """The gang ends with 0, as this view of it says."""
-        self.finish()
-        view = self.wait_final()
-        assert view["phase"] == "DONE", view.get("reason")
-        return view
-
-    @property
-    def output(self) -> str:
-        """What the job has printed."""
-        path = self.folder / "output.txt"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-
 def test_srun_python_becomes_the_gang_and_its_helpers_run_where_the_ranks_are(healthy: Cluster) -> None:
     """A rank is killed, then a node. The exit code is the gang's, and the lines around it run once, as they are."""
     spec = TrainingSpec("ranks", nodes=2, spares=1)
@@ -186,10 +145,6 @@ def seen(cluster: Cluster, job: int) -> dict[str, str]:
     """What `muster status` says of a job."""
     found: dict[str, str] = json.loads(cluster.sh(LOGIN, f"muster status --json {job}", user="alice"))
     return {"waiting_for": "", **found}
-
-
-def state(cluster: Cluster, job: int) -> str:
-    return cluster.sh(CONTROLLER, f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]
 
 
 @pytest.mark.long
