@@ -107,6 +107,8 @@ async def _run(options: argparse.Namespace) -> int:
     options.nodes = (2 if options.local else 1) if options.nodes is None else options.nodes
     options.spares = int(options.local) if options.spares is None else options.spares
     launcher = call.command(options.nodes, os.environ) if call else []
+    if call is not None and call.names_meeting_place:
+        print_note("muster: --rdzv-endpoint is not used: this host trains alone, and meets no other muster run")
     folder = Path(tempfile.mkdtemp(prefix="muster-local-"))
     status = None
     try:

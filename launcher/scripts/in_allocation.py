@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -97,7 +98,7 @@ async def launch(call: TorchrunCall, spec: JobSpec, environ: Mapping[str, str]) 
     }
     argv = [settings.agent, "srun", *(word.format(spec.nodes) for word in _ALONE), *words]
     if "SLURM_STEP_ID" in environ:
-        return _launch_for_all(argv, {**environ, **own}, f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
+        return launch_for_all(argv, {**environ, **own}, f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
     _become(argv, {**environ, **own})
 
 
@@ -137,8 +138,9 @@ async def _check_shared(job: str) -> None:
     )
 
 
-def _launch_for_all(argv: list[str], environ: Mapping[str, str], step: str) -> int:
+def launch_for_all(argv: list[str], environ: Mapping[str, str], step: str) -> int:
     """Launches for all tasks of an srun, which wait. Signals reach the whole step."""
+    print("muster: start muster run without srun: a lost node ends this srun, and the launch with it", file=sys.stderr)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
     status = subprocess.call(argv, env=dict(environ))

@@ -18,6 +18,7 @@ FLAGS = frozenset({
 })  # fmt: skip
 """Options of torchrun without a value. Each other one has a value, and no more needs to be known of it here."""
 _SAY_NODES = ("--nnodes", "--standalone")
+_MEETING_PLACE = frozenset({"--rdzv-endpoint", "--rdzv_endpoint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class TorchrunCall:
 
     options: tuple[str, ...]
     script: tuple[str, ...]
+
+    @property
+    def names_meeting_place(self) -> bool:
+        """Whether the launchers of several hosts would meet."""
+        return any(word.partition("=")[0] in _MEETING_PLACE for word in self.options)
 
     def command(self, nodes: int, environ: Mapping[str, str]) -> list[str]:
         """The command that reads the options: torchrun of the user's environment, else of this interpreter's.

@@ -1,6 +1,7 @@
 """`muster run train.py`: whose options are which, and what starts torchrun."""
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,3 +61,27 @@ def test_whose_job_it_is() -> None:
     assert in_allocation.own_nodes(of_slurm, 1) == 2
     with pytest.raises(WrongInput, match="--spares 3: the job has 3 nodes"):
         in_allocation.own_nodes(of_slurm, 3)
+
+
+async def test_launchers_of_several_hosts_do_not_meet_which_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torchrun").touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for option, said in (("--rdzv_endpoint=n0:29500", True), ("--rdzv-id=7", False)):
+        _, call = divide([option, "train.py"], PARSER._option_string_actions)
+        options = PARSER.parse_args(["--nodes=65", "--", "train.py"])
+        options.call = call
+        with pytest.raises(WrongInput, match="--nodes 65"):
+            await run_command.COMMAND.run(options)
+        assert ("this host trains alone" in capsys.readouterr().err) == said
+
+
+def test_an_srun_in_front_of_it_is_said_to_be_too_much() -> None:
+    words = "from muster.launcher.scripts import in_allocation as a; print(a.launch_for_all(['false'], {}, '7.0'))"
+    done = subprocess.run(
+        [sys.executable, "-c", words], env={}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "1\n", done.stderr
+    assert "start muster run without srun" in done.stderr
