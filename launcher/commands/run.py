@@ -188,6 +188,8 @@ async def _run_in(folder: Path, options: argparse.Namespace, launcher: list[str]
     try:
         cluster.start()
         print_note(f"muster: in another terminal: muster status --config {cluster.settings} {JOB}")
+        if launcher:
+            print_note("muster: torchrun imports PyTorch and reads its options")
         run = LocalRun(cluster, gang, spec.run_dir, list(options.fault))
         view = await run_until_signal(run.follow)
         if view is None:

@@ -140,6 +140,8 @@ def test_muster_run_takes_the_place_of_torchrun_on_a_workstation(tmp_path: Path)
     lines = done.stdout.splitlines()
     assert {line for line in lines if " trainer " in line} == {"[trainer1]:1 trainer 2 1"}
     assert "Signal 9 (SIGKILL) received by PID" in done.stderr
+    waits, starts = (done.stderr.index(words) for words in ("torchrun imports PyTorch", "generation 1 starts"))
+    assert waits < starts
 
 
 OWN_ADDRESS = """
