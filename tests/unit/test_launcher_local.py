@@ -401,7 +401,7 @@ def test_a_rank_that_is_killed_is_started_again_and_all_output_is_shown(with_tor
     status, out, err = in_place_of_torchrun(with_torchrun, script).end()
     assert status == 0, err
     assert {f"{rank} of 2, 1" for rank in (0, 1)} <= set(out.splitlines())
-    assert "(SIGKILL)\n  traceback : Signal 9 (SIGKILL) received by PID" in err
+    assert "(SIGKILL)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID" in err
 
 
 def test_ranks_that_fail_again_and_again_end_as_torchrun_ends(with_torchrun: Path) -> None:
