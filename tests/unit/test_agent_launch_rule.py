@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.agent.user_script.launch_rule import Decision, Kind, Script, decide
+from muster.daemon.agent.user_script.launch_rule import Decision, Kind, Script, decide, script_of
 from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 from muster.slurm.client.srun_options import UnknownOption, described, read_srun
 
@@ -114,6 +114,20 @@ def test_a_line_of_which_nothing_is_known_even_when_it_runs_says_so() -> None:
     script = Script(2, launch=LaunchLine(9, ("srun", "bash", "$RUN"), KNOWN_WHEN_IT_RUNS))
     assert decide(read_srun(["bash", "stage.sh"]), script, (9,), text_of).warning.startswith("no launcher")
     assert not decide(read_srun(["bash", "stage.sh"]), script, (8,), text_of).warning
+
+
+def test_a_variable_that_only_the_shell_of_the_task_replaces_is_seen_through() -> None:
+    words = read_srun(["--jobid", "7", "bash", "-c", "$LAUNCHER --node_rank $SLURM_PROCID ${CMD}"])
+    line = LaunchLine(9, ("srun", "bash", "-c", "'$LAUNCHER $CMD'"), "it starts a launcher")
+    environ = {"SLURM_NTASKS": "2", "CMD": "train.py"}
+
+    def kind(launcher: str) -> Kind:
+        return decide(words, script_of(environ | {"LAUNCHER": launcher}, 2, line), (9,), text_of).kind
+
+    assert kind("python3 -u -m torch.distributed.launch --nnodes 2") is LAUNCHER
+    assert kind("python3 -u") is RANKS
+    assert kind("echo") is HELPER
+    assert decide(words, script_of(environ, 2, line), (9,), text_of).kind is HELPER, "no such variable"
 
 
 def test_a_line_that_the_user_names_is_the_only_launch() -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from string import Template
 
 from muster.slurm.client.known_programs import (
     LAUNCHERS,
@@ -51,12 +52,14 @@ class Script:
     tasks: what SLURM_NTASKS says; 0: nothing.
     tasks_per_node: what SLURM_NTASKS_PER_NODE says; 0: nothing.
     launch: the line that `muster submit` has found.
+    environ: the variables of the call. The shell of a task replaces those that stand in single quotes.
     """
 
     nodes: int
     tasks: int = 0
     tasks_per_node: int = 0
     launch: LaunchLine | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     if words.has(*_NO_LAUNCH) or not words.command:
         return Decision(Kind.HELPER)
     each = _tasks_per_node(words, script)
-    text = _text(words.command, text_of)
+    text = Template(_text(words.command, text_of)).safe_substitute(script.environ)
     launcher, python = bool(LAUNCHERS.search(text)), bool(PYTHON.search(text))
     named = script.launch is not None and is_named(script.launch, words, lines)
     by_user = script.launch is not None and script.launch.why == NAMED_BY_USER
@@ -190,4 +193,5 @@ def _name(word: str) -> str:
 def script_of(environ: Mapping[str, str], nodes: int, launch: LaunchLine | None) -> Script:
     """The script as its variables describe it."""
     tasks, each = environ.get("SLURM_NTASKS", ""), environ.get("SLURM_NTASKS_PER_NODE", "")
-    return Script(nodes, int(tasks) if tasks.isdecimal() else 0, int(each) if each.isdecimal() else 0, launch)
+    tasks_per_node = int(each) if each.isdecimal() else 0
+    return Script(nodes, int(tasks) if tasks.isdecimal() else 0, tasks_per_node, launch, environ)
