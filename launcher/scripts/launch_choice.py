@@ -33,7 +33,7 @@ from muster.slurm.client.known_programs import (
     container,
     python_program,
 )
-from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
+from muster.slurm.client.launch_settings import BY_LAUNCHER, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 
 _SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|(?<!\S)\S+\.sh{END}")
 _CONTAINER_OPTION = re.compile(r"--(?:environment|image)(?==|\s|$)")
@@ -108,10 +108,9 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
 
 
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
-_ALONE = "a launcher starts the ranks of one node"
 _NEEDS_SRUN = "a launcher without srun starts on the first node alone"
 _WHY = {
-    Form.LAUNCHER: "srun starts a launcher of ranks",
+    Form.LAUNCHER: BY_LAUNCHER,
     Form.RANKS: "srun starts the ranks",
     Form.UNKNOWN: KNOWN_WHEN_IT_RUNS,
     Form.NAMED: NAMED_BY_USER,
@@ -147,8 +146,7 @@ def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
         )
     if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
         return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
-    alone = _alone(command, script)
-    return Choice(_line(command, _ALONE if alone else _WHY[form]), form, alone=alone)
+    return Choice(_line(command, _WHY[form]), form, alone=_alone(command, script))
 
 
 def _line(command: ShellCommand, why: str) -> LaunchLine:

@@ -31,6 +31,8 @@ NAMED_BY_USER = "#MUSTER --launch-line names it"
 """`LaunchLine.why` of a line that the user has named."""
 KNOWN_WHEN_IT_RUNS = "srun starts a shell, of which more is known when it runs"
 """Likewise of a line of which submit sees too little."""
+BY_LAUNCHER = "a launcher starts the ranks"
+"""Likewise of a line whose tasks are no ranks."""
 
 
 class WrongSettings(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind, Script, decide, script_of
-from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
+from muster.slurm.client.launch_settings import BY_LAUNCHER, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 from muster.slurm.client.srun_options import UnknownOption, described, read_srun
 
 HELPER, LAUNCHER, RANKS = Kind.HELPER, Kind.LAUNCHER, Kind.RANKS
@@ -108,6 +108,12 @@ def test_a_line_that_starts_the_same_program_starts_the_ranks() -> None:
     for size in ("-n1", "--ntasks-per-node=1"):
         stage = found(size, "python", "train.py", "--stage", tasks=4, launch="srun python train.py", lines=(8,))
         assert (stage.kind, stage.warning) == (HELPER, "")
+
+
+def test_what_srun_starts_without_the_launcher_is_a_helper_of_the_same_program() -> None:
+    script = Script(2, launch=LaunchLine(9, ("srun", "torchrun", "train.py"), BY_LAUNCHER))
+    assert decide(read_srun(["python", "train.py", "--download"]), script, (8,), text_of).kind is HELPER
+    assert decide(read_srun(["torchrun", "train.py"]), script, (9,), text_of).kind is LAUNCHER
 
 
 def test_a_line_of_which_nothing_is_known_even_when_it_runs_says_so() -> None:

@@ -3,7 +3,7 @@
 A call is the launch if it has a task on every node of the script, and
 - starts one task a node whose words, or the text of a shell or of a script that it names, start one of LAUNCHERS; or
 - starts a Python program, directly or in a shell, and `muster submit` has found it to be the line that launches, or
-  starts the same program as this line.
+  starts the same program as this line, whose tasks are ranks.
 A line that the user has named is the launch, whatever it starts, and no other call is. Everything else is a helper, and
 runs as it is written. docs/SCRIPTS.md says the same to users.
 """
@@ -24,7 +24,7 @@ from muster.slurm.client.known_programs import (
     container,
     python_program,
 )
-from muster.slurm.client.launch_settings import KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
+from muster.slurm.client.launch_settings import BY_LAUNCHER, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
 from muster.slurm.client.parsing import hostlist
 from muster.slurm.client.srun_options import SrunWords
 
@@ -125,7 +125,7 @@ def is_named(launch: LaunchLine, words: SrunWords, lines: Sequence[int]) -> bool
 
 def is_alike(words: SrunWords, text: str, script: Script) -> bool:
     """Whether this call starts the program of the line that `muster submit` has found, as often as the job asks."""
-    if script.launch is None or not (program := python_program(text)):
+    if script.launch is None or script.launch.why == BY_LAUNCHER or not (program := python_program(text)):
         return False
     usual = _tasks_per_node(SrunWords((), words.command), script)
     return program == python_program(" ".join(script.launch.words)) and _tasks_per_node(words, script) >= max(usual, 1)
