@@ -43,7 +43,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)[^}]*\})")
 _ONE = re.compile(r"(?:^|\s)(?:-[Nn]\s*|--n(?:odes|tasks)[=\s])[\"']?1[\"']?(?=\s|$)")
 _TAKE_WORD = ("-N", "-c", "-n", "-w", "--cpus-per-task", "--nodelist", "--nodes", "--ntasks")
 """Options of srun whose value is often the next word."""
-_NODES = re.compile(r"(?:^|\s)[\"']?(?:-w\s*|--nodelist[=\s])(?![\"']*\$\{?SLURM_)")
+_NODES = re.compile(r"(?:^|\s)[\"']?(?:-w\s*+|--nodelist[=\s])(?![\"']*\$\{?SLURM_)")
 _SIZE = re.compile(r"(?:^|\s)(?:-[Nn]|--n(?:odes|tasks)).*?(?=\s-|$)")
 _MOST_DEPTH = 4
 """Of variables that name variables."""

@@ -365,6 +365,20 @@ async def test_a_launch_that_a_signal_has_ended_says_so_and_is_not_repeated(
     assert mark.read_text() == "\n"
 
 
+async def test_a_launch_that_was_interrupted_is_not_repeated_for_a_node_that_failed(tmp_path: Path) -> None:
+    mark = tmp_path / "ready"
+    failed = "srun: error: Task launch for StepId=7.0 failed on node n1: Communication connection failure"
+    script = f"trap 'exit 130' INT; echo '{failed}' >&2; echo >> {mark}; while :; do sleep 0.01; done"
+    launch = run_batch(["sh", "-c", script], Answers(UNKNOWN), Allocation(7, 2, 1), timing=FAST)
+    running = asyncio.ensure_future(launch)
+    async with asyncio.timeout(120):
+        while not mark.exists():  # noqa: ASYNC110 - untold
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await running == 130
+    assert mark.read_text() == "\n"
+
+
 async def test_a_script_that_was_queued_once_more_holds_no_nodes(caplog: pytest.LogCaptureFixture) -> None:
     """Its agents have been dismissed. The gang runs on in the job that muster has submitted."""
     other = GangView(phase="RUNNING", slurm_job_ids=[7, 9])

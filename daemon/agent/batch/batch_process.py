@@ -154,7 +154,7 @@ async def run_batch(
             code = exit_codes.EXIT_CANCELLED
         found = srun.failed_nodes - lost_nodes
         lost_nodes |= found
-        if code and found:
+        if code and found and not srun.asked_to_end:
             if _enough_nodes_left(allocation, lost_nodes):
                 continue
             await _requeue_job(allocation, lost_nodes, coordinator, timing)
