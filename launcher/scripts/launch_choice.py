@@ -34,6 +34,7 @@ from muster.slurm.client.known_programs import (
     python_program,
 )
 from muster.slurm.client.launch_settings import BY_LAUNCHER, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
+from muster.slurm.client.srun_options import UnknownOption, read_srun
 
 _SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|(?<!\S)\S+\.sh{END}")
 _CONTAINER_OPTION = re.compile(r"--(?:environment|image)(?==|\s|$)")
@@ -235,8 +236,12 @@ def _options_of(whole: str) -> str:
 
 
 def _program_of(whole: str) -> str:
-    """What follows srun's options, roughly: the first word that is no option."""
-    return next((word for word in _behind_srun(whole) if not word.startswith("-")), "")
+    """What follows srun's options; beside those of plug-ins roughly: the first word that is no option."""
+    words = _behind_srun(whole)
+    try:
+        return next(iter(read_srun(words).command), "")
+    except UnknownOption:
+        return next((word for word in words if not word.startswith("-")), "")
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:

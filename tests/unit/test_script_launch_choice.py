@@ -56,6 +56,7 @@ def test_scripts_as_people_run_them(name: str, line: int, form: Form, words: str
         ("srun python train.py --strategy deepspeed --image x --run docker run", 2, Form.RANKS),
         ("srun --nodelist=$SLURM_JOB_NODELIST -c 4 torchrun train.py", 2, Form.LAUNCHER),
         ('srun -w "$SLURM_JOB_NODELIST" torchrun train.py', 2, Form.LAUNCHER),
+        ("srun -c 4 --cpu-bind none $CMD\nsrun -c 4 cp $FROM $TO", 2, Form.UNKNOWN),
         ("srun -N1 -n1 python stage.py\nsrun python train.py\nsrun -n 1 python eval.py", 3, Form.RANKS),
         ("srun python train.py\nsrun --ntasks=1 --nodes=1 python eval.py", 2, Form.RANKS),
         ("# srun torchrun old.py\nsrun torchrun train.py", 3, Form.LAUNCHER),
