@@ -162,7 +162,7 @@ def test_ranks_of_torchrun_meet_at_the_address_in_their_arguments(tmp_path: Path
     argv = [sys.executable, "-m", "muster.launcher", "run", "--fresh", "--nproc-per-node=2", "train.py", address]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "sum 3.0\n" * 2
+    assert done.stdout.splitlines().count("sum 3.0") == 2, done.stdout  # some builds of gloo write lines, too
 
 
 async def test_what_record_has_written_is_told_and_the_wrapper_gets_the_exit_code(gang: Gang) -> None:
