@@ -391,7 +391,8 @@ def what_ranks_say_is_shown_and_kept(training: Training) -> None:
     series = wait_until(lambda: read_job(run_dir, gang) if len(read_job(run_dir, gang).nodes) == 3 else None, 90, "it")
     assert series.ranks == [0, 1, 2]
     assert series.left_out == {}
-    assert all(point.step_s > 0 for point in list(series.rank(1).values())[1:])
+    firsts = 2  # of each generation: no step was finished before
+    assert sum(point.step_s <= 0 for point in series.rank(1).values()) <= firsts < len(series.rank(1))
     assert all(0 < point.median < 20 for point in series.number("loss").values())
 
 
