@@ -94,18 +94,24 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
     ]
     for form in (Form.LAUNCHER, Form.RANKS, Form.UNKNOWN):
         if of_form := [command for given, command in found if given is form]:
-            kinds = [(python_program(command.text), _size(command)) for command in of_form]
-            own = kinds[0 if form is Form.LAUNCHER else -1]
-            last = of_form[0 if form is Form.LAUNCHER else -1]
-            first = of_form[kinds.index(own)] if own[0] else last  # as in the branches of an `if`
-            differ = zip(of_form, (own[1] == kind[1] and (kind != own or not own[0]) for kind in kinds), strict=True)
-            others = (command.line for command, differs in differ if differs and command is not last)
-            beside = next(others, 0) if form is Form.RANKS else 0
+            chosen, beside = of_form[0 if form is Form.LAUNCHER else -1], 0
+            if form is Form.RANKS:
+                chosen, beside = _of_alike(of_form)
             # In a script of one node: it may stand in another branch than the srun of several nodes.
             alone = next((program for _, command in found if (program := _alone(command, script))), "")
-            choice = _of_command(first, form, script)
+            choice = _of_command(chosen, form, script)
             return replace(choice, beside=beside, alone=choice.alone or alone)
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
+
+
+def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
+    """Which of the lines that start Python launches: the last one, or the first that starts its program with as many
+    tasks. And the number of a line that starts as many tasks of another program; 0: there is none."""
+    last = lines[-1]
+    program, size = python_program(last.text), _size(last)
+    as_many = [one for one in lines[:-1] if _size(one) == size]
+    alike = [one for one in as_many if program and python_program(one.text) == program]
+    return next(iter(alike), last), next((one.line for one in as_many if one not in alike), 0)
 
 
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"

@@ -94,7 +94,7 @@ class Srun:
     controller_unreachable: bool = False
     """srun has reported that it can't reach slurmctld."""
     asked_to_end: set[int] = field(default_factory=set)
-    """Those of SIGTERM and SIGINT that were passed on to it. What it has started ends with SIGTERM after both."""
+    """The signals of SIGTERM and SIGINT that were passed on to it. Its exit code does not tell them apart."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod

@@ -19,7 +19,7 @@ def found(command: Sequence[str]) -> str:
 
 
 def tell(spec: JobSpec, node: str) -> None:
-    """Says it once for a launch: on the first node of the script."""
+    """Print a warning if the command names an address. Only the first node of the script prints it."""
     if node in spec.own_nodes[:1] and (address := found(spec.command)):
         print(
             f"muster: {address} stands in the arguments of the ranks, and can't follow a swap of that node: let the "

@@ -19,7 +19,7 @@ _NEW_FILE = 0o666
 
 
 class OutputTarget:
-    """Of one node.
+    """The place to which one node writes the output of its ranks.
 
     Args:
         shown: how the launcher would show its ranks.
