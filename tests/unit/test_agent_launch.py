@@ -346,6 +346,12 @@ def test_an_elastic_launcher_fits_each_number_of_nodes_between_its_bounds_and_go
         handed_over(argv=("caf\udce9",)).of_job(JobSpec(nodes=2))
 
 
+@pytest.mark.parametrize("ranks", [-1, 0, 1025])
+def test_a_number_of_ranks_that_no_node_runs_is_refused(ranks: int) -> None:
+    with pytest.raises(handover.WrongHandover, match=f"--nproc-per-node={ranks}: a node runs at least 1 rank"):
+        handed_over(ranks_per_node=ranks).of_job(JobSpec(nodes=2))
+
+
 @pytest.mark.parametrize(("restarts", "failures"), [(0, 3), (1, 3), (4, 5), (10**9, 10**6)])
 def test_ranks_are_started_again_as_often_as_the_launcher_would_at_least(restarts: int, failures: int) -> None:
     made = handed_over(max_restarts=restarts).of_job(JobSpec(nodes=2, max_failures=3))

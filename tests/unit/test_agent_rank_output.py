@@ -84,12 +84,12 @@ def test_lines_are_copied_whole_and_in_order_and_the_last_one_at_the_end(copy: C
 
 
 def test_each_line_has_the_mark_that_its_launcher_asks_for(copy: Copy, tmp_path: Path) -> None:
-    marked = copy.output_to(os.open(tmp_path / "stdout", os.O_WRONLY), ("", "[eval1/${rank}]: "))
+    marked = copy.output_to(os.open(tmp_path / "stdout", os.O_WRONLY), ("", "[eval1/${rank}/${hostname}]: "))
     copy.log(b"one\ntwo\n")
     copy.log(b"plain\n", rank=2)
     marked.note([ENDED, replace(ENDED, rank=2, local_rank=0)])
     marked.copy_rest()
-    assert copy.written == b"plain\n[eval1/3]: one\n[eval1/3]: two\n"
+    assert copy.written == b"plain\n[eval1/3/n0]: one\n[eval1/3/n0]: two\n"
 
 
 def test_on_a_terminal_each_line_has_the_number_of_its_rank_in_a_colour_of_its_own(copy: Copy) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from muster.daemon.transport.job_limits import MAX_FAILURES
+from muster.daemon.transport.job_limits import MAX_FAILURES, MAX_RANKS_PER_NODE
 from muster.v1.common_pb2 import JobSpec
 from muster.wording import counted
 
@@ -26,7 +26,8 @@ class Shown:
     """How a launcher would show the output of its ranks.
 
     silent: local ranks whose output goes to their logs alone.
-    marks: what stands in front of each line of a local rank, with ${rank} for its rank; empty: nothing.
+    marks: what stands in front of each line of a local rank, with ${rank} and ${hostname} for its rank and node; empty:
+        nothing.
     """
 
     silent: frozenset[int] = frozenset()
@@ -60,8 +61,13 @@ class Handover:
         """The job with this launch.
 
         Raises:
-            WrongHandover: the launcher would wait for more nodes than the job has, or for fewer; or a word is no UTF-8.
+            WrongHandover: the launcher would wait for more nodes than the job has, or for fewer; it starts no rank on a
+                node, or too many; or a word is no UTF-8.
         """
+        if not 0 < self.ranks_per_node <= MAX_RANKS_PER_NODE:
+            raise WrongHandover(
+                f"--nproc-per-node={self.ranks_per_node}: a node runs at least 1 rank, and at most {MAX_RANKS_PER_NODE}"
+            )
         if not self.min_nodes <= spec.nodes <= self.max_nodes:
             asked = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes < self.max_nodes else f"{self.min_nodes}"
             raise WrongHandover(

@@ -55,7 +55,7 @@ class OutputTarget:
         width = self._output.label_width
         label = f"{rank:>{width}}: " if width else ""
         mark = "".join(self._shown.marks[rank % self._ranks_per_node :][:1])
-        said = label + Template(mark).safe_substitute(rank=rank)
+        said = label + Template(mark).safe_substitute(rank=rank, hostname=self._node)
         return os.fsencode(said or (_coloured(rank) if self._on_terminal else ""))
 
     def labelled(self, rank: int, lines: bytes) -> bytes:
