@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 from muster.launcher.scripts.shell_commands import MOST_CHARS, Script, ShellCommand, scan
 from muster.slurm.client.known_programs import (
@@ -33,30 +32,20 @@ from muster.slurm.client.known_programs import (
     container,
     python_program,
 )
-from muster.slurm.client.launch_settings import BY_LAUNCHER, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
-from muster.slurm.client.srun_options import UnknownOption, read_srun
+from muster.slurm.client.launch_settings import BY_LAUNCHER, BY_SRUN, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER, LaunchLine
+from muster.slurm.client.srun_options import SrunWords, UnknownOption, read_srun
 
 _SHELL = re.compile(rf"{BEGIN}({'|'.join(sorted(SHELLS))}|eval){END}|(?<!\S)\S+\.sh{END}")
-_CONTAINER_OPTION = re.compile(r"--(?:environment|image)(?==|\s|$)")
+_CONTAINER_OPTIONS = ("environment", "image")
 """Of srun's plug-ins. A program of the user's may have an --image or an --environment of its own."""
 _OTHER_LAUNCHERS = re.compile(rf"{BEGIN}(deepspeed|mpirun|mpiexec|horovodrun|pdsh){END}")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)[^}]*\})")
-_ONE = re.compile(r"(?:^|\s)(?:-[Nn]\s*|--n(?:odes|tasks)[=\s])[\"']?1[\"']?(?=\s|$)")
-_TAKE_WORD = ("-N", "-c", "-n", "-w", "--cpus-per-task", "--nodelist", "--nodes", "--ntasks")
-"""Options of srun whose value is often the next word."""
-_NODES = re.compile(r"(?:^|\s)[\"']?(?:-w\s*+|--nodelist[=\s])(?![\"']*\$\{?SLURM_)")
-_SIZE = re.compile(r"(?:^|\s)(?:-[Nn]|--n(?:odes|tasks)).*?(?=\s-|$)")
+_SRUN = re.compile(r"(?<![^\s\"'(/])srun(?![^\s\"')])")
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*'|["'])+""")
+_OWN_NODES = re.compile(r"\$\{?SLURM_")
+_SIZE = ("nodes", "ntasks", "ntasks-per-node")
 _MOST_DEPTH = 4
 """Of variables that name variables."""
-
-
-class Form(IntEnum):
-    """What an srun starts, the best first."""
-
-    NAMED = 0
-    LAUNCHER = 1
-    RANKS = 2
-    UNKNOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +53,6 @@ class Choice:
     """Either `launch`, or why there is none: `problem` is about `line` (0: about none), `instead` is what to write."""
 
     launch: LaunchLine | None = None
-    form: Form | None = None
     line: int = 0
     problem: str = ""
     instead: str = ""
@@ -89,17 +77,15 @@ def choose(text: str, nodes: int | None, named: int = 0, wrapper: Callable[[str]
     script = scan(text)
     if named:
         return _named(script, named, nodes)
-    found = [
-        (form, command) for command in script.commands if (form := _form(command, script, nodes, wrapper)) is not None
-    ]
-    for form in (Form.LAUNCHER, Form.RANKS, Form.UNKNOWN):
-        if of_form := [command for given, command in found if given is form]:
-            chosen, beside = of_form[0 if form is Form.LAUNCHER else -1], 0
-            if form is Form.RANKS:
-                chosen, beside = _of_alike(of_form)
+    found = [(why, command) for command in script.commands if (why := _why(command, script, nodes, wrapper))]
+    for why in (BY_LAUNCHER, BY_SRUN, KNOWN_WHEN_IT_RUNS):
+        if alike := [command for given, command in found if given == why]:
+            chosen, beside = alike[0 if why == BY_LAUNCHER else -1], 0
+            if why == BY_SRUN:
+                chosen, beside = _of_alike(alike)
             # In a script of one node: it may stand in another branch than the srun of several nodes.
             alone = next((program for _, command in found if (program := _alone(command, script))), "")
-            choice = _of_command(chosen, form, script)
+            choice = _of_command(chosen, why, script)
             return replace(choice, beside=beside, alone=choice.alone or alone)
     return next(_without(script, nodes), Choice(problem="no srun of the script starts a training", instead=_WRITE_SRUN))
 
@@ -116,12 +102,6 @@ def _of_alike(lines: list[ShellCommand]) -> tuple[ShellCommand, int]:
 
 _WRITE_SRUN = "write `srun torchrun ...`, or name the line with #MUSTER --launch-line=N"
 _NEEDS_SRUN = "a launcher without srun starts on the first node alone"
-_WHY = {
-    Form.LAUNCHER: BY_LAUNCHER,
-    Form.RANKS: "srun starts the ranks",
-    Form.UNKNOWN: KNOWN_WHEN_IT_RUNS,
-    Form.NAMED: NAMED_BY_USER,
-}
 
 
 def _named(script: Script, line: int, nodes: int | None) -> Choice:
@@ -130,13 +110,13 @@ def _named(script: Script, line: int, nodes: int | None) -> Choice:
             alone = _alone(command, script)
             if alone and (nodes or 1) > 1:
                 return _refuse(command, f"--launch-line={line}: {_NEEDS_SRUN}", "write `srun` before it")
-            return Choice(_line(command, _WHY[Form.NAMED]), Form.NAMED, alone=alone)
+            return Choice(_line(command, NAMED_BY_USER), alone=alone)
     return Choice(
         line=line, problem=f"--launch-line={line}: no command begins there", instead="name the line of an srun"
     )
 
 
-def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
+def _of_command(command: ShellCommand, why: str, script: Script) -> Choice:
     """The choice, unless what would become of it is no gang."""
     whole = _resolved(command.text, script.values)
     if starts := _container(command, script):
@@ -151,9 +131,9 @@ def _of_command(command: ShellCommand, form: Form, script: Script) -> Choice:
         return _refuse(
             command, f"{command.words[0]} is called by its path, where Muster does not see it", "write `srun`"
         )
-    if form is not Form.LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
+    if why != BY_LAUNCHER and (found := _OTHER_LAUNCHERS.search(before_program(whole))):
         return _refuse(command, f"{found[1]} starts ranks that Muster does not see", _WRITE_SRUN)
-    return Choice(_line(command, _WHY[form]), form, alone=_alone(command, script))
+    return Choice(_line(command, why), alone=_alone(command, script))
 
 
 def _line(command: ShellCommand, why: str) -> LaunchLine:
@@ -167,28 +147,30 @@ def _refuse(command: ShellCommand, problem: str, instead: str) -> Choice:
 def _container(command: ShellCommand, script: Script) -> str:
     """What starts a container; empty: nothing does, as far as is known before the script runs."""
     whole = _resolved(command.text, script.sure)
-    option = _CONTAINER_OPTION.search(_options_of(whole))
-    return container(whole) or (option[0] if option else "")
+    option = next((option.name for option in _srun(whole).options if option.name in _CONTAINER_OPTIONS), "")
+    return container(whole) or (option and f"--{option}")
 
 
-def _form(command: ShellCommand, script: Script, nodes: int | None, wrapper: Callable[[str], str]) -> Form | None:
-    """What the command starts; None: it is no srun, or a helper."""
+def _why(command: ShellCommand, script: Script, nodes: int | None, wrapper: Callable[[str], str]) -> str:
+    """Why the command may be the launch; empty: it is no srun, or a helper."""
     if not _is_srun(command, script):
         is_launch = _starts_srun(command) or (nodes == 1 and _alone(command, script))
-        return Form.LAUNCHER if is_launch else None
+        return BY_LAUNCHER if is_launch else ""
     whole = _resolved(command.text, script.values)
-    by_name = _NODES.search(_options_of(whole)) and not (command.in_loop and command.in_background)
-    if nodes != 1 and (by_name or _ONE.search(_options_of(whole))):
-        return None
+    srun = _srun(whole)
+    named = srun.value("nodelist")
+    by_name = named is not None and not _OWN_NODES.match(named) and not (command.in_loop and command.in_background)
+    if nodes != 1 and (by_name or "1" in (srun.value("nodes"), srun.value("ntasks"))):
+        return ""
     beyond = "\n".join(filter(None, map(wrapper, whole.replace('"', " ").replace("'", " ").split()[1:])))
-    for form, pattern in ((Form.LAUNCHER, LAUNCHERS), (Form.RANKS, PYTHON)):
+    for why, pattern in ((BY_LAUNCHER, LAUNCHERS), (BY_SRUN, PYTHON)):
         if pattern.search(whole) or pattern.search(beyond):
-            return form
-    return Form.UNKNOWN if _SHELL.search(whole) or "$" in _program_of(whole) else None
+            return why
+    return KNOWN_WHEN_IT_RUNS if _SHELL.search(whole) or "$" in "".join(srun.command[:1]) else ""
 
 
-def _size(command: ShellCommand) -> list[str]:
-    return _SIZE.findall(_options_of(command.text))
+def _size(command: ShellCommand) -> list[str | None]:
+    return [_srun(command.text).value(name) for name in _SIZE]
 
 
 def _alone(command: ShellCommand, script: Script) -> str:
@@ -224,30 +206,18 @@ def _first_program(words: list[str], script: Script) -> str:
     return ""
 
 
-def _behind_srun(whole: str) -> list[str]:
-    """The words behind srun."""
-    words = whole.split()
-    place = next((at for at, word in enumerate(words) if word.strip("\"'(").rpartition("/")[2] == "srun"), 0)
-    return words[place + 1 :]
-
-
-def _options_of(whole: str) -> str:
-    """The options of srun, as far as they stand before the first word that is none."""
-    taken = list[str]()
-    for word in _behind_srun(whole):
-        if not word.startswith(("-", '"-')) and (not taken or taken[-1] not in _TAKE_WORD):
-            break
-        taken.append(word)
-    return " ".join(taken)
-
-
-def _program_of(whole: str) -> str:
-    """What follows srun's options; beside those of plug-ins roughly: the first word that is no option."""
-    words = _behind_srun(whole)
-    try:
-        return next(iter(read_srun(words).command), "")
-    except UnknownOption:
-        return next((word for word in words if not word.startswith("-")), "")
+def _srun(whole: str) -> SrunWords:
+    """The words of a call of srun. An option of a plug-in is taken for one that has no value in the next word."""
+    found, of_plugins = _SRUN.search(whole), dict[str, bool]()
+    words = [re.sub("[\"']", "", word) for word in _WORD.findall(whole[found.end() :] if found else whole)]
+    while True:
+        try:
+            return read_srun(words, of_plugins)
+        except UnknownOption as unknown:
+            name = str(unknown).removeprefix("--").partition("=")[0]
+            if not str(unknown).startswith("--") or not name or name in of_plugins:
+                return SrunWords((), tuple(words))
+            of_plugins[name] = False
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:

@@ -33,6 +33,8 @@ KNOWN_WHEN_IT_RUNS = "srun starts a shell, of which more is known when it runs"
 """Likewise of a line of which submit sees too little."""
 BY_LAUNCHER = "a launcher starts the ranks"
 """Likewise of a line whose tasks are no ranks."""
+BY_SRUN = "srun starts the ranks"
+"""Likewise of a line whose tasks are the ranks."""
 
 
 class WrongSettings(ValueError):

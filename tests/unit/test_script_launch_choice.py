@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.launcher.scripts.launch_choice import Choice, Form, choose
+from muster.launcher.scripts.launch_choice import Choice, choose
 from muster.launcher.scripts.shell_commands import scan
+from muster.slurm.client.launch_settings import BY_LAUNCHER, BY_SRUN, KNOWN_WHEN_IT_RUNS, NAMED_BY_USER
 
 SCRIPTS = Path(__file__).with_name("batch_scripts")
 
@@ -18,80 +19,90 @@ def chosen(text: str, nodes: int | None = 4, **more: object) -> Choice:
     return choose(f"#!/bin/bash\n{text}\n", nodes, **more)  # type: ignore[arg-type]
 
 
+def why(found: Choice) -> str:
+    """Why the line launches; empty: no line does."""
+    return found.launch.why if found.launch else ""
+
+
 @pytest.mark.parametrize(
-    ("name", "line", "form", "words"),
+    ("name", "line", "reason", "words"),
     [
-        ("accelerate", 15, Form.LAUNCHER, "srun --wait=60 --kill-on-bad-exit=1 --jobid $SLURM_JOB_ID bash -c"),
-        ("container", 13, Form.LAUNCHER, "srun -lu --cpus-per-task $SLURM_CPUS_PER_TASK --wait 60 bash -c"),
-        ("fsdp", 21, Form.LAUNCHER, 'srun ${AUTO_RESUME} -l "${ARGS[@]}" torchrun'),
-        ("native", 9, Form.RANKS, "srun --cpu-bind=none bash -c"),
-        ("sweep", 20, Form.RANKS, "srun --label python -u train.py --seed $SLURM_ARRAY_TASK_ID"),
-        ("titan", 12, Form.LAUNCHER, "srun torchrun --nnodes 4 --nproc_per_node 2"),
+        ("accelerate", 15, BY_LAUNCHER, "srun --wait=60 --kill-on-bad-exit=1 --jobid $SLURM_JOB_ID bash -c"),
+        ("container", 13, BY_LAUNCHER, "srun -lu --cpus-per-task $SLURM_CPUS_PER_TASK --wait 60 bash -c"),
+        ("fsdp", 21, BY_LAUNCHER, 'srun ${AUTO_RESUME} -l "${ARGS[@]}" torchrun'),
+        ("native", 9, BY_SRUN, "srun --cpu-bind=none bash -c"),
+        ("sweep", 20, BY_SRUN, "srun --label python -u train.py --seed $SLURM_ARRAY_TASK_ID"),
+        ("titan", 12, BY_LAUNCHER, "srun torchrun --nnodes 4 --nproc_per_node 2"),
     ],
 )
-def test_scripts_as_people_run_them(name: str, line: int, form: Form, words: str) -> None:
+def test_scripts_as_people_run_them(name: str, line: int, reason: str, words: str) -> None:
     found = choose((SCRIPTS / f"{name}.sbatch").read_text(), 2)
     assert found.launch is not None
-    assert (found.launch.line, found.form) == (line, form)
+    assert (found.launch.line, found.launch.why) == (line, reason)
     assert " ".join(found.launch.words).startswith(words)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "form"),
+    ("text", "line", "reason"),
     [
-        ("srun torchrun train.py", 2, Form.LAUNCHER),
-        ("muster run --nproc-per-node=4 train.py", 2, Form.LAUNCHER),
-        ("srun python stage.py\nsrun /opt/muster/bin/muster run train.py", 3, Form.LAUNCHER),
-        ("srun python stage.py\nsrun torchrun train.py\nsrun python eval.py", 3, Form.LAUNCHER),
-        ("srun python stage.py\nsrun python train.py", 3, Form.RANKS),
-        ("if a; then\n  srun python x/train.py --new\nelse\n  srun python train.py\nfi", 3, Form.RANKS),
-        ('LAUNCH=(srun -l torchrun)\nif ! "${LAUNCH[@]}" train.py; then exit 1; fi', 3, Form.LAUNCHER),
-        ("srun python -m titan.train a\nsrun python -m titan.train b", 2, Form.RANKS),
-        ("srun --ntasks-per-node=1 python train.py --stage\nsrun python train.py", 3, Form.RANKS),
-        ('run() { echo "$@"; "$@"; }\nrun srun -N4 torchrun train.py', 3, Form.LAUNCHER),
-        ('function run {\n  "$@"\n}\nrun srun python train.py', 5, Form.RANKS),
-        ('CMD=\'torchrun a.py\'\nCMD="$CMD --lr 1"\nsrun bash -c "$CMD"', 4, Form.LAUNCHER),
-        ('if [ $IMAGE ]; then ARGS=(--container-image $IMAGE); fi\nsrun "${ARGS[@]}" torchrun a.py', 3, Form.LAUNCHER),
-        ('[ $I ] && A=(--container-image $I)\nsrun "${A[@]}" torchrun a.py', 3, Form.LAUNCHER),
-        ("srun python train.py --strategy deepspeed --image x --run docker run", 2, Form.RANKS),
-        ("srun --nodelist=$SLURM_JOB_NODELIST -c 4 torchrun train.py", 2, Form.LAUNCHER),
-        ('srun -w "$SLURM_JOB_NODELIST" torchrun train.py', 2, Form.LAUNCHER),
-        ("srun -c 4 --cpu-bind none $CMD\nsrun -c 4 cp $FROM $TO", 2, Form.UNKNOWN),
-        ("srun -N1 -n1 python stage.py\nsrun python train.py\nsrun -n 1 python eval.py", 3, Form.RANKS),
-        ("srun python train.py\nsrun --ntasks=1 --nodes=1 python eval.py", 2, Form.RANKS),
-        ("# srun torchrun old.py\nsrun torchrun train.py", 3, Form.LAUNCHER),
-        ("cat <<END > x\nsrun torchrun old.py\nEND\nsrun torchrun train.py", 5, Form.LAUNCHER),
-        ("cat <<-'E N'\n\tsrun torchrun old.py\n\tE N\nsrun torchrun train.py", 5, Form.LAUNCHER),
-        ("echo 'srun torchrun\nold.py'\nsrun torchrun train.py", 4, Form.LAUNCHER),
-        ("srun \\\n  --label \\\n  torchrun \\\n  train.py", 2, Form.LAUNCHER),
-        ("train() {\n  srun torchrun train.py\n}\ntrain", 3, Form.LAUNCHER),
-        ("if srun torchrun train.py; then echo ok; fi", 2, Form.LAUNCHER),
-        ("[ -d x ] || exit 1; exec srun torchrun train.py", 2, Form.LAUNCHER),
-        ("OMP_NUM_THREADS=8 time srun torchrun train.py 2>&1 | tee log", 2, Form.LAUNCHER),
-        ("srun torchrun train.py &\nwait $!", 2, Form.LAUNCHER),
-        ("CMD='torchrun train.py'\nsrun bash -c \"$CMD\"", 3, Form.LAUNCHER),
-        ("CMD='torchrun'\nCMD+=' train.py'\nRUN=\"srun $CMD\"\n$RUN", 5, Form.LAUNCHER),
-        ("RUN='srun torchrun train.py'\neval \"$RUN\"", 3, Form.LAUNCHER),
-        ('LAUNCH=(accelerate launch --num_processes 8)\nsrun "${LAUNCH[@]}" train.py', 3, Form.LAUNCHER),
-        ("srun python -m torch.distributed.run train.py", 2, Form.LAUNCHER),
-        ("srun python3.11 -m torch.distributed.launch train.py", 2, Form.LAUNCHER),
-        ("srun /opt/env/bin/torchrun train.py", 2, Form.LAUNCHER),
-        ("srun numactl --membind=0 torchrun train.py", 2, Form.LAUNCHER),
-        ("srun accelerate launch train.py", 2, Form.LAUNCHER),
-        ("srun python -m accelerate.commands.launch train.py", 2, Form.LAUNCHER),
-        ("for s in 1 2 3; do srun torchrun train.py --seed $s; done", 2, Form.LAUNCHER),
-        ("x=$(srun torchrun --help)\nsrun hostname\nsrun torchrun train.py", 4, Form.LAUNCHER),
-        ("(( x << 2 ))\nsrun torchrun train.py", 3, Form.LAUNCHER),
-        ("case $1 in\n  a) srun torchrun a.py;;\nesac", 3, Form.LAUNCHER),
-        ("srun bash train.sh", 2, Form.UNKNOWN),
-        ("srun ./train.sh", 2, Form.UNKNOWN),
-        ('srun "$@"', 2, Form.UNKNOWN),
-        ("srun hostname\nsrun $PROGRAM", 3, Form.UNKNOWN),
+        ("srun torchrun train.py", 2, BY_LAUNCHER),
+        ("muster run --nproc-per-node=4 train.py", 2, BY_LAUNCHER),
+        ("srun python stage.py\nsrun /opt/muster/bin/muster run train.py", 3, BY_LAUNCHER),
+        ("srun python stage.py\nsrun torchrun train.py\nsrun python eval.py", 3, BY_LAUNCHER),
+        ("srun python stage.py\nsrun python train.py", 3, BY_SRUN),
+        ("if a; then\n  srun python x/train.py --new\nelse\n  srun python train.py\nfi", 3, BY_SRUN),
+        ('LAUNCH=(srun -l torchrun)\nif ! "${LAUNCH[@]}" train.py; then exit 1; fi', 3, BY_LAUNCHER),
+        ("srun python -m titan.train a\nsrun python -m titan.train b", 2, BY_SRUN),
+        ("srun --ntasks-per-node=1 python train.py --stage\nsrun python train.py", 3, BY_SRUN),
+        ('run() { echo "$@"; "$@"; }\nrun srun -N4 torchrun train.py', 3, BY_LAUNCHER),
+        ('function run {\n  "$@"\n}\nrun srun python train.py', 5, BY_SRUN),
+        ('CMD=\'torchrun a.py\'\nCMD="$CMD --lr 1"\nsrun bash -c "$CMD"', 4, BY_LAUNCHER),
+        ('if [ $IMAGE ]; then ARGS=(--container-image $IMAGE); fi\nsrun "${ARGS[@]}" torchrun a.py', 3, BY_LAUNCHER),
+        ('[ $I ] && A=(--container-image $I)\nsrun "${A[@]}" torchrun a.py', 3, BY_LAUNCHER),
+        ("srun python train.py --strategy deepspeed --image x --run docker run", 2, BY_SRUN),
+        ("srun --nodelist=$SLURM_JOB_NODELIST -c 4 torchrun train.py", 2, BY_LAUNCHER),
+        ('srun -w "$SLURM_JOB_NODELIST" torchrun train.py', 2, BY_LAUNCHER),
+        ("srun -c 4 --cpu-bind none $CMD\nsrun -c 4 cp $FROM $TO", 2, KNOWN_WHEN_IT_RUNS),
+        ("srun -N1 -n1 python stage.py\nsrun python train.py\nsrun -n 1 python eval.py", 3, BY_SRUN),
+        ("srun python train.py\nsrun --ntasks=1 --nodes=1 python eval.py", 2, BY_SRUN),
+        ("# srun torchrun old.py\nsrun torchrun train.py", 3, BY_LAUNCHER),
+        ("cat <<END > x\nsrun torchrun old.py\nEND\nsrun torchrun train.py", 5, BY_LAUNCHER),
+        ("cat <<-'E N'\n\tsrun torchrun old.py\n\tE N\nsrun torchrun train.py", 5, BY_LAUNCHER),
+        ("echo 'srun torchrun\nold.py'\nsrun torchrun train.py", 4, BY_LAUNCHER),
+        ("srun \\\n  --label \\\n  torchrun \\\n  train.py", 2, BY_LAUNCHER),
+        ("train() {\n  srun torchrun train.py\n}\ntrain", 3, BY_LAUNCHER),
+        ("if srun torchrun train.py; then echo ok; fi", 2, BY_LAUNCHER),
+        ("[ -d x ] || exit 1; exec srun torchrun train.py", 2, BY_LAUNCHER),
+        ("OMP_NUM_THREADS=8 time srun torchrun train.py 2>&1 | tee log", 2, BY_LAUNCHER),
+        ("srun torchrun train.py &\nwait $!", 2, BY_LAUNCHER),
+        ("CMD='torchrun train.py'\nsrun bash -c \"$CMD\"", 3, BY_LAUNCHER),
+        ("CMD='torchrun'\nCMD+=' train.py'\nRUN=\"srun $CMD\"\n$RUN", 5, BY_LAUNCHER),
+        ("RUN='srun torchrun train.py'\neval \"$RUN\"", 3, BY_LAUNCHER),
+        ('LAUNCH=(accelerate launch --num_processes 8)\nsrun "${LAUNCH[@]}" train.py', 3, BY_LAUNCHER),
+        ("srun python -m torch.distributed.run train.py", 2, BY_LAUNCHER),
+        ("srun python3.11 -m torch.distributed.launch train.py", 2, BY_LAUNCHER),
+        ("srun /opt/env/bin/torchrun train.py", 2, BY_LAUNCHER),
+        ("srun numactl --membind=0 torchrun train.py", 2, BY_LAUNCHER),
+        ("srun accelerate launch train.py", 2, BY_LAUNCHER),
+        ("srun python -m accelerate.commands.launch train.py", 2, BY_LAUNCHER),
+        ("for s in 1 2 3; do srun torchrun train.py --seed $s; done", 2, BY_LAUNCHER),
+        ("x=$(srun torchrun --help)\nsrun hostname\nsrun torchrun train.py", 4, BY_LAUNCHER),
+        ("(( x << 2 ))\nsrun torchrun train.py", 3, BY_LAUNCHER),
+        ("case $1 in\n  a) srun torchrun a.py;;\nesac", 3, BY_LAUNCHER),
+        ('srun python train.py\nsrun --export="ALL,A=a b" -n "1" python eval.py', 2, BY_SRUN),
+        ("srun -N 2 python train.py\nsrun --mem 0 --chdir /a --ntasks 1 python eval.py", 2, BY_SRUN),
+        ("srun --of-site -N1 python stage.py\nsrun python train.py\nsrun --of-site='a b' -n1 python c.py", 3, BY_SRUN),
+        ("srun -c 4 python train.py -n 1 -w n0", 2, BY_SRUN),
+        ("srun bash train.sh", 2, KNOWN_WHEN_IT_RUNS),
+        ("srun ./train.sh", 2, KNOWN_WHEN_IT_RUNS),
+        ('srun "$@"', 2, KNOWN_WHEN_IT_RUNS),
+        ("srun hostname\nsrun $PROGRAM", 3, KNOWN_WHEN_IT_RUNS),
     ],
 )
-def test_the_line_that_launches(text: str, line: int, form: Form) -> None:
+def test_the_line_that_launches(text: str, line: int, reason: str) -> None:
     found = chosen(text)
-    assert (found.launch and found.launch.line, found.form) == (line, form), found
+    assert found.launch, found
+    assert (found.launch.line, found.launch.why) == (line, reason)
 
 
 def test_a_launcher_without_srun_in_another_branch_of_one_node_is_replaced_too() -> None:
@@ -132,7 +143,7 @@ def test_what_can_not_be_supervised_is_said_with_its_line(text: str, line: int, 
 
 def test_on_one_node_an_srun_of_one_node_launches() -> None:
     text = "srun -N1 -n1 torchrun --standalone train.py"
-    assert chosen(text, nodes=1).form is Form.LAUNCHER
+    assert why(chosen(text, nodes=1)) == BY_LAUNCHER
     assert chosen(text).launch is None
 
 
@@ -150,7 +161,7 @@ def test_on_one_node_an_srun_of_one_node_launches() -> None:
 )
 def test_on_one_node_a_launcher_needs_no_srun(text: str, program: str) -> None:
     found = chosen(text, nodes=1)
-    assert (found.alone, found.form) == (program, Form.LAUNCHER)
+    assert (found.alone, why(found)) == (program, BY_LAUNCHER)
     assert chosen(text, nodes=2).alone == ""
 
 
@@ -174,13 +185,13 @@ def test_a_text_that_grows_is_cut(line: str) -> None:
 
 def test_a_wrapper_script_is_looked_into() -> None:
     files = {"train.sh": "#!/bin/bash\nexec torchrun train.py\n"}
-    assert chosen("srun bash train.sh", wrapper=lambda word: files.get(word, "")).form is Form.LAUNCHER
+    assert why(chosen("srun bash train.sh", wrapper=lambda word: files.get(word, ""))) == BY_LAUNCHER
 
 
 def test_a_named_line_overrules() -> None:
     text = "srun torchrun a.py\nsrun \\\n  torchrun b.py\nrun_it"
     assert [chosen(text, named=line).launch.line for line in (2, 3, 4, 5)] == [2, 3, 3, 5]  # type: ignore[union-attr]
-    assert chosen(text, named=4).form is Form.NAMED
+    assert why(chosen(text, named=4)) == NAMED_BY_USER
     assert "no command begins there" in chosen(text, named=9).problem
 
 
