@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 from collections import Counter
 from pathlib import Path
 
+from muster.daemon.agent.launch.copy_thread import CopyThread
 from muster.daemon.agent.launch.output_target import OutputTarget, write_all
 from muster.daemon.host import rank_log_files
 
@@ -27,11 +27,10 @@ _QUIET_S = 2.0
 _LABEL = re.compile(rb"^ *\d+: ", re.MULTILINE)
 """What srun --label puts in front of a line."""
 _POLL_S = 1.0
-_CLOSE_S = 20.0
 _Key = tuple[int, int]
 
 
-class OutputFile:
+class OutputFile(CopyThread):
     """The output of all ranks of a gang, from the loss of srun on.
 
     Args:
@@ -39,6 +38,7 @@ class OutputFile:
     """
 
     def __init__(self, run_dir: str, gang: str, node: str, target: OutputTarget) -> None:
+        super().__init__("muster-output-file", _POLL_S)
         self._run_dir, self._gang, self._target = run_dir, gang, target
         words = f"muster: the script's node {target.script_node} is lost: {node} goes on with the output of ranks\n"
         self._mark = words.encode()
@@ -47,28 +47,15 @@ class OutputFile:
         self._output = -1
         self._first = 0
         self._stopped = False
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="muster-output-file", daemon=True)
-
-    def start(self) -> None:
-        """Begin to copy."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Copy nothing more: another agent does."""
         self._stopped = True
         self._ending.set()
 
-    def close(self) -> None:
-        """All ranks have ended: copy the rest, for some seconds at most."""
-        self._ending.set()
-        self._thread.join(_CLOSE_S)
-
     def _run(self) -> None:
         self.open()
-        while self._output >= 0 and not self._ending.wait(0 if self.copy_once() else _POLL_S):
-            pass
-        self.copy_rest()
+        super()._run()
 
     def open(self) -> None:
         """Find out what the file holds already, and mark the place where it goes on."""
@@ -92,14 +79,8 @@ class OutputFile:
         except OSError:  # the logs of ranks have all of it
             self._output = -1
 
-    def copy_rest(self) -> None:
-        """Copy what is left of all logs."""
-        self._ending.set()
-        while self.copy_once():
-            pass
-
     def copy_once(self) -> bool:
-        """Copy a part of what is new. Return whether there may be more."""
+        """See CopyThread.copy_once."""
         if self._output < 0 or self._stopped:
             return False
         try:

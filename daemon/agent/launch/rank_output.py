@@ -8,11 +8,11 @@ files keep what is to come, and memory holds a part of it. When a rank has faile
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import BinaryIO
 
 from muster.daemon.agent.launch import rank_failure
+from muster.daemon.agent.launch.copy_thread import CopyThread
 from muster.daemon.agent.launch.output_file import OutputFile
 from muster.daemon.agent.launch.output_target import OutputTarget
 from muster.daemon.agent.ranks.rank_process import Outcome
@@ -21,15 +21,14 @@ from muster.daemon.host import rank_log_files
 CHUNK_BYTES = 1 << 20
 """Bytes in one read, and of the longest line that is copied as a whole."""
 _POLL_S = 0.1
-_CLOSE_S = 20.0
-"""Seconds in which the rest is copied at the end, if somebody reads it."""
 _Key = tuple[int, int]
 
 
-class RankOutput:
+class RankOutput(CopyThread):
     """The output of the ranks of one node."""
 
     def __init__(self, run_dir: str, gang: str, node: str, target: OutputTarget) -> None:
+        super().__init__("muster-output", _POLL_S)
         self._run_dir, self._gang, self._node, self._target = run_dir, gang, node, target
         self._outcomes: dict[_Key, Outcome] = {}
         self._files: dict[_Key, _Followed] = {}
@@ -37,12 +36,6 @@ class RankOutput:
         self._failed_first: dict[int, int] = {}
         self._carrier = ""
         self._file: OutputFile | None = None
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="muster-output", daemon=True)
-
-    def start(self) -> None:
-        """Begin to copy."""
-        self._thread.start()
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
         """These are the ranks of this node now; earlier ones have ended."""
@@ -67,27 +60,14 @@ class RankOutput:
             self._file.start()
 
     def close(self) -> None:
-        """Copy the rest of what ranks have written, for some seconds at most. All of them have ended."""
-        if self._carrier:  # nobody reads stdout, and a write to it may never end
-            if self._file is not None:
-                self._file.close()
-            return
-        self._ending.set()
-        self._thread.join(_CLOSE_S)
-
-    def _run(self) -> None:
-        while not self._ending.wait(0 if self.copy_once() else _POLL_S):
-            pass
-        self.copy_rest()
-
-    def copy_rest(self) -> None:
-        """All ranks have ended: copy what is left of their output."""
-        self._ending.set()
-        while self.copy_once():
-            pass
+        """See CopyThread.close."""
+        if not self._carrier:
+            super().close()
+        elif self._file is not None:  # nobody reads stdout, and a write to it may never end
+            self._file.close()
 
     def copy_once(self) -> bool:
-        """Copy a part of what is new of each rank. Return whether there may be more."""
+        """See CopyThread.copy_once."""
         outcomes, more = self._outcomes, False
         newest = max((generation for generation, _ in outcomes), default=0)
         for key, outcome in sorted(outcomes.items()):
