@@ -156,6 +156,7 @@ def test_a_step_that_comes_past_muster_is_said_if_it_starts_ranks(shell: Shell) 
     PAST={shell.folder}/past/srun
     $PAST python3 train.py
     $PAST hostname
+    LAUNCH=torchrun $PAST bash -c '$LAUNCH train.py'
     SLURM_NTASKS=1 $PAST python3 one
     srun -N1 hostname
     SLURM_JOB_ID=8 $PAST torchrun a
@@ -166,6 +167,8 @@ def test_a_step_that_comes_past_muster_is_said_if_it_starts_ranks(shell: Shell) 
         f"muster: not supervised: srun python3 train.py: {why}. It runs as it is written",
         *("the site sees python3 train.py", goes_on),
         *("the site sees hostname", goes_on),
+        f"muster: not supervised: srun bash -c $LAUNCH train.py: {why}. It runs as it is written",
+        *("the site sees bash -c $LAUNCH train.py", goes_on),
         *("the site sees python3 one", goes_on),
         "srun -N1 --exclude=n2 hostname on 2 of n[0-1]",
         *("the site sees torchrun a", goes_on),

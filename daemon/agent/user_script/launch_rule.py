@@ -52,7 +52,7 @@ class Script:
     tasks: what SLURM_NTASKS says; 0: nothing.
     tasks_per_node: what SLURM_NTASKS_PER_NODE says; 0: nothing.
     launch: the line that `muster submit` has found.
-    environ: the variables of the call. The shell of a task replaces those that stand in single quotes.
+    environ: the variables of the call.
     """
 
     nodes: int
@@ -83,7 +83,7 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     if words.has(*_NO_LAUNCH) or not words.command:
         return Decision(Kind.HELPER)
     each = _tasks_per_node(words, script)
-    text = Template(_text(words.command, text_of)).safe_substitute(script.environ)
+    text = _text(words.command, script.environ, text_of)
     launcher, python = bool(LAUNCHERS.search(text)), bool(PYTHON.search(text))
     named = script.launch is not None and is_named(script.launch, words, lines)
     by_user = script.launch is not None and script.launch.why == NAMED_BY_USER
@@ -105,9 +105,9 @@ def decide(words: SrunWords, script: Script, lines: Sequence[int], text_of: Call
     return Decision(Kind.LAUNCHER if launcher else Kind.RANKS, each)
 
 
-def starts_ranks(command: Sequence[str], text_of: Callable[[str], str]) -> bool:
+def starts_ranks(command: Sequence[str], environ: Mapping[str, str], text_of: Callable[[str], str]) -> bool:
     """Whether the command of a step starts a launcher or Python."""
-    text = _text(command, text_of)
+    text = _text(command, environ, text_of)
     return bool(LAUNCHERS.search(text) or PYTHON.search(text))
 
 
@@ -160,8 +160,14 @@ def _count(text: str) -> int:
         return 0
 
 
-def _text(command: Sequence[str], text_of: Callable[[str], str]) -> str:
-    """What shows which program starts: the words, and the text of a script that they name."""
+def _text(command: Sequence[str], environ: Mapping[str, str], text_of: Callable[[str], str]) -> str:
+    """What shows which program starts, with the values of variables: the shell of a task replaces those that stand in
+    single quotes."""
+    return Template(_written(command, text_of)).safe_substitute(environ)
+
+
+def _written(command: Sequence[str], text_of: Callable[[str], str]) -> str:
+    """The words, and the text of a script that they name."""
     own = " ".join(command)
     for at, word in enumerate(command[:_MOST_PREFIX_WORDS]):
         if _name(word) in SHELLS:

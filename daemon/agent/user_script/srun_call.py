@@ -72,7 +72,7 @@ def say_unseen(command: Sequence[str], environ: Mapping[str, str]) -> None:
         return
     job, tasks = script_job.script_job(environ), environ.get("SLURM_NTASKS", "")
     is_small = tasks.isdecimal() and int(tasks) < len(job.nodes.own)
-    if not is_small and launch_rule.starts_ranks(command, _text_of):
+    if not is_small and launch_rule.starts_ranks(command, environ, _text_of):
         _say_unsupervised(job, SrunWords((), tuple(command)), _PAST_MUSTER)
 
 
