@@ -24,7 +24,7 @@ from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
-from muster.daemon.agent.launch import fixed_address, task_binding
+from muster.daemon.agent.launch import task_binding
 from muster.daemon.agent.launch.handover import MACRO, Handover, Shown, WrongHandover
 from muster.daemon.agent.launch.task import Task
 from muster.daemon.agent.launch.task_binding import TaskBinding
@@ -32,7 +32,7 @@ from muster.daemon.agent.pool_jobs import PoolRequestDefaults, job_end_time
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.agent.ranks.zygote_handle import StartedAs, ZygoteSpec, modules_to_import
-from muster.daemon.agent.start_checks import node_problems
+from muster.daemon.agent.start_checks import meeting_address, node_problems
 from muster.daemon.host import private_file, process_tree
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.slurm.client import names
@@ -144,7 +144,7 @@ async def _launch(options: argparse.Namespace, spec: JobSpec, site: Site) -> int
         spec = found.of_job(spec)
     except WrongHandover as error:
         return await task.refuse(str(error))
-    fixed_address.tell(spec, own.node)
+    meeting_address.tell_if_fixed(spec, own.node)
     settings = _settings(options, spec, site, own, found.environment, found, {task.pid})
     code, job_is_over = await _serve(options, settings)
     _on_end(task.terminate)
@@ -204,6 +204,7 @@ def _settings(
             from_script,
             spec.ranks_of_srun,
             variables,
+            tuple(spec.own_nodes),
         ),
         spec=spec,
         coordinator=site.coordinator,

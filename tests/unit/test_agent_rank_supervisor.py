@@ -95,10 +95,16 @@ async def test_the_imports_show_which_library_is_broken_here(tmp_path: Path, mod
         (False, ("python", "train.py", "--lr", "1"), False),
         (False, ("python", "train.py", "--dist-url", "tcp://n0:1234"), True),
         (False, ("sh", "-c", "exec python train.py --init=tcp://n0:1234"), True),
+        (False, ("sh", "-c", "exec python train.py tcp://$MASTER_ADDR:1234"), True),
+        (False, ("python", "train.py", "tcp://n1:1234"), True),
+        (False, ("python", "train.py", "--master_addr", "n0"), False),
+        (False, ("python", "train.py", "--tracking-uri", "tcp://mlflow:5000"), False),
         (True, ("python", "train.py"), True),
     ],
 )
 def test_rank_0_opens_the_store_of_a_script_that_chooses_its_address(
     of_srun: bool, words: tuple[str, ...], opens: bool
 ) -> None:
-    assert NodeJob("g", "n0", ZygoteSpec(words, (), {}, "/"), "/", 1, of_srun=of_srun).opens_store is opens
+    assert (
+        NodeJob("g", "n0", ZygoteSpec(words, (), {}, "/"), "/", 1, of_srun=of_srun, hosts=("n1",)).opens_store is opens
+    )

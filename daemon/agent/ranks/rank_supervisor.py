@@ -18,6 +18,7 @@ from muster.daemon.agent.ranks.rank_process import Outcome, RankId, RankProcess
 from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
 from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
 from muster.daemon.agent.ranks.zygote_handle import ZygoteSpec
+from muster.daemon.agent.start_checks import meeting_address
 from muster.daemon.host import packets, rank_log_files
 from muster.v1.agent_pb2 import Order, RankStatus
 
@@ -25,8 +26,6 @@ log = logging.getLogger(__name__)
 
 # A store that has ended so often is left for rank 0 to open.
 _MAX_STORE_DEATHS = 3
-_ADDRESS = "tcp://"
-"""In an argument: where the ranks are to meet (init_process_group's init_method)."""
 
 # rank, generation -> the rank's end of its socket to this agent
 RankSocket = Callable[[int, int], socket.socket]
@@ -37,7 +36,7 @@ class NodeJob:
     """What the supervisor runs. `run_dir`: the folder of the logs. `from_script`: a user's own script has
     launched it. Its ranks are told where torch can write down with which error they fail, and may well lack Muster.
     `of_srun`: srun would start its ranks.
-    `variables`: those of one local rank alone.
+    `variables`: those of one local rank alone. `hosts`: nodes that the command may name.
     """
 
     gang: str
@@ -48,6 +47,7 @@ class NodeJob:
     from_script: bool = False
     of_srun: bool = False
     variables: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
 
     @property
     def opens_store(self) -> bool:
@@ -55,7 +55,8 @@ class NodeJob:
 
         Where a store is open already, torch never opens one at the address that an argument names, and waits for it.
         """
-        return self.of_srun or any(_ADDRESS in word for word in self.zygote_spec.argv)
+        found = meeting_address.find(self.zygote_spec.argv, (self.node, *self.hosts))
+        return self.of_srun or any(one.is_tcp for one in found)
 
 
 class RankSupervisor:

@@ -15,9 +15,8 @@ from muster.daemon.agent.batch.batch_process import LAUNCH_OF_SCRIPT, RemoteCoor
 from muster.daemon.agent.batch.run_hooks import Hooked
 from muster.daemon.agent.batch.run_summary import Summarised
 from muster.daemon.agent.batch.srun import Allocation
-from muster.daemon.agent.launch import fixed_address
 from muster.daemon.agent.ranks import rank_environment
-from muster.daemon.agent.start_checks import node_problems
+from muster.daemon.agent.start_checks import meeting_address, node_problems
 from muster.daemon.agent.user_script import launch, output_options, rank_binding, script_job
 from muster.daemon.agent.user_script.launch_rule import Decision, Kind
 from muster.daemon.agent.user_script.script_job import ScriptJob
@@ -72,7 +71,7 @@ def run(
         f"muster: supervised: {script_job.describe(job, words)} on {counted(spec.nodes, 'node')}{spare}",
         file=sys.stderr,
     )
-    fixed_address.tell(spec, nodes.own[0])
+    meeting_address.tell_if_fixed(spec, nodes.own[0])
     _become_agents_parent(job, spec, file, environ)
     site_settings = Site.load()
     start_logging("warning", "text", "muster")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.agent.launch import fixed_address
+from muster.daemon.agent.start_checks import meeting_address
 from muster.v1.common_pb2 import JobSpec
 
 
@@ -19,17 +19,21 @@ from muster.v1.common_pb2 import JobSpec
         (["bash", "-c", "MASTER_ADDR=$(first_node) python train.py --init tcp://$MASTER_ADDR:1"], ""),
         (["python", "train.py", "--init", "tcp://127.0.0.1:1", "--master_addr", "localhost"], ""),
         (["python", "train.py", "--store", "http://n0:1", "--master_port", "7"], ""),
+        (["python", "train.py", "--tracking-uri", "tcp://mlflow:5000", "TCP", "tcp://log.site:1"], ""),
+        (["python", "train.py", "--tracking-uri=tcp://mlflow:5000", "tcp://n0.site:29500"], "tcp://n0.site:29500"),
+        (["python", "train.py", "dist.init_method=tcp://gpu1-ib:6000"], "tcp://gpu1-ib:6000"),
+        (["python", "train.py", '{"rdzv": "tcp://10.0.0.7:1"}'], "tcp://10.0.0.7:1"),
     ],
 )
 def test_what_names_a_node_for_good(command: list[str], address: str) -> None:
-    assert fixed_address.found(command) == address
+    assert next((one.text for one in meeting_address.find(command, ["n0"]) if one.is_fixed), "") == address
 
 
 def test_the_first_node_of_the_script_says_it_once(capfd: pytest.CaptureFixture[str]) -> None:
     spec = JobSpec(command=["python", "train.py", "--master_addr", "n0"], own_nodes=["n0", "n1"])
     for node in ("n0", "n1", "n2"):
-        fixed_address.tell(spec, node)
+        meeting_address.tell_if_fixed(spec, node)
     said = capfd.readouterr().err
     assert said.count("--master_addr n0 stands in the arguments") == said.count("\n") == 1
-    fixed_address.tell(JobSpec(command=spec.command), "n0")
+    meeting_address.tell_if_fixed(JobSpec(command=spec.command), "n0")
     assert not capfd.readouterr().err
