@@ -4,6 +4,7 @@ Each rank writes a line to the file marks, with the wall-clock times at which it
 group, and had finished its step.
 """
 
+import os
 import time
 
 began = time.time()
@@ -14,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 imported = time.time()
 torch.set_num_threads(1)
+os.environ.setdefault("RANK", os.environ.get("SLURM_PROCID", ""))
+os.environ.setdefault("WORLD_SIZE", os.environ.get("SLURM_NTASKS", ""))
 dist.init_process_group("gloo")
 joined = time.time()
 model = DistributedDataParallel(torch.nn.Linear(64, 64))

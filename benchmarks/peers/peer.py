@@ -75,6 +75,17 @@ srun ./torchrun --nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d --rdzv-e
 """
 
 
+def with_plain_python(nodes: int, train: str) -> str:
+    """The same, with a task of srun for each rank."""
+    return f"""#!/bin/bash
+#SBATCH --job-name=train --nodes={nodes} --ntasks-per-node=1 --exclusive
+#SBATCH --output=slurm.out --open-mode=append
+export OMP_NUM_THREADS=1 MASTER_PORT=29500
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun python3 {train}
+"""
+
+
 DEFAULT_SITE = {"slurmd_timeout": 300, "requeue_delay": None, "expedited_requeue": False}
 TUNED_SITE = {"slurmd_timeout": 10, "requeue_delay": 1, "expedited_requeue": False}
 EXPEDITED_SITE = {"slurmd_timeout": 10, "requeue_delay": 1, "expedited_requeue": True}

@@ -94,4 +94,6 @@ def test_a_start_is_compared_without_the_queue(peers: ModuleType) -> None:
         bare.add({"": 10.0, "submit": 10.1, "queue": 11.1 - queue, "step": 13.1 - queue})
     assert muster.phases["gather"] == pytest.approx([2.0, 2.0])
     assert bare.total == pytest.approx([3.0, 2.2])
-    assert bench_start.above(muster, bare) == pytest.approx(0.9)
+    found = {"muster, python": muster, "python": bare}
+    assert bench_start.above("muster, python", found) == pytest.approx(0.9)
+    assert bench_start.above("python", found) is None
